@@ -1,0 +1,1 @@
+"""The contracts that everything else meets at; depends on torch only."""

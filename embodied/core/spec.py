@@ -1,0 +1,153 @@
+"""Spec: what environments, policies, checkpoints and robots must agree on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Bound = float | tuple[float, ...] | None
+
+
+class SpecMismatch(ValueError):
+    """Two sides that should speak of the same observations and actions do not."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One named array without its batch dimension.
+
+    `shape` per row; `dtype` a torch name ("float32", "uint8", "int64"); `low` and `high` one number
+    or one per element (None: unbounded); `unit` for people ("m", "rad"); `names` one per element of
+    a vector, where they are known (joint names, "x", "y").
+
+    Continuous actions are in [-1, 1]; discrete actions are shape `()`, dtype "int64", from 0 to
+    `high` inclusive. Images are uint8, height x width x channels.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: Bound = None
+    high: Bound = None
+    unit: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements in one row."""
+        return math.prod(self.shape)
+
+    @property
+    def is_image(self) -> bool:
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    def zeros(self, n: int, device: torch.device | str = "cpu") -> Tensor:
+        """A zero tensor [n, *shape] of this leaf's dtype."""
+        return torch.zeros(n, *self.shape, dtype=getattr(torch, self.dtype), device=device)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "low": _listed(self.low),
+            "high": _listed(self.high),
+            "unit": self.unit,
+            "names": list(self.names),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Leaf:
+        return cls(
+            shape=tuple(data["shape"]),
+            dtype=data["dtype"],
+            low=_tupled(data["low"]),
+            high=_tupled(data["high"]),
+            unit=data["unit"],
+            names=tuple(data["names"]),
+        )
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Observations by name, one action, the control period `dt` (s), the task vector if there is
+    one, and `text`: the sentence that says what the task is."""
+
+    obs: Mapping[str, Leaf]
+    act: Leaf
+    dt: float
+    task: Leaf | None = None
+    text: str = field(default="", compare=False)
+
+    def with_act(self, act: Leaf) -> Spec:
+        """The same world seen by something that acts in another space (latent noise, residual)."""
+        return replace(self, act=act)
+
+    def with_obs(self, **extra: Leaf) -> Spec:
+        """The same world with more observations."""
+        return replace(self, obs={**self.obs, **extra})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "obs": {name: leaf.to_json() for name, leaf in self.obs.items()},
+            "act": self.act.to_json(),
+            "dt": self.dt,
+            "task": None if self.task is None else self.task.to_json(),
+            "text": self.text,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        task = data["task"]
+        return cls(
+            obs={name: Leaf.from_json(leaf) for name, leaf in data["obs"].items()},
+            act=Leaf.from_json(data["act"]),
+            dt=data["dt"],
+            task=None if task is None else Leaf.from_json(task),
+            text=data.get("text", ""),
+        )
+
+
+def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
+    """Raise SpecMismatch that prints both sides of every difference, or return.
+
+    Names of elements and units are for people and are not compared; a task vector only matters to
+    who hands out tasks. `dt` is compared to a part in a million.
+    """
+    lines = []
+    for name in sorted({*here.obs, *there.obs}):
+        lines += _difference(f"obs/{name}", here.obs.get(name), there.obs.get(name))
+    lines += _difference("act", here.act, there.act)
+    if not math.isclose(here.dt, there.dt, rel_tol=1e-6):
+        lines.append(f"dt: {here.dt} s | {there.dt} s")
+    if lines:
+        sides = "; ".join(lines)
+        raise SpecMismatch(f"{here_name} and {there_name} do not fit ({here_name} | {there_name}): {sides}")
+
+
+def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
+    same = (
+        here is not None
+        and there is not None
+        and (here.shape, here.dtype, here.low, here.high)
+        == (there.shape, there.dtype, there.low, there.high)
+    )
+    return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
+
+
+def _shown(leaf: Leaf | None) -> str:
+    if leaf is None:
+        return "absent"
+    bounds = "" if leaf.low is None and leaf.high is None else f" in [{leaf.low}, {leaf.high}]"
+    return f"{leaf.dtype}{list(leaf.shape)}{bounds}"
+
+
+def _listed(bound: Bound) -> float | list[float] | None:
+    return list(bound) if isinstance(bound, tuple) else bound
+
+
+def _tupled(bound: Any) -> Bound:
+    return tuple(bound) if isinstance(bound, list) else bound

@@ -1,0 +1,73 @@
+"""Tensors: one flat dict of torch tensors that share their leading dimensions.
+
+Keys are paths (`obs/state`, `next_obs/wrist`), never nested; images stay uint8 HWC until a
+network reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def length(rows: Tensors) -> int:
+    """The shared first dimension of `rows`; ValueError when the leaves disagree or none exist."""
+    sizes = {value.shape[0] for value in rows.values()}
+    if len(sizes) != 1:
+        shapes = {key: tuple(value.shape) for key, value in rows.items()}
+        raise ValueError(f"rows need one shared length, got {shapes}")
+    return sizes.pop()
+
+
+def each(rows: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
+    """Apply `function` to every leaf."""
+    return {key: function(value) for key, value in rows.items()}
+
+
+def take(rows: Tensors, index: Tensor) -> Tensors:
+    """Rows `index` [n] (int64) of every leaf, copied."""
+    return {key: value.index_select(0, index) for key, value in rows.items()}
+
+
+def put(rows: Tensors, index: Tensor, values: Tensors) -> None:
+    """Write `values` [n, ...] into rows `index` [n] of `rows`, in place."""
+    for key, value in values.items():
+        rows[key].index_copy_(0, index, value.to(rows[key].dtype))
+
+
+def where(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
+    """Row-wise choice: `yes` where `mask` [n] is true, else `no`."""
+    return {
+        key: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), yes[key], value)
+        for key, value in no.items()
+    }
+
+
+def cat(parts: Sequence[Tensors]) -> Tensors:
+    """Concatenate along the first dimension; every part has the same keys."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def stack(parts: Sequence[Tensors], dim: int = 0) -> Tensors:
+    """Stack along a new dimension; every part has the same keys."""
+    return {key: torch.stack([part[key] for part in parts], dim) for key in parts[0]}
+
+
+def under(rows: Tensors, prefix: str) -> Tensors:
+    """The leaves below `prefix/`, with the prefix removed: `under(rows, "obs")`."""
+    start = prefix + "/"
+    return {key[len(start) :]: value for key, value in rows.items() if key.startswith(start)}
+
+
+def nest(rows: Tensors, prefix: str) -> Tensors:
+    """The inverse of `under`: put every key below `prefix/`."""
+    return {f"{prefix}/{key}": value for key, value in rows.items()}
+
+
+def to(rows: Tensors, device: torch.device | str) -> Tensors:
+    """Move every leaf to `device` (asynchronously where the memory is pinned)."""
+    return {key: value.to(device, non_blocking=True) for key, value in rows.items()}
