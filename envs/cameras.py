@@ -1,0 +1,80 @@
+"""Off-screen pictures of MuJoCo scenes (EGL), made only when someone asks for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.spec import Leaf
+
+Image = NDArray[np.uint8]
+
+
+class NoDisplay(RuntimeError):
+    """Off-screen rendering could not start on this machine."""
+
+
+class Cameras:
+    """Pictures by camera name, `size` x `size` pixels; one renderer per picture size is kept."""
+
+    def __init__(self, names: tuple[str, ...], size: int) -> None:
+        self.names, self.size = tuple(names), size
+        self._renderers: dict[tuple[int, int, int], mujoco.Renderer] = {}
+
+    def leaves(self) -> dict[str, Leaf]:
+        """The observations these cameras add."""
+        shape = (self.size, self.size, 3)
+        return {name: Leaf(shape, dtype="uint8", low=0, high=255) for name in self.names}
+
+    def observe(
+        self, scenes: Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Every camera's picture of every scene, uint8 [n, size, size, 3] by name."""
+        rows = [
+            [self.picture(model, data, name, self.size, self.size) for name in self.names]
+            for model, data in scenes
+        ]
+        return {name: np.stack([row[i] for row in rows]) for i, name in enumerate(self.names)}
+
+    def picture(
+        self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
+    ) -> Image:
+        """One picture, uint8 [height, width, 3]; `name` None is the model's first camera."""
+        renderer = self._renderer(model, width, height)
+        renderer.update_scene(data, camera=_camera(model, name))
+        return renderer.render().copy()
+
+    def close(self) -> None:
+        """Release the drawing contexts."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _renderer(self, model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+        key = (id(model), width, height)
+        if key not in self._renderers:
+            os.environ.setdefault("MUJOCO_GL", "egl")
+            model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
+            model.vis.global_.offheight = max(model.vis.global_.offheight, height)
+            try:
+                self._renderers[key] = mujoco.Renderer(model, height, width)
+            except Exception as error:  # the graphics bindings raise many kinds
+                raise NoDisplay(
+                    f"off-screen rendering cannot start ({error}); install libegl1 and libgl1, "
+                    "set MUJOCO_GL=egl, or run without cameras"
+                ) from error
+        return self._renderers[key]
+
+
+def _camera(model: mujoco.MjModel, name: str | None) -> int | str:
+    """A camera MuJoCo accepts: the named one, else the first, else the free camera (-1)."""
+    if name is None:
+        return 0 if model.ncam else -1
+    known = [model.camera(i).name for i in range(model.ncam)]
+    if name not in known:
+        raise ValueError(f"no camera {name!r}; this scene has {known}")
+    return name
