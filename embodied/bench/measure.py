@@ -1,4 +1,4 @@
-"""Side-by-side measurement in one process: interleaved blocks, so that both sides see the same machine.
+"""Side-by-side measurement in one process, in interleaved blocks.
 
 A ratio is taken per pair of neighbouring blocks and the median reported: drifting clocks and busy
 neighbours slow both halves of a pair and cancel.
@@ -168,7 +168,7 @@ def write_json(path: Path | str, name: str, comparisons: Sequence[Comparison]) -
 
 
 def table(rows: Sequence[Comparison], title: str = "", console: Console | None = None) -> None:
-    """Print one line per comparison: both rates, the median ratio with its quartiles, the target."""
+    """Print one line per comparison: both rates, the median ratio, its quartiles, the target."""
     shown = Table(title=title or None)
     shown.add_column("measurement")
     for heading in ("ours /s", "theirs /s", "ratio", "quartiles", "target"):
