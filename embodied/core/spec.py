@@ -125,7 +125,9 @@ def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> No
         lines.append(f"dt: {here.dt} s | {there.dt} s")
     if lines:
         sides = "; ".join(lines)
-        raise SpecMismatch(f"{here_name} and {there_name} do not fit ({here_name} | {there_name}): {sides}")
+        raise SpecMismatch(
+            f"{here_name} and {there_name} do not fit ({here_name} | {there_name}): {sides}"
+        )
 
 
 def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:

@@ -1,0 +1,166 @@
+"""build: a YAML node becomes an object, through an allow-list and a strict frozen dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, Union
+
+ALLOWED = ["embodied.", "envs.", "policies.", "real_robot.", "torch.optim."]
+Node = dict[str, Any]  # a nested `_target_` node that its owner builds with its own context
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong, in one line that says what to type."""
+
+
+def allow(prefix: str) -> None:
+    """Let `_target_` name things below `prefix` (a user's own package)."""
+    ALLOWED.append(prefix.rstrip(".") + ".")
+
+
+def nearest(word: str, words: typing.Iterable[str]) -> str:
+    """' (did you mean "x"?)' for the closest of `words`, else the list of them."""
+    words = sorted(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    if close:
+        return f' (did you mean "{close[0]}"?)'
+    return f" (known: {', '.join(words)})" if words else " (none are known)"
+
+
+def resolve(target: str) -> Any:
+    """The class or function that `target` ("policies.flow.Flow") names; ConfigError if it may not."""
+    if not target.startswith(tuple(ALLOWED)):
+        raise ConfigError(
+            f"_target_ {target} is not below {', '.join(ALLOWED)}; "
+            f'add its package with allow=["{target.split(".")[0]}"]'
+        )
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            raise ConfigError(f"_target_ {target}: there is no module {error.name}") from error
+        raise ConfigError(
+            f"{target} needs the package {error.name}: pip install {error.name} "
+            '(or pip install "embodied-rl[all]")'
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{module_name} has no {name}{nearest(name, public)}")
+    return getattr(module, name)
+
+
+def build(node: Mapping[str, Any], **context: Any) -> Any:
+    """Make what `node` describes.
+
+    `node["_target_"]` names a class whose `__init__` takes `config: Config`, a frozen dataclass, and
+    by name whatever it needs of `context` (spec, policy, device, ...). Every other key of the node
+    is a field of that dataclass; a key it does not have, or a value of the wrong type, is a
+    ConfigError. A class without a `config` parameter (torch.optim.Adam) takes the keys directly.
+    The object remembers a plain copy of its node in `.node`.
+    """
+    if "_target_" not in node:
+        raise ConfigError(f"a node with keys {sorted(node)} has no _target_")
+    target = str(node["_target_"])
+    cls = resolve(target)
+    settings = {key: value for key, value in node.items() if key != "_target_"}
+    parameters = inspect.signature(cls).parameters
+    given = {key: value for key, value in context.items() if key in parameters}
+    if "config" not in parameters:
+        return cls(**settings, **given)
+    config_type = typing.get_type_hints(cls.__init__)["config"]
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if name not in given and name != "config" and parameter.default is parameter.empty
+    ]
+    if missing:
+        raise ConfigError(f"{target} cannot be built here: it needs {', '.join(missing)}")
+    built = cls(parse(config_type, settings, target), **given)
+    built.node = plain(node)
+    return built
+
+
+def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
+    """A strict dataclass instance from plain settings; ConfigError names the nearest known key."""
+    hints = typing.get_type_hints(config_type)
+    fields = {f.name: f for f in dataclasses.fields(config_type)}
+    for key in settings:
+        if key not in fields:
+            raise ConfigError(f'{where} has no setting "{key}"{nearest(key, fields)}')
+    values = {k: _typed(hints[k], v, f"{where}: {k}") for k, v in settings.items()}
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where} needs {', '.join(missing)}")
+    return config_type(**values)
+
+
+def plain(value: Any) -> Any:
+    """Mappings and sequences as dict and list, so that YAML can write them."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as `hint`, converting only what loses nothing (int to float, list to tuple)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return plain(value)
+    if origin in (Union, types.UnionType):
+        return _any_of(args, value, where)
+    if origin is Literal:
+        if value in args:
+            return value
+        words = [str(arg) for arg in args]
+        raise ConfigError(f"{where}={value!r} is not allowed{nearest(str(value), words)}")
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return parse(hint, value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        if args[-1] is not Ellipsis and len(args) != len(value):
+            raise ConfigError(f"{where} needs {len(args)} values, got {list(value)!r}")
+        each = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        return tuple(_typed(h, v, where) for h, v in zip(each, value, strict=True))
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): _typed(args[1], v, where) for k, v in value.items()}
+    if origin is list and isinstance(value, list | tuple):
+        return [_typed(args[0], v, where) for v in value]
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):
+        # YAML 1.1 reads 1e-3 as a string.
+        try:
+            return float(value)
+        except ValueError as error:
+            raise ConfigError(f"{where}={value!r} is not a number") from error
+    if hint is int and isinstance(value, bool) or not isinstance(value, origin or hint):
+        name = getattr(hint, "__name__", str(hint))
+        raise ConfigError(f"{where}={value!r} should be {name}")
+    return value
+
+
+def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    problems: list[str] = []
+    for option in options:
+        if option is not type(None):
+            try:
+                return _typed(option, value, where)
+            except ConfigError as error:
+                problems.append(str(error))
+    raise ConfigError(problems[-1])

@@ -1,0 +1,149 @@
+"""Checkpoints: a folder that is enough to act, and enough to go on; never half of one.
+
+checkpoints/00020000/
+    policy.yaml  spec.json  policy.safetensors     enough to act
+    learner.pt  loop.pt                            enough to go on (weights-only loadable)
+    about.json                                     format, versions, step, metrics, hashes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from embodied.core.build import build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec, require_same
+
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read or written, in one line that says what to do."""
+
+
+def save(
+    folder: Path,
+    policy: Policy,
+    step: int,
+    learner: Mapping[str, Any] | None = None,
+    loop: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint under a temporary name, make it durable, then rename it to `folder`.
+
+    `learner` and `loop` are nested dicts of tensors and plain values. A full disk raises
+    CheckpointError and leaves what was there before.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        weights = {k: v.detach().cpu().contiguous().clone() for k, v in policy.state_dict().items()}
+        save_file(weights, partial / "policy.safetensors")
+        (partial / "policy.yaml").write_text(yaml.safe_dump(policy.node, sort_keys=False))
+        (partial / "spec.json").write_text(json.dumps(policy.spec.to_json(), indent=1))
+        for name, state in {"learner": learner, "loop": loop}.items():
+            if state is not None:
+                torch.save(dict(state), partial / f"{name}.pt")
+        facts = _about(partial, step) | dict(about or {})
+        (partial / "about.json").write_text(json.dumps(facts, indent=1))
+        for path in partial.iterdir():
+            _sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"could not write {folder}: {error.strerror or error}; "
+            "free some space and resume from the checkpoint before"
+        ) from error
+    return folder
+
+
+def find(path: Path | str) -> Path:
+    """The checkpoint folder that `path` means: itself, or the last one of a run folder."""
+    path = Path(path)
+    if (path / "policy.yaml").exists():
+        return path
+    folders = sorted(
+        p for p in (path / "checkpoints").glob("[0-9]*") if (p / "about.json").exists()
+    )
+    if not folders:
+        raise CheckpointError(
+            f"{path} holds no checkpoint (expected {path}/checkpoints/STEP/policy.yaml)"
+        )
+    return folders[-1]
+
+
+def load_policy(
+    path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
+) -> Policy:
+    """The policy of a run or checkpoint folder, in evaluation mode; refused where `spec` differs."""
+    folder = find(path)
+    try:
+        saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
+        node = yaml.safe_load((folder / "policy.yaml").read_text())
+        weights = load_file(folder / "policy.safetensors", device="cpu")
+    except Exception as error:  # every way a file can be damaged ends in the same line
+        raise CheckpointError(
+            f"{folder} is damaged ({error}); use an earlier checkpoint"
+        ) from error
+    if spec is not None:
+        require_same(spec, saved, "environment", f"checkpoint {folder}")
+    policy: Policy = build(node, spec=saved)
+    policy.load_state_dict(weights)
+    return policy.to(device).eval()
+
+
+def load_state(path: Path | str, name: str) -> dict[str, Any]:
+    """`learner.pt` or `loop.pt` of a checkpoint, loaded weights-only."""
+    file = find(path) / f"{name}.pt"
+    if not file.exists():
+        raise CheckpointError(f"{file} is missing: this checkpoint can act but not be resumed")
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, for `about.json`."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _about(folder: Path, step: int) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "step": step,
+        "policy_sha256": file_hash(folder / "policy.safetensors"),
+        "versions": {name: version(name) for name in ("embodied-rl", "torch", "numpy")},
+        "git": git_revision(),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of the source tree that runs, where it is a checkout."""
+    here = Path(__file__).resolve().parent
+    done = subprocess.run(
+        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,56 @@
+"""Normalisers that live inside a policy and are saved with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Standard(nn.Module):
+    """Zero mean, unit variance per element; the identity until fitted. Output clamped to +-`clip`.
+
+    An element that hardly varies in the data keeps scale 1, so that a constant does not become noise.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, size: int, clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+
+    def fit(self, values: Tensor) -> None:
+        """Take mean and deviation of `values` [N, size]."""
+        values = values.float()
+        std = values.std(0)
+        self.mean.copy_(values.mean(0))
+        self.std.copy_(torch.where(std < 1e-4, torch.ones_like(std), std))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return ((values - self.mean) / self.std).clamp(-self.clip, self.clip)
+
+
+class Range(nn.Module):
+    """Minimum to maximum of the data onto [-1, 1] and back; the identity until fitted."""
+
+    middle: Tensor
+    half: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("middle", torch.zeros(size))
+        self.register_buffer("half", torch.ones(size))
+
+    def fit(self, values: Tensor) -> None:
+        """Take the range of `values` [N, size]; an element that hardly moves keeps half-width 1e-2."""
+        low, high = values.float().amin(0), values.float().amax(0)
+        self.middle.copy_((high + low) / 2)
+        self.half.copy_(((high - low) / 2).clamp(min=1e-2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values - self.middle) / self.half
+
+    def inverse(self, values: Tensor) -> Tensor:
+        return values * self.half + self.middle

@@ -1,0 +1,46 @@
+"""Learner: named pure losses and one `update`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+
+
+class Learner(nn.Module):
+    """Turns batches into a better policy.
+
+    `data` says what it is fed: "offline" (a fixed set), "replay" (a growing one) or "rollout" (only
+    the newest steps). `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
+    say how rows are to be discounted when they are stored.
+    """
+
+    data: ClassVar[Literal["offline", "replay", "rollout"]]
+    policy: Policy
+    batch_size: int
+    gamma: float = 0.99
+    n_step: int = 1
+    node: dict[str, Any]
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        """One update from `batch`; metrics are detached 0-d tensors, still on the device."""
+        raise NotImplementedError(f"{type(self).__name__} does not update")
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By name, so that they are saved and resumed."""
+        return {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Parameters, targets, optimiser moments: all that an exact resume needs."""
+        optimizers = {name: o.state_dict() for name, o in self.optimizers().items()}
+        return {"module": self.state_dict(), "optimizers": optimizers}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`."""
+        self.load_state_dict(state["module"])
+        for name, optimizer in self.optimizers().items():
+            optimizer.load_state_dict(state["optimizers"][name])
