@@ -1,0 +1,97 @@
+"""Lift: grasp a cube and raise it ten centimetres."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.tasks.task import (
+    Floats,
+    Parameter,
+    Params,
+    Start,
+    Task,
+    View,
+    add_box,
+    near,
+    spread,
+    upright,
+    yaw_of,
+)
+
+RAISED = 0.10
+LARGEST = 0.03
+
+
+def approach(view: View) -> Floats:
+    """The tool point is at the cube."""
+    return near(view.tool, view.place["cube"], 0.1)
+
+
+def grasp(view: View) -> Floats:
+    """The hand has closed on the cube."""
+    close = np.linalg.norm(view.tool - view.place["cube"], axis=1) < 0.02
+    return (close & (view.width < 2.6 * view.param["cube_half"])).astype(float)
+
+
+def raised(view: View) -> Floats:
+    """How much of the way up the cube has gone, in [0, 1]."""
+    height = view.place["cube"][:, 2] - view.param["cube_half"]
+    return np.clip(height / RAISED, 0.0, 1.0)
+
+
+class Lift(Task):
+    """The cube's bottom is ten centimetres above the table, with the cube in the hand."""
+
+    text = "pick up the cube and raise it ten centimetres above the table"
+    parameters = (
+        Parameter("cube_x", 0.38, 0.62),
+        Parameter("cube_y", -0.20, 0.20),
+        Parameter("cube_yaw", -0.4, 0.4, "rad"),
+        Parameter("cube_half", 0.018, 0.024),
+        Parameter("cube_friction", 0.8, 1.2, ""),
+    )
+    free = ("cube",)
+    names = (
+        *(f"cube_{axis}" for axis in "xyz"),
+        *(f"cube_from_tool_{axis}" for axis in "xyz"),
+        "cube_cos_4yaw",
+        "cube_sin_4yaw",
+        "cube_half",
+    )
+    terms = {"approach": approach, "grasp": grasp, "raised": raised}
+    weights = {"approach": 0.2, "grasp": 0.2, "raised": 0.6}
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        add_box(spec, "cube", (LARGEST,) * 3, (0.85, 0.23, 0.16, 1.0), 0.08)
+
+    def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
+        friction = np.tile([1.0, 0.01, 0.001], (len(param["cube_half"]), 1))
+        friction[:, 0] = param["cube_friction"]
+        size = np.tile(param["cube_half"][:, None], (1, 3))
+        return {("geom_size", "cube"): size, ("geom_friction", "cube"): friction}
+
+    def start(self, param: Params, draws: Floats) -> Start:
+        place = np.stack([param["cube_x"], param["cube_y"], param["cube_half"]], 1)
+        tool = spread(draws, (0.40, -0.15, 0.15), (0.60, 0.15, 0.30))
+        open_hand = np.full(len(draws), 0.08)
+        return Start(tool, open_hand, free={"cube": (place, upright(param["cube_yaw"]))})
+
+    def observe(self, view: View) -> Floats:
+        cube, yaw = view.place["cube"], yaw_of(view.turn["cube"])
+        # A cube looks the same after a quarter turn.
+        facing = np.stack([np.cos(4 * yaw), np.sin(4 * yaw), view.param["cube_half"]], 1)
+        return np.concatenate([cube, cube - view.tool, facing], 1)
+
+    def success(self, view: View) -> NDArray[np.bool_]:
+        high = view.place["cube"][:, 2] - view.param["cube_half"] > RAISED
+        return high & (np.linalg.norm(view.tool - view.place["cube"], axis=1) < 0.05)
+
+    def describe(self, view: View) -> str:
+        cube, tool = view.place["cube"][0] * 100, view.tool[0] * 100
+        return (
+            f"The cube is at x {cube[0]:.1f}, y {cube[1]:.1f}, z {cube[2]:.1f} cm; the tool is at "
+            f"x {tool[0]:.1f}, y {tool[1]:.1f}, z {tool[2]:.1f} cm; the hand is open "
+            f"{view.width[0] * 100:.1f} cm."
+        )
