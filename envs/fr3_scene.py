@@ -8,8 +8,8 @@ import numpy as np
 from embodied.embodiments import fr3
 from envs.tasks.task import Task
 
-STIFFNESS = (3000.0, 3000.0, 3000.0, 3000.0, 1500.0, 1000.0, 500.0)  # N m/rad
-DAMPING = (250.0, 250.0, 180.0, 180.0, 60.0, 40.0, 20.0)  # N m s/rad
+STIFFNESS = (2000.0, 2000.0, 2000.0, 2000.0, 800.0, 600.0, 300.0)  # N m/rad
+DAMPING = (100.0, 100.0, 70.0, 70.0, 25.0, 15.0, 8.0)  # N m s/rad
 # Contact groups: objects and table touch everything, the robot does not touch itself.
 OBJECT, ROBOT = 1, 2
 

@@ -26,12 +26,12 @@ class Config:
     `turning` chooses which rotations the action has; `low` and `high` bound the tool (m)."""
 
     dt: float = 0.05
-    step: float = 0.02
+    step: float = 0.025
     turn: float = 0.08
     turning: Literal["none", "yaw", "full"] = "none"
     low: tuple[float, float, float] = (0.28, -0.30, 0.01)
     high: tuple[float, float, float] = (0.72, 0.30, 0.50)
-    lead: float = 0.02
+    lead: float = 0.04
     lead_turn: float = 0.15
     damping: float = 0.05
     pull: float = 0.1

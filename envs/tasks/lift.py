@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from envs.tasks.task import (
     Params,
     Start,
     Task,
+    Term,
     View,
     add_box,
     near,
@@ -60,8 +64,8 @@ class Lift(Task):
         "cube_sin_4yaw",
         "cube_half",
     )
-    terms = {"approach": approach, "grasp": grasp, "raised": raised}
-    weights = {"approach": 0.2, "grasp": 0.2, "raised": 0.6}
+    terms: ClassVar[Mapping[str, Term]] = {"approach": approach, "grasp": grasp, "raised": raised}
+    weights: ClassVar[Mapping[str, float]] = {"approach": 0.2, "grasp": 0.2, "raised": 0.6}
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         add_box(spec, "cube", (LARGEST,) * 3, (0.85, 0.23, 0.16, 1.0), 0.08)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -74,8 +75,8 @@ class Task(ABC):
     free: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     names: tuple[str, ...]
-    terms: Mapping[str, Term]
-    weights: Mapping[str, float]
+    terms: ClassVar[Mapping[str, Term]]
+    weights: ClassVar[Mapping[str, float]]
     draws: int = 3
     timestep: float = 0.0025
     horizon: int = 80

@@ -1,0 +1,198 @@
+"""Scripted demonstrators: state machines over waypoints, with the variety of a person's hand.
+
+A plan turns what is seen into P waypoints (tool point, hand opening, when it counts as reached);
+the row's phase picks one, and the action is the step towards it. Where a person hesitates, misses
+a little or is unsteady, so does the script, from the noise it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+TRAITS = 8
+WORDS = TRAITS + 8
+OPEN, CLOSED = 1.0, -1.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """`quality` 1 is a steady expert, 0 a clumsy beginner: it sets how unsteady the hand is, how
+    often it pauses and how far it misses. `sides` approach directions (0: straight from above).
+    `step` is how far an action of 1 moves the tool, m."""
+
+    task: str = "lift"
+    quality: float = 0.8
+    sides: int = 2
+    step: float = 0.025
+
+
+@dataclass(slots=True)
+class Plan:
+    """Waypoints of n rows: tool points [n, P, 3], hand openings [n, P] in [-1, 1], and per phase
+    the distance that counts as there [P] (m), the least and the most steps spent in it [P].
+
+    `lost` [n, P] (bool) says in which phases a row has to start over; the last phase is held.
+    """
+
+    place: Tensor
+    hand: Tensor
+    close: Tensor
+    least: Tensor
+    most: Tensor
+    lost: Tensor
+
+
+@dataclass(slots=True)
+class Seen:
+    """The state observation by name, and what is peculiar to this row's episode."""
+
+    state: Mapping[str, Tensor]
+    traits: Tensor
+    miss: Tensor
+    clock: Tensor
+    sides: int
+
+    def point(self, name: str) -> Tensor:
+        """The three elements `name_x, name_y, name_z` as [n, 3]."""
+        return torch.stack([self.state[f"{name}_{axis}"] for axis in "xyz"], 1)
+
+    def trait(self, index: int, low: float, high: float) -> Tensor:
+        """One of the row's traits [n], uniform between `low` and `high`."""
+        return low + self.traits[:, index] * (high - low)
+
+
+class Scripted(Policy):
+    """One demonstrator for each FR3 task; noise is [n, 16] standard normal numbers."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if config.task not in PLANS:
+            raise ConfigError(f"no script for {config.task!r}{nearest(config.task, PLANS)}")
+        if not 0 <= config.quality <= 1:
+            raise ConfigError(f"quality is {config.quality}, it has to be between 0 and 1")
+        self.config, self.spec, self.chunk = config, spec, 1
+        self.names, self.plan = spec.obs["state"].names, PLANS[config.task]
+        clumsy = 1 - config.quality
+        self.noise = 0.03 + 0.45 * clumsy
+        self.pause = 0.08 * clumsy
+        self.miss = 0.001 + 0.014 * clumsy
+
+    def initial(self, n: int) -> Tensors:
+        return {
+            "begun": torch.zeros(n, dtype=torch.bool),
+            "traits": torch.zeros(n, TRAITS),
+            "miss": torch.zeros(n, 3),
+            "phase": torch.zeros(n, dtype=torch.int64),
+            "clock": torch.zeros(n, dtype=torch.int64),
+            "pause": torch.zeros(n, dtype=torch.int64),
+        }
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, WORDS)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        carry = self._begun(carry, noise)
+        state = dict(zip(self.names, obs["state"].unbind(1), strict=True))
+        traits, sides = carry["traits"], self.config.sides
+        seen = Seen(state, traits, carry["miss"], carry["clock"], sides)
+        plan = self.plan(seen)
+        tool = seen.point("tool")
+        carry = self._advanced(plan, tool, carry, noise)
+        rows = torch.arange(len(noise))
+        aim = plan.place[rows, carry["phase"]]
+        # The reference, not the measured tool, is what an action moves.
+        move = (aim - tool - seen.point("lead")) / self.config.step
+        fastest = seen.trait(0, 0.6, 1.0)[:, None]
+        move = move * (fastest / move.norm(dim=1, keepdim=True).clamp(min=1e-9)).clamp(max=1)
+        still = (carry["pause"] > 0)[:, None]
+        move = torch.where(still, 0.0, move + self.noise * fastest * noise[:, -3:])
+        hand = plan.hand[rows, carry["phase"]]
+        turning = torch.zeros(len(noise), self.spec.act.size - 4)
+        action = torch.cat([move, turning, hand[:, None]], 1).clamp(-1, 1)
+        return action[:, None], carry
+
+    def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:
+        """Draw the traits of rows that begin an episode."""
+        fresh = ~carry["begun"][:, None]
+        uniform = torch.special.ndtr(noise[:, :TRAITS])
+        missed = self.miss * noise[:, TRAITS : TRAITS + 3]
+        return {
+            **carry,
+            "traits": torch.where(fresh, uniform, carry["traits"]),
+            "miss": torch.where(fresh, missed, carry["miss"]),
+            "begun": torch.ones_like(carry["begun"]),
+        }
+
+    def _advanced(self, plan: Plan, tool: Tensor, carry: Tensors, noise: Tensor) -> Tensors:
+        """Move on, start over, or pause."""
+        phase, clock = carry["phase"], carry["clock"]
+        rows = torch.arange(len(phase))
+        there = (plan.place[rows, phase] - tool).norm(dim=1) < plan.close[phase]
+        done = (there & (clock >= plan.least[phase])) | (clock >= plan.most[phase])
+        done &= phase < len(plan.close) - 1
+        lost = plan.lost[rows, phase]
+        moved = torch.where(lost, 0, torch.where(done, phase + 1, phase))
+        hesitates = torch.special.ndtr(noise[:, -4]) < self.pause
+        length = (2 + 4 * torch.special.ndtr(noise[:, -5])).long()
+        pause = torch.where(hesitates, length, (carry["pause"] - 1).clamp(min=0))
+        # A second try is more careful than the first.
+        again = 0.5 * self.miss * noise[:, TRAITS : TRAITS + 3]
+        return {
+            **carry,
+            "phase": moved,
+            "clock": torch.where(moved == phase, clock + 1, 0),
+            "pause": pause,
+            "miss": torch.where(lost[:, None], again, carry["miss"]),
+        }
+
+
+def lift(seen: Seen) -> Plan:
+    """From a side, above, down, close, up; over again when the cube is not in the hand."""
+    cube, tool = seen.point("cube"), seen.point("tool")
+    side = _side(seen, 0.09) + _up(seen.trait(2, 0.10, 0.17))
+    above = _up(seen.trait(3, 0.05, 0.08))
+    depth = seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.3])
+    raised = tool.clone()
+    raised[:, 2] = cube[:, 2].clamp(min=0.02) + 0.25
+    place = torch.stack([cube + side, cube + above + depth, cube + depth, cube + depth, raised], 1)
+    dropped = (tool - cube).norm(dim=1) > 0.035
+    never = torch.zeros_like(dropped)
+    return Plan(
+        place=place,
+        hand=_each(cube, [OPEN, OPEN, OPEN, CLOSED, CLOSED]),
+        close=cube.new_tensor([0.03, 0.02, 0.008, 1.0, 0.0]),
+        least=torch.tensor([0, 0, 0, 5, 0]),
+        most=torch.tensor([40, 30, 25, 5, 999]),
+        lost=torch.stack([never, never, never, never, dropped], 1),
+    )
+
+
+def _side(seen: Seen, distance: float) -> Tensor:
+    """A horizontal offset [n, 3] towards one of the row's approach sides."""
+    if not seen.sides:
+        return torch.zeros_like(seen.miss)
+    which = (seen.traits[:, 1] * seen.sides).floor()
+    angle = torch.pi / 2 + which * 2 * torch.pi / seen.sides
+    return distance * torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], 1)
+
+
+def _up(height: Tensor) -> Tensor:
+    """Offsets [n, 3] upwards by `height` [n]."""
+    zero = torch.zeros_like(height)
+    return torch.stack([zero, zero, height], 1)
+
+
+def _each(like: Tensor, values: list[float]) -> Tensor:
+    return like.new_tensor(values).expand(len(like), -1)
+
+
+PLANS: dict[str, Callable[[Seen], Plan]] = {"lift": lift}
