@@ -1,0 +1,228 @@
+"""Gym: any Gymnasium environment as a VecEnv, `num_envs` copies stepped in this process.
+
+Source: Gymnasium (Towers et al., 2024). A plain loop over single environments, with as little as
+possible around each step, because most single-environment training runs through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv, require_finite
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+try:
+    import gymnasium
+    from gymnasium.error import DependencyNotInstalled
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "Gymnasium is not installed; type: pip install 'embodied-rl[sim]'"
+    ) from error
+
+from envs import saved
+from envs.spaces import Actions, Entry, entries, replace_rows, row_noise
+
+SUCCESS = ("success", "is_success")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`id` as in `gymnasium.make` ("package.module:Name-v0" imports first), `kwargs` for it.
+
+    `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation
+    that has no name of its own.
+    """
+
+    id: str
+    num_envs: int = 1
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    horizon: int | None = None
+    obs_key: str = "state"
+    text: str = ""
+
+
+class Gym(VecEnv):
+    """Rows are separate Gymnasium environments; row i draws from the seed (seed, i).
+
+    Box observations become float32 (images stay uint8 [H, W, C]), Dict ones a leaf per key. Box
+    actions are rescaled from [-1, 1] to the native bounds. `get_state` is exact for Gymnasium's own
+    MuJoCo and classic-control environments, and raises NotSavable for others.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
+        self.config, self.num_envs = config, config.num_envs
+        self.envs = [make(config) for _ in range(config.num_envs)]
+        first = self.envs[0]
+        self._actions = Actions(first.action_space, config.id)
+        self._entries = entries(first.observation_space, config.obs_key, config.id)
+        self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
+        self._single = self._entries[0].name if not self._entries[0].path else ""
+        self.spec = Spec(
+            obs={e.name: e.leaf for e in self._entries},
+            act=self._actions.leaf,
+            dt=control_period(first),
+            text=config.text,
+        )
+        self._now: Tensors = {}
+        self._knows_success = False
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
+        if mask is not None and not self._now:
+            raise ValueError("the first reset must begin every row; call reset without `mask`")
+        rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask.numpy())
+        fresh = self._reset_rows(rows, seed)
+        self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
+        return self._now
+
+    def step(self, action: Tensor) -> Step:
+        native = self._actions.native(action)
+        n = self.num_envs
+        rows = self._arrays(n)
+        reward = np.empty(n, np.float32)
+        terminated, truncated, success = np.zeros((3, n), np.bool_)
+        for row, env in enumerate(self.envs):
+            obs, gain, over, late, info = env.step(native[row])
+            self._write(rows, row, obs)
+            reward[row], terminated[row], truncated[row] = gain, over, late and not over
+            for key in SUCCESS:
+                if key in info:
+                    success[row], self._knows_success = info[key], True
+        following = {name: torch.from_numpy(array) for name, array in rows.items()}
+        rewards = torch.from_numpy(reward)
+        require_finite(rewards, following, self.config.id)
+        self._now = self._after(following, terminated | truncated)
+        return Step(
+            obs=self._now,
+            next_obs=following,
+            reward=rewards,
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            log={"success": torch.from_numpy(success)} if self._knows_success else {},
+        )
+
+    def get_state(self) -> Tensors:
+        if not self._now:
+            raise ValueError("nothing to save yet; call reset first")
+        world = [saved.read(env, self.config.id) for env in self.envs]
+        stacked = {key: np.stack([row[key] for row in world]) for key in world[0]}
+        state = {key: torch.from_numpy(value) for key, value in stacked.items()}
+        # An observation may come from quantities that the simulator has already moved past.
+        return state | {f"obs/{key}": value.clone() for key, value in self._now.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        world = {key: value.numpy() for key, value in state.items() if not key.startswith("obs/")}
+        for row, env in enumerate(self.envs):
+            if not self._now:
+                env.reset()
+            saved.write(env, {key: value[row] for key, value in world.items()}, self.config.id)
+        self._now = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
+        return self._now
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        try:
+            picture = self.envs[row].render()
+        except (DependencyNotInstalled, ImportError) as error:
+            raise missing(self.config.id, error) from error
+        if not isinstance(picture, np.ndarray):
+            raise NotImplementedError(f"{self.config.id} has no camera (no rgb_array render mode)")
+        chw = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].float()
+        sized = torch.nn.functional.interpolate(chw, (height, width), mode="area")
+        return sized[0].permute(1, 2, 0).round().to(torch.uint8)
+
+    def describe(self, row: int = 0) -> str:
+        values = {name: value[row].tolist() for name, value in self._now.items()}
+        shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return f"{self.config.text or self.config.id}: {shown}"
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _after(self, following: Tensors, ended: np.ndarray) -> Tensors:
+        """What to act on: `following` itself, or a copy with the ended rows begun again."""
+        if not ended.any():
+            return following
+        rows = np.flatnonzero(ended)
+        return replace_rows(following, rows, self._reset_rows(rows, None))
+
+    def _reset_rows(self, rows: np.ndarray, seed: int | None) -> Tensors:
+        arrays = self._arrays(len(rows))
+        for place, row in enumerate(rows):
+            begin = None if seed is None and self._now else row_noise(seed, int(row))
+            obs, _ = self.envs[row].reset(seed=begin)
+            self._write(arrays, place, obs)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _arrays(self, n: int) -> dict[str, np.ndarray]:
+        return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}
+
+    def _write(self, arrays: dict[str, np.ndarray], row: int, obs: Any) -> None:
+        if self._single:
+            arrays[self._single][row] = _oriented(self._entries[0], obs)
+            return
+        for entry in self._entries:
+            arrays[entry.name][row] = _oriented(entry, entry.pick(obs))
+
+
+def _oriented(entry: Entry, value: Any) -> Any:
+    return np.moveaxis(value, 0, -1) if entry.channels_first else value
+
+
+def make(config: Config) -> gymnasium.Env:
+    """One Gymnasium environment that can draw pictures if its class can; errors are one line."""
+    options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
+    if config.horizon is not None:
+        options["max_episode_steps"] = config.horizon
+    try:
+        env = gymnasium.make(config.id, **options)
+        if env.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
+            env.close()
+            env = gymnasium.make(config.id, render_mode="rgb_array", **options)
+    except (DependencyNotInstalled, ImportError) as error:
+        raise missing(config.id, error) from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ValueError(f"no Gymnasium environment {config.id!r}: {_line(error)}") from error
+    except TypeError as error:
+        raise ValueError(
+            f"{config.id} does not take kwargs {dict(config.kwargs)}: {_line(error)}"
+        ) from error
+    return env
+
+
+def missing(name: str, error: Exception) -> ModuleNotFoundError:
+    """The one line that says what to install for an environment whose package is not there."""
+    absent = getattr(error, "name", None) or _line(error)
+    extra = "embodied-rl[sim]" if "mujoco" in str(absent).lower() else _package(name, str(absent))
+    return ModuleNotFoundError(f"{name} needs {absent}; type: pip install '{extra}'")
+
+
+def _package(name: str, absent: str) -> str:
+    known = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]"}
+    hits = [package for word, package in known.items() if word in absent.lower()]
+    return hits[0] if hits else absent.split(".")[0].split(":")[-1].strip()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def control_period(env: gymnasium.Env) -> float:
+    """Seconds per step: the environment's `dt`, else one over its `render_fps`, else 1."""
+    own = getattr(env.unwrapped, "dt", None)
+    if isinstance(own, int | float) and own > 0:
+        return float(own)
+    rate = env.metadata.get("render_fps")
+    return 1.0 / float(rate) if rate else 1.0

@@ -1,0 +1,148 @@
+"""One Gymnasium environment's whole state as arrays: physics, derived quantities, generator, clock.
+
+MuJoCo's integration state alone does not continue exactly: an environment's next reward may read
+positions that lag the state by one substep (Ant's forward reward does), so those are saved too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, Wrapper
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from numpy.typing import NDArray
+
+from embodied.core.env import NotSavable
+
+Arrays = dict[str, NDArray[Any]]
+STATELESS = (OrderEnforcing, PassiveEnvChecker)
+DERIVED = (
+    *(
+        "xpos",
+        "xquat",
+        "xmat",
+        "xipos",
+        "ximat",
+        "geom_xpos",
+        "geom_xmat",
+        "site_xpos",
+        "site_xmat",
+    ),
+    *("subtree_com", "cinert", "cvel", "cdof", "ten_length", "ten_velocity", "actuator_length"),
+    *(
+        "actuator_velocity",
+        "actuator_force",
+        "qfrc_actuator",
+        "qfrc_constraint",
+        "qacc",
+        "qfrc_bias",
+    ),
+    *("cacc", "cfrc_int", "cfrc_ext", "sensordata"),
+)
+WORD = (1 << 64) - 1
+
+
+def read(env: Env, name: str) -> Arrays:
+    """Everything that continues `env` exactly; NotSavable where its kind is not known."""
+    world = env.unwrapped
+    clock, kind = _clock(env, name), _kind(world, name)
+    physics = _read_mujoco(world) if kind == "mujoco" else _read_classic(world)
+    generator = pack(world.np_random)
+    return {
+        **physics,
+        "generator": generator,
+        "elapsed": np.array(0 if clock is None else _at(clock)),
+    }
+
+
+def write(env: Env, row: Arrays, name: str) -> None:
+    """Put `env` where `read` found another one of its kind; it must have been reset once."""
+    world = env.unwrapped
+    clock, kind = _clock(env, name), _kind(world, name)
+    if kind == "mujoco":
+        _write_mujoco(world, row)
+    else:
+        _write_classic(world, row)
+    unpack(world.np_random, row["generator"])
+    if clock is not None:
+        clock._elapsed_steps = int(row["elapsed"])
+
+
+def _kind(world: Any, name: str) -> str:
+    parents = [cls.__module__ for cls in type(world).__mro__]
+    for kind in ("mujoco", "classic_control"):
+        if parents[0].startswith(f"gymnasium.envs.{kind}."):
+            return kind
+    raise NotSavable(
+        f"{name} cannot save its state: only Gymnasium's own MuJoCo and classic-control "
+        "environments can; episodes in flight restart on resume"
+    )
+
+
+def _clock(env: Env, name: str) -> TimeLimit | None:
+    """The time limit of `env`; NotSavable when another wrapper may hold state of its own."""
+    clock = None
+    while isinstance(env, Wrapper):
+        if isinstance(env, TimeLimit):
+            clock = env
+        elif not isinstance(env, STATELESS):
+            raise NotSavable(
+                f"{name} cannot save its state: wrapper {type(env).__name__} is unknown"
+            )
+        env = env.env
+    return clock
+
+
+def _at(clock: TimeLimit) -> int:
+    return 0 if clock._elapsed_steps is None else int(clock._elapsed_steps)
+
+
+def _read_mujoco(world: Any) -> Arrays:
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION.value
+    physics = np.empty(mujoco.mj_stateSize(world.model, kind))
+    mujoco.mj_getState(world.model, world.data, physics, kind)
+    return {"physics": physics, **{key: getattr(world.data, key).copy() for key in DERIVED}}
+
+
+def _write_mujoco(world: Any, row: Arrays) -> None:
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION.value
+    mujoco.mj_setState(world.model, world.data, row["physics"], kind)
+    # A forward pass fills what is not listed (contacts); it moves the warm start, so set that last.
+    mujoco.mj_forward(world.model, world.data)
+    mujoco.mj_setState(world.model, world.data, row["physics"], kind)
+    for key in DERIVED:
+        getattr(world.data, key)[:] = row[key]
+
+
+def _read_classic(world: Any) -> Arrays:
+    state = np.asarray(world.state)
+    # float32 arithmetic and float64 arithmetic part after one step: the precision is state, too.
+    return {"state": state.astype(np.float64), "single": np.array(state.dtype == np.float32)}
+
+
+def _write_classic(world: Any, row: Arrays) -> None:
+    world.state = row["state"].astype(np.float32 if row["single"] else np.float64)
+
+
+def pack(generator: np.random.Generator) -> NDArray[np.int64]:
+    """A PCG64 generator as six int64 words: two 128-bit numbers, and the half word it keeps."""
+    state: Any = generator.bit_generator.state
+    wide = (state["state"]["state"], state["state"]["inc"])
+    words = [part for number in wide for part in (number & WORD, number >> 64)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
+
+
+def unpack(generator: np.random.Generator, words: NDArray[np.int64]) -> None:
+    """Continue `generator` from what `pack` returned."""
+    low, high, inc_low, inc_high, has, kept = (int(word) for word in words.view(np.uint64))
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+        "has_uint32": has,
+        "uinteger": kept,
+    }

@@ -1,0 +1,171 @@
+"""Gymnasium spaces as Leaf and back: flat observation names, actions rescaled from [-1, 1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from embodied.core.env import NotFinite
+from embodied.core.spec import Bound, Leaf
+from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One observation leaf: its flat `name`, where it lies in a nested observation, its numpy type.
+
+    `channels_first` marks images that arrive as [C, H, W]; they leave as [H, W, C].
+    """
+
+    name: str
+    path: tuple[str, ...]
+    leaf: Leaf
+    channels_first: bool = False
+
+    def pick(self, obs: Any) -> Any:
+        """This leaf's array in a nested observation."""
+        for key in self.path:
+            obs = obs[key]
+        return obs
+
+
+def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[Entry, ...]:
+    """Every leaf of an observation space; a space without names becomes `obs_key`.
+
+    Texts have no tensor and are left to `VecEnv.describe`. ValueError for spaces that do not fit.
+    """
+    found = tuple(_walk(space, (), obs_key, name))
+    if not found:
+        raise ValueError(f"{name}: the observation {space} has nothing that fits a tensor")
+    return found
+
+
+def _walk(space: Any, path: tuple[str, ...], obs_key: str, name: str) -> Iterator[Entry]:
+    if isinstance(space, spaces.Dict | Mapping):
+        for key, part in space.items():
+            yield from _walk(part, (*path, key), obs_key, name)
+    elif not isinstance(space, spaces.Text):
+        leaf, channels_first = _leaf(space, name)
+        yield Entry("/".join(path) if path else obs_key, path, leaf, channels_first)
+
+
+def _leaf(space: spaces.Space, name: str) -> tuple[Leaf, bool]:
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return Leaf((), "int64", first, first + int(space.n) - 1), False
+    if isinstance(space, spaces.MultiBinary):
+        return Leaf(tuple(space.shape), "float32", 0.0, 1.0), False
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"{name}: observations of type {type(space).__name__} are not supported; "
+            "wrap the environment so that it returns Box, Discrete or Dict"
+        )
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        channels_first = space.shape[0] in (1, 3, 4) and space.shape[2] not in (1, 3, 4)
+        shape = (*space.shape[1:], space.shape[0]) if channels_first else space.shape
+        return Leaf(tuple(shape), "uint8", 0, 255), channels_first
+    return Leaf(tuple(space.shape), "float32", _bound(space.low), _bound(space.high)), False
+
+
+def _bound(values: np.ndarray) -> Bound:
+    """One number where all agree, one each otherwise, None where any is without a limit."""
+    values = np.asarray(values, dtype=np.float64)
+    if not values.size or not np.all((np.abs(values) < 1e30) & (np.abs(values) != _TINY)):
+        return None
+    if np.all(values == values.flat[0]):
+        return float(values.flat[0])
+    return tuple(float(value) for value in values.flat)
+
+
+# Some dm_control specs mistake the smallest positive number for the lowest one.
+_TINY = np.finfo(np.float64).tiny
+
+
+class Actions:
+    """The way from policy actions to an environment's own: affine for a Box, as is for Discrete.
+
+    `leaf` is what policies see: float32 [A] in [-1, 1], or int64 from 0 to n - 1. ValueError when
+    a bound is infinite (nothing says what 1.0 should mean) or the space is of another kind.
+    """
+
+    def __init__(self, space: spaces.Space, name: str) -> None:
+        self.discrete, self._name = isinstance(space, spaces.Discrete), name
+        if isinstance(space, spaces.Discrete):
+            self.leaf = Leaf((), "int64", 0, int(space.n) - 1)
+            self._start, self._dtype = int(space.start), space.dtype or np.dtype(np.int64)
+        elif isinstance(space, spaces.Box):
+            self._take_box(space, name)
+        else:
+            raise ValueError(
+                f"{name}: actions of type {type(space).__name__} are not supported; "
+                "wrap the environment so that they are one Box or Discrete"
+            )
+
+    def _take_box(self, space: spaces.Box, name: str) -> None:
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ValueError(
+                f"{name}: the action space {space} has infinite bounds; "
+                "wrap it in gymnasium.wrappers.RescaleAction or ClipAction with finite ones"
+            )
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self.leaf = Leaf((int(np.prod(space.shape)),), "float32", -1.0, 1.0)
+        self._shape, self._dtype = space.shape, space.dtype or np.dtype(np.float32)
+        self._same = bool((low == -1).all() and (high == 1).all())
+        self._low, self._high = space.low, space.high
+        self._middle = ((low + high) / 2).astype(self._dtype)
+        self._half = ((high - low) / 2).astype(self._dtype)
+
+    def native(self, action: Tensor) -> np.ndarray:
+        """Policy actions [B, A] (or int64 [B]) as the environment's own array [B, *shape].
+
+        Values outside [-1, 1] are clipped, so that the native bounds always hold; NotFinite when
+        one is NaN, which simulators would take for zero.
+        """
+        if self.discrete:
+            return action.numpy().astype(self._dtype, copy=False) + self._start
+        if not math.isfinite(action.sum().item()):
+            raise NotFinite(f"{self._name}: the action is not finite; the run stops here")
+        values = action.detach().clamp(-1.0, 1.0).numpy()
+        values = values.reshape(-1, *self._shape).astype(self._dtype, copy=False)
+        if self._same:
+            return values
+        return np.clip(self._middle + self._half * values, self._low, self._high)
+
+
+def space_of(leaf: Leaf) -> spaces.Space:
+    """The Gymnasium space of one leaf, in the leaf's own dtype."""
+    if leaf.dtype == "int64" and not leaf.shape:
+        low, high = leaf.low, leaf.high
+        if not isinstance(low, int | float) or not isinstance(high, int | float):
+            raise ValueError(f"a discrete leaf needs one low and one high, got {low} and {high}")
+        return spaces.Discrete(int(high - low) + 1, start=int(low))
+    dtype = np.dtype(leaf.dtype).type
+    low = np.broadcast_to(_or_infinite(leaf.low, -np.inf, leaf), leaf.shape)
+    high = np.broadcast_to(_or_infinite(leaf.high, np.inf, leaf), leaf.shape)
+    return spaces.Box(low.astype(dtype), high.astype(dtype), leaf.shape, dtype)
+
+
+def _or_infinite(bound: Bound, infinite: float, leaf: Leaf) -> np.ndarray:
+    if bound is None and leaf.dtype == "uint8":
+        bound = 0 if infinite < 0 else 255
+    values = np.asarray(infinite if bound is None else bound)
+    return values.reshape(leaf.shape) if values.size == leaf.size else values
+
+
+def row_noise(seed: int | None, row: int) -> int:
+    """The seed of one row: 31 bits that depend on (seed, row) only; None draws fresh ones."""
+    entropy = None if seed is None else (seed, row)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
+    """A copy of `rows` in which rows `index` [n] are `values` [n, ...]."""
+    where = torch.from_numpy(index.astype(np.int64))
+    return {key: value.index_copy(0, where, values[key]) for key, value in rows.items()}
