@@ -38,7 +38,7 @@ class Actor:
 
     @torch.no_grad()
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Actions [n, A] for `obs`; rows `first` [n] (bool) begin an episode and drop their plan."""
+        """Actions [n, A] for `obs`; rows `first` [n] (bool) begin an episode, planless."""
         self.decided = first | (self.cursor >= self.execute)
         if self.decided.all():
             carry = tt.where(first, self.policy.initial(self.n), self.carry)

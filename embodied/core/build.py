@@ -34,7 +34,7 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
 
 
 def resolve(target: str) -> Any:
-    """The class or function that `target` ("policies.flow.Flow") names; ConfigError if it may not."""
+    """The class or function that `target` ("policies.flow.Flow") names, if it is allowed to."""
     if not target.startswith(tuple(ALLOWED)):
         raise ConfigError(
             f"_target_ {target} is not below {', '.join(ALLOWED)}; "
@@ -59,8 +59,8 @@ def resolve(target: str) -> Any:
 def build(node: Mapping[str, Any], **context: Any) -> Any:
     """Make what `node` describes.
 
-    `node["_target_"]` names a class whose `__init__` takes `config: Config`, a frozen dataclass, and
-    by name whatever it needs of `context` (spec, policy, device, ...). Every other key of the node
+    `node["_target_"]` names a class whose `__init__` takes `config: Config`, a frozen dataclass,
+    and by name what it needs of `context` (spec, policy, device, ...). Every other key of the node
     is a field of that dataclass; a key it does not have, or a value of the wrong type, is a
     ConfigError. A class without a `config` parameter (torch.optim.Adam) takes the keys directly.
     The object remembers a plain copy of its node in `.node`.
@@ -147,7 +147,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except ValueError as error:
             raise ConfigError(f"{where}={value!r} is not a number") from error
-    if hint is int and isinstance(value, bool) or not isinstance(value, origin or hint):
+    if (hint is int and isinstance(value, bool)) or not isinstance(value, origin or hint):
         name = getattr(hint, "__name__", str(hint))
         raise ConfigError(f"{where}={value!r} should be {name}")
     return value

@@ -92,7 +92,7 @@ def find(path: Path | str) -> Path:
 def load_policy(
     path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """The policy of a run or checkpoint folder, in evaluation mode; refused where `spec` differs."""
+    """The policy of a run or checkpoint folder, ready to act; refused where `spec` differs."""
     folder = find(path)
     try:
         saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))

@@ -74,7 +74,7 @@ class VecEnv(ABC):
     def get_state(self) -> Tensors:
         """Everything needed to continue every row exactly, [B, ...] leaves, random state included.
 
-        Rows can be picked and copied with `tensors.take`. Raises NotSavable where that is impossible.
+        Rows can be picked and copied with `tensors.take`. Raises NotSavable where it cannot.
         """
         raise NotSavable(f"{type(self).__name__} cannot save its state")
 
@@ -90,7 +90,7 @@ class VecEnv(ABC):
         """One row's state in words, for language models and people."""
         raise NotImplementedError(f"{type(self).__name__} has no text description")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most worlds hold nothing)
         """Release threads, processes and windows."""
 
 

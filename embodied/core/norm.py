@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Standard(nn.Module):
     """Zero mean, unit variance per element; the identity until fitted. Output clamped to +-`clip`.
 
-    An element that hardly varies in the data keeps scale 1, so that a constant does not become noise.
+    An element that hardly varies in the data keeps scale 1: a constant must not become noise.
     """
 
     mean: Tensor

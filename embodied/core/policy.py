@@ -49,12 +49,16 @@ class Policy(nn.Module):
         return obs, carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] where discrete), and the next carry."""
+        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry."""
         raise NotImplementedError(f"{type(self).__name__} does not act")
 
     def loss(self, batch: Tensors) -> Tensor:
         """Imitation loss [n] per row of `obs/*`, `action` [n, H, A], `valid` [n, H] (bool)."""
         raise NotImplementedError(f"{type(self).__name__} has no imitation loss")
+
+    def first(self) -> Policy:
+        """Who acts while the learner has no data yet: itself, unless it knows a better start."""
+        return self
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers from data (`obs/*`, `action`); keeps identity where not called."""

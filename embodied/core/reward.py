@@ -10,7 +10,7 @@ from embodied.core.tensors import Tensors
 
 
 class Reward(Protocol):
-    """Applied by `Relabel` only: when a row is stored if `frozen`, when it is sampled if it learns."""
+    """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns."""
 
     frozen: bool
 

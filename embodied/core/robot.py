@@ -22,7 +22,7 @@ class Reading:
 
 
 class Robot(ABC):
-    """An arm behind the same Spec as its simulation. A context manager: leaving it stops the arm."""
+    """An arm behind the Spec of its simulation; leaving the context stops the arm."""
 
     spec: Spec
 
@@ -51,7 +51,7 @@ class Robot(ABC):
 
 
 class Filter(Protocol):
-    """Total: defined for every action and reading, and never raises. Reports how much it changed."""
+    """Total: defined for every input, never raises, and reports how much it changed."""
 
     changed: float
 

@@ -30,6 +30,10 @@ class Learner(nn.Module):
         """One update from `batch`; metrics are detached 0-d tensors, still on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not update")
 
+    def fit(self, rows: Tensors) -> None:
+        """Set the normalisers of the policy (and of critics, where there are any) from data."""
+        self.policy.fit(rows)
+
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """By name, so that they are saved and resumed."""
         return {}

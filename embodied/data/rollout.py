@@ -1,0 +1,156 @@
+"""Rollout: step an environment with an actor and hand out the decisions that ended, as rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.env import Step, VecEnv, require_finite
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+
+
+class Rollout:
+    """A running environment and the decisions in flight in it.
+
+    A decision lasts from the step in which the actor made it until its chunk has been executed or
+    the episode ended; its row then holds `obs/*` as the policy saw them, `action`, the discounted
+    `reward` of its k steps, `discount` = gamma^k (0 where the world ended), `next_obs/*`. With
+    `n_step` > 1 a row spans up to that many decisions of one episode (fewer at its end).
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: Policy,
+        gamma: float,
+        n_step: int = 1,
+        execute: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.env, self.gamma, self.execute = env, gamma, execute
+        self.window = Window(n_step) if n_step > 1 else None
+        self.obs = env.reset(seed)
+        self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self.act_with(policy)
+
+    def act_with(self, policy: Policy) -> None:
+        """Let another policy take over; decisions in flight are dropped."""
+        self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
+        self.augments = type(policy).observe is not Policy.observe
+        self.open: Tensors = {}
+        if self.window is not None:
+            self.window = Window(self.window.n)
+
+    def step(self) -> tuple[Tensors, Step]:
+        """One control step of every row; returns the rows that closed in it (perhaps none)."""
+        action = self.actor(self.obs, self.first)
+        step = self.env.step(action)
+        require_finite(step.reward, step.next_obs, type(self.env).__name__)
+        single = self.actor.execute == 1
+        rows, closed = self._single(step) if single else self._chunked(step)
+        if self.window is not None:
+            rows = self.window.push(rows, closed, step.ended)
+        self.obs, self.first = step.obs, step.ended
+        return rows, step
+
+    def _next(self, step: Step) -> Tensors:
+        seen = self.actor.peek(step.next_obs) if self.augments else step.next_obs
+        return tt.nest(seen, "next_obs")
+
+    def _begun(self) -> Tensors:
+        return {
+            **tt.nest(self.actor.seen, "obs"),
+            "action": self.actor.choice,
+            **self.actor.rows,
+        }
+
+    def _single(self, step: Step) -> tuple[Tensors, Tensor | None]:
+        rows = {
+            **self._begun(),
+            "reward": step.reward,
+            "discount": self.gamma * (~step.terminated).float(),
+            **self._next(step),
+        }
+        return rows, None
+
+    def _chunked(self, step: Step) -> tuple[Tensors, Tensor | None]:
+        begun = self._begun()
+        fresh = {"reward": torch.zeros_like(step.reward), "discount": torch.ones_like(step.reward)}
+        self.open = tt.where(self.actor.decided, begun | fresh, self.open or begun | fresh)
+        self.open["reward"] = self.open["reward"] + self.open["discount"] * step.reward
+        self.open["discount"] = self.open["discount"] * self.gamma * (~step.terminated).float()
+        closing = step.ended | (self.actor.cursor >= self.actor.execute)
+        closed = closing.nonzero().flatten()
+        if not len(closed):
+            return {}, closed
+        return tt.take(self.open | self._next(step), closed), closed
+
+    def get_state(self) -> dict[str, Any]:
+        """Environment, actor and decisions in flight; NotSavable where the environment cannot."""
+        window = None if self.window is None else self.window.get_state()
+        return {
+            "env": self.env.get_state(),
+            "actor": self.actor.get_state(),
+            "obs": self.obs,
+            "first": self.first,
+            "open": self.open,
+            "window": window,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on exactly from `get_state`."""
+        self.env.set_state(state["env"])
+        self.actor.set_state(state["actor"])
+        self.obs, self.first, self.open = state["obs"], state["first"], state["open"]
+        if self.window is not None:
+            self.window.set_state(state["window"])
+
+
+class Window:
+    """n-step returns over the last `n` decisions of every environment.
+
+    `held` keeps [n, B, ...] decisions; each new one adds its reward, discounted, to all that are
+    held. A decision leaves when n of them have passed, or, all together, when the episode ends.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.held: Tensors = {}
+        self.used = torch.empty(0)
+        self.slot = 0
+
+    def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
+        """Take rows that closed in environments `closed` (None: all); return those that left."""
+        if not rows:
+            return rows
+        if closed is not None:
+            raise ValueError(
+                "n_step > 1 is for one-step decisions; chunks are n-step by themselves"
+            )
+        kept = {k: v for k, v in rows.items() if not k.startswith("next_obs/")}
+        if not self.held:
+            self.held = {k: v.new_zeros(self.n, *v.shape) for k, v in kept.items()}
+            self.used = torch.zeros(self.n, len(ended), dtype=torch.bool, device=ended.device)
+        self.held["reward"] += self.used * self.held["discount"] * rows["reward"]
+        self.held["discount"] = self.held["discount"] * rows["discount"]
+        for key, value in kept.items():
+            self.held[key][self.slot] = value
+        self.used[self.slot] = True
+        self.slot = (self.slot + 1) % self.n
+        leaving = self.used & ended
+        leaving[self.slot] |= self.used[self.slot]  # the oldest: n decisions have passed
+        self.used = self.used & ~leaving
+        at, who = leaving.nonzero(as_tuple=True)
+        out = {key: value[at, who] for key, value in self.held.items()}
+        return out | {k: rows[k].index_select(0, who) for k in rows if k.startswith("next_obs/")}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"held": tt.each(self.held, torch.clone), "used": self.used, "slot": self.slot}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.held, self.used, self.slot = state["held"], state["used"], state["slot"]

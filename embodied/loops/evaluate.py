@@ -1,0 +1,110 @@
+"""Evaluate: fixed starts, the same number of episodes from every row, nothing else disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.env import VecEnv, require_finite
+from embodied.core.policy import Policy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Per episode: `success` [N] (None where the world has no notion of it), `returns`, `lengths`."""
+
+    success: Tensor | None
+    returns: Tensor
+    lengths: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Means for the log, without the `eval/` prefix."""
+        means = {
+            "return": self.returns.mean().item(),
+            "length": self.lengths.float().mean().item(),
+            "episodes": float(len(self.returns)),
+        }
+        if self.success is not None:
+            means["success"] = self.success.float().mean().item()
+        return means
+
+
+@torch.no_grad()
+def evaluate(
+    policy: Policy,
+    env: VecEnv,
+    episodes: int,
+    seed: int,
+    execute: int | None = None,
+    each_step: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Play `episodes` from starts that depend on `seed` only, without exploration noise.
+
+    Every row contributes its first episodes, as many as any other row, so that short episodes
+    (early successes) are not over-represented. Training randomness is left as it was.
+    """
+    devices = [env.device] if env.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        return _play(policy, env, episodes, seed, execute, each_step)
+
+
+def _play(
+    policy: Policy,
+    env: VecEnv,
+    episodes: int,
+    seed: int,
+    execute: int | None,
+    each_step: Callable[[int], None] | None,
+) -> Evaluation:
+    n = env.num_envs
+    quota = -(-episodes // n)
+    actor = Actor(policy, n, execute)
+    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=env.device)
+    played = torch.zeros(n, dtype=torch.int64, device=env.device)
+    ret, length = torch.zeros(n, device=env.device), torch.zeros_like(played)
+    won = torch.zeros_like(first)
+    table = torch.zeros(quota, n, 3, device=env.device)
+    knows = False
+    while (played < quota).any():
+        step = env.step(actor(obs, first))
+        require_finite(step.reward, step.next_obs, type(env).__name__)
+        obs, first = step.obs, step.ended
+        ret, length = ret + step.reward, length + 1
+        if "success" in step.log:
+            knows = True
+            won = won | step.log["success"]
+        ended = (first & (played < quota)).nonzero().flatten()
+        table[played[ended], ended] = torch.stack(
+            [won[ended].float(), ret[ended], length[ended].float()], 1
+        )
+        played[ended] += 1
+        ret, length, won = ret * ~first, length * ~first, won & ~first
+        if each_step is not None:
+            each_step(int(played.sum()))
+    table = table.flatten(0, 1)[:episodes].cpu()
+    success = table[:, 0].bool() if knows else None
+    return Evaluation(success, table[:, 1], table[:, 2].long())
+
+
+@torch.no_grad()
+def film(
+    policy: Policy, env: VecEnv, seed: int, steps: int, execute: int | None = None
+) -> tuple[Tensor, Tensor, bool]:
+    """Frames [T, H, W, 3] (uint8) and rewards [T] of one episode of row 0, and whether it won."""
+    actor = Actor(policy, env.num_envs, execute)
+    obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    frames, rewards, won = [env.render(0)], [], False
+    for _ in range(steps):
+        step = env.step(actor(obs, first))
+        obs, first = step.obs, step.ended
+        rewards.append(step.reward[0])
+        won = won or bool(step.log["success"][0]) if "success" in step.log else won
+        if bool(first[0]):
+            break
+        frames.append(env.render(0))
+    return torch.stack(frames), torch.stack(rewards), won

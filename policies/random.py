@@ -1,0 +1,45 @@
+"""Policies that know nothing: uniform actions, and clipped normal ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, length
+
+
+@dataclass(frozen=True)
+class Config:
+    """`clip` > 0: N(0, 1) cut off at +-clip and divided by it, instead of uniform in [-1, 1]."""
+
+    chunk: int = 1
+    clip: float = 0.0
+
+
+class Random(Policy):
+    """Acts without looking; discrete actions are drawn uniformly."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        self.config, self.spec, self.chunk = config, spec, config.chunk
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        shape = (n, self.chunk, *self.spec.act.shape)
+        if self.config.clip > 0:
+            return torch.randn(shape)
+        return torch.rand(shape)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        device = next(iter(obs.values())).device
+        noise = noise.to(device)
+        assert len(noise) == length(obs)
+        high = self.spec.act.high
+        if self.spec.act.dtype == "int64" and isinstance(high, int | float):
+            return (noise * (high + 1)).long().clamp(max=int(high)), carry
+        if self.config.clip > 0:
+            return noise.clamp(-self.config.clip, self.config.clip) / self.config.clip, carry
+        return 2 * noise - 1, carry

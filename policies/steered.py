@@ -1,0 +1,63 @@
+"""Steered: a frozen base policy, and a small inner policy that a learner improves in its place.
+
+A steering method is an action space: what the inner policy acts in (`inner_spec`), and how its
+action becomes the robot's. The learner sees an ordinary world and stays unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import Tensor
+
+from embodied.core.build import Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, nest, under
+
+
+@dataclass(frozen=True)
+class Config:
+    """`base` and `inner` are complete policy nodes, so that a checkpoint stands on its own."""
+
+    base: Node
+    inner: Node
+
+
+class Steered(Policy):
+    """Holds base and inner; `inner` learns, `base` never changes (its carry is kept below `base/`)."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.base: Policy = build(config.base, spec=spec).requires_grad_(False)
+        self.inner: Policy = build(config.inner, spec=self.inner_spec(config, spec))
+
+    @classmethod
+    def on(cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any]) -> Policy:
+        """Build `node` over a loaded `base`, with a fresh inner policy `inner`."""
+        steered = build({**node, "base": base.node, "inner": inner}, spec=base.spec)
+        steered.base.load_state_dict(base.state_dict())
+        return steered
+
+    def inner_spec(self, config: Any, spec: Spec) -> Spec:
+        """What the inner policy sees and acts in."""
+        raise NotImplementedError
+
+    def with_inner(self, node: Node) -> Self:
+        """The same base under another inner policy (for warming up)."""
+        other = build({**self.node, "inner": node}, spec=self.spec)
+        other.base = self.base
+        return other
+
+    def initial(self, n: int) -> Tensors:
+        return nest(self.base.initial(n), "base")
+
+    def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        """One decision of the base: chunk [n, H, A] and its carry, back under `base/`."""
+        kept = under(carry, "base")
+        seen, kept = self.base.observe(obs, kept, noise)
+        actions, kept = self.base.act(seen, kept, noise)
+        return actions, nest(kept, "base")
