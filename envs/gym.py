@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv, require_finite
+from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from envs import saved
-from envs.spaces import Actions, Entry, entries, replace_rows, row_noise
+from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("success", "is_success")
 
@@ -100,14 +100,13 @@ class Gym(VecEnv):
             for key in SUCCESS:
                 if key in info:
                     success[row], self._knows_success = info[key], True
+        require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
-        rewards = torch.from_numpy(reward)
-        require_finite(rewards, following, self.config.id)
         self._now = self._after(following, terminated | truncated)
         return Step(
             obs=self._now,
             next_obs=following,
-            reward=rewards,
+            reward=torch.from_numpy(reward),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             log={"success": torch.from_numpy(success)} if self._knows_success else {},
