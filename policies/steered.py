@@ -27,7 +27,7 @@ class Config:
 
 
 class Steered(Policy):
-    """Holds base and inner; `inner` learns, `base` never changes (its carry is kept below `base/`)."""
+    """Holds base and inner; `inner` learns, `base` never changes (its carry is below `base/`)."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()

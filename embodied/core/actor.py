@@ -31,6 +31,7 @@ class Actor:
             raise ValueError(f"execute={self.execute} is not in 1..{policy.chunk} (the chunk)")
         self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
         self.cursor = torch.full((n,), self.execute, device=self.device)
+        self.every = torch.arange(n, device=self.device)
         self.carry = policy.initial(n)
         self.plan = torch.empty(0)
         self.seen: Tensors = {}
@@ -39,6 +40,8 @@ class Actor:
     @torch.no_grad()
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
         """Actions [n, A] for `obs`; rows `first` [n] (bool) begin an episode, planless."""
+        home = first.device
+        obs, first = tt.to(obs, self.device), first.to(self.device)
         self.decided = first | (self.cursor >= self.execute)
         if self.decided.all():
             carry = tt.where(first, self.policy.initial(self.n), self.carry)
@@ -46,14 +49,9 @@ class Actor:
             self.cursor = torch.zeros_like(self.cursor)
         elif self.decided.any():
             self._decide_some(obs, first)
-        actions = self.plan.gather(
-            1,
-            self.cursor.view(-1, 1, *[1] * (self.plan.ndim - 2)).expand(
-                -1, 1, *self.plan.shape[2:]
-            ),
-        ).squeeze(1)
+        actions = self.plan[self.every, self.cursor]
         self.cursor = self.cursor + 1
-        return actions
+        return actions.to(home)
 
     def _decide(self, obs: Tensors, carry: Tensors) -> tuple[Tensors, Tensors, Tensor]:
         noise = self.policy.draw(tt.length(obs), self.explore)
@@ -90,6 +88,7 @@ class Actor:
     @torch.no_grad()
     def peek(self, obs: Tensors) -> Tensors:
         """`obs` as the policy would see it at its next decision, changing nothing."""
+        obs = tt.to(obs, self.device)
         return self.policy.observe(obs, self.carry, self.policy.draw(self.n, self.explore))[0]
 
     def get_state(self) -> Tensors:

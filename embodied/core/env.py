@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, to
 
 
 class NotSavable(RuntimeError):
@@ -38,6 +38,13 @@ class Step:
     terminated: Tensor
     truncated: Tensor
     log: Tensors
+
+    def to(self, device: torch.device) -> Step:
+        """The same step on another device."""
+        obs = to(self.obs, device)
+        following = obs if self.next_obs is self.obs else to(self.next_obs, device)
+        flags = (self.terminated.to(device), self.truncated.to(device))
+        return Step(obs, following, self.reward.to(device), *flags, to(self.log, device))
 
     @property
     def ended(self) -> Tensor:

@@ -44,7 +44,7 @@ class Range(nn.Module):
         self.register_buffer("half", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
-        """Take the range of `values` [N, size]; an element that hardly moves keeps half-width 1e-2."""
+        """Take the range of `values` [N, size]; an element that hardly moves keeps 1e-2."""
         low, high = values.float().amin(0), values.float().amax(0)
         self.middle.copy_((high + low) / 2)
         self.half.copy_(((high - low) / 2).clamp(min=1e-2))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
-from embodied.core.env import Step, VecEnv, require_finite
+from embodied.core.env import NotSavable, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -51,6 +51,8 @@ class Rollout:
         action = self.actor(self.obs, self.first)
         step = self.env.step(action)
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
+        if self.actor.device != self.env.device:
+            step = step.to(self.actor.device)
         single = self.actor.execute == 1
         rows, closed = self._single(step) if single else self._chunked(step)
         if self.window is not None:
@@ -89,6 +91,15 @@ class Rollout:
         if not len(closed):
             return {}, closed
         return tt.take(self.open | self._next(step), closed), closed
+
+    @property
+    def savable(self) -> bool:
+        """Whether the environment can save its rows exactly."""
+        try:
+            self.env.get_state()
+        except NotSavable:
+            return False
+        return True
 
     def get_state(self) -> dict[str, Any]:
         """Environment, actor and decisions in flight; NotSavable where the environment cannot."""

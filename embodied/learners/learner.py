@@ -15,11 +15,13 @@ class Learner(nn.Module):
     """Turns batches into a better policy.
 
     `data` says what it is fed: "offline" (a fixed set), "replay" (a growing one) or "rollout" (only
-    the newest steps). `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
+    the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
+    actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
     say how rows are to be discounted when they are stored.
     """
 
     data: ClassVar[Literal["offline", "replay", "rollout"]]
+    rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
     policy: Policy
     batch_size: int
     gamma: float = 0.99

@@ -15,7 +15,7 @@ from embodied.core.policy import Policy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per episode: `success` [N] (None where the world has no notion of it), `returns`, `lengths`."""
+    """Per episode: `success` [N] (None where the world knows none), `returns`, `lengths`."""
 
     success: Tensor | None
     returns: Tensor

@@ -1,0 +1,127 @@
+"""Keeper: what happens between updates: count, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step
+from embodied.loops.log import Log
+
+
+class Loop(Protocol):
+    """Runs until the keeper says stop; its state is what an exact resume needs."""
+
+    def run(self, keeper: Keeper) -> None: ...
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Every:
+    """Intervals in steps; 0: only at the end."""
+
+    log: int
+    evaluate: int
+    save: int
+
+
+class Keeper:
+    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
+
+    The first Ctrl-C lets the running iteration finish, saves, and then raises KeyboardInterrupt;
+    the second one stops at once.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        steps: int,
+        every: Every,
+        evaluate: Callable[[int], None],
+        save: Callable[[int], None],
+        step: int = 0,
+    ) -> None:
+        self.log, self.steps, self.every = log, steps, every
+        self.evaluate, self.save = evaluate, save
+        self.step = step
+        self.saved = step
+        self.interrupted = False
+        self.episodes = Episodes()
+
+    @property
+    def running(self) -> bool:
+        return self.step < self.steps and not self.interrupted
+
+    def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
+        """`steps` more have been done; `metrics` are the newest update's, `step` the newest step."""
+        before, self.step = self.step, self.step + steps
+        if step is not None:
+            self.episodes.add(step)
+        if self._due(self.every.log, before):
+            values = {f"train/{key}": float(value) for key, value in metrics.items()}
+            self.log.write(self.step, values | self.episodes.drain())
+        self.log.advance(self.step)
+        if self._due(self.every.evaluate, before):
+            self.evaluate(self.step)
+        if self._due(self.every.save, before):
+            self.keep()
+
+    def keep(self) -> None:
+        """Save, unless this step has been saved."""
+        if self.saved != self.step:
+            self.save(self.step)
+            self.saved = self.step
+
+    def _due(self, every: int, before: int) -> bool:
+        return every > 0 and self.step // every > before // every
+
+    def __enter__(self) -> Keeper:
+        self._handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+
+class Episodes:
+    """Return, length and success of the training episodes that ended since the last look."""
+
+    def __init__(self) -> None:
+        self.running: Tensor | None = None
+        self.ended: list[Tensor] = []
+
+    def add(self, step: Step) -> None:
+        """Add one step of every row, on the environment's device."""
+        success = step.log.get("success")
+        won = step.reward * 0 if success is None else success.to(step.reward.dtype)
+        now = step.reward.new_ones(3, len(step.reward))
+        now[0], now[2] = step.reward, won
+        self.running = now if self.running is None else self.running + now
+        self.knows = success is not None
+        if step.ended.any():
+            self.ended.append(self.running[:, step.ended])
+            self.running = self.running * ~step.ended
+
+    def drain(self) -> dict[str, float]:
+        """Means over the ended episodes, and forget them."""
+        if not self.ended:
+            return {}
+        rows = torch.cat(self.ended, 1)
+        self.ended = []
+        means = {"train/return": rows[0].mean().item(), "train/length": rows[1].mean().item()}
+        if self.knows:
+            means["train/success"] = (rows[2] > 0).float().mean().item()
+        return means

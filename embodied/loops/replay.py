@@ -1,0 +1,95 @@
+"""The replay loop: act, store what closed, update in proportion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embodied.core.policy import Policy
+from embodied.core.reward import Reward
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
+from embodied.data.source import Source
+from embodied.learners.learner import Learner
+from embodied.loops.keeper import Keeper
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`start`: environment steps of `policy.first()` before learning; `ratio`: updates per stored
+    row; `normalize`: set the normalisers from the rows of the warm-up."""
+
+    start: int
+    ratio: float
+    normalize: bool
+
+
+class ReplayLoop:
+    """`steps` counts environment steps, of all rows together."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        policy: Policy,
+        learner: Learner,
+        replay: Replay,
+        source: Source,
+        reward: Reward | None,
+        schedule: Schedule,
+    ) -> None:
+        self.rollout, self.policy, self.learner = rollout, policy, learner
+        self.replay, self.source, self.reward = replay, source, reward
+        self.schedule = schedule
+        self.warm = schedule.start == 0
+        self.debt = 0.0
+
+    def run(self, keeper: Keeper) -> None:
+        while keeper.running:
+            if not self.warm and keeper.step >= self.schedule.start:
+                self._begin()
+            rows, step = self.rollout.step()
+            if rows:
+                self._store(rows)
+            metrics: dict[str, Any] = {}
+            if self.warm and rows and len(self.replay):
+                self.debt += self.schedule.ratio * len(rows["reward"])
+                while self.debt >= 1:
+                    metrics = self._update()
+                    self.debt -= 1
+            keeper.advance(self.rollout.env.num_envs, metrics, step)
+
+    def _begin(self) -> None:
+        if self.schedule.normalize and len(self.replay):
+            self.learner.fit(self.replay.sample(min(len(self.replay), 10_000)))
+        self.rollout.act_with(self.policy)
+        self.warm = True
+
+    def _store(self, rows: dict[str, Any]) -> None:
+        if self.reward is not None and self.reward.frozen:
+            rows["reward"] = self.reward(rows)
+        self.replay.add(rows)
+
+    def _update(self) -> dict[str, Any]:
+        batch = self.source.sample(self.learner.batch_size)
+        metrics = self.learner.update(batch)
+        if self.reward is not None and not self.reward.frozen:
+            learned = self.reward.update(batch)
+            metrics |= {f"reward_{key}": value for key, value in learned.items()}
+        return metrics
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything but the learner; the rollout is missing where its environment cannot save."""
+        return {
+            "rollout": self.rollout.get_state() if self.rollout.savable else None,
+            "replay": self.replay.get_state(),
+            "warm": self.warm,
+            "debt": self.debt,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state["warm"]:
+            self.rollout.act_with(self.policy)
+        if state["rollout"] is not None:
+            self.rollout.set_state(state["rollout"])
+        self.replay.set_state(state["replay"])
+        self.warm, self.debt = state["warm"], state["debt"]

@@ -1,0 +1,288 @@
+"""Run: from a configuration to a trained policy in a folder; names no method."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, Node, build, parse, plain, resolve
+from embodied.core.env import VecEnv
+from embodied.core.episodes import Episodes, read_episodes
+from embodied.core.policy import Policy
+from embodied.core.spec import require_same
+from embodied.data.dataset import Dataset, chunks, transitions
+from embodied.data.mix import Mix, Relabel
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
+from embodied.data.source import Source
+from embodied.learners.learner import Learner
+from embodied.loops.evaluate import evaluate, film
+from embodied.loops.keeper import Every, Keeper, Loop
+from embodied.loops.log import Log
+from embodied.loops.offline import Offline
+from embodied.loops.replay import ReplayLoop, Schedule
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out starts: `episodes` from `seed`, in `num_envs` rows."""
+
+    episodes: int = 200
+    num_envs: int = 50
+    seed: int = 10_000
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. `steps` are environment steps, or updates where the learner is offline.
+
+    `init`: a run or checkpoint to start from; with `finetune`, the frozen base. `demos`: a dataset
+    folder, `demo_episodes` of it (None: all); a learner with replay takes `demo_fraction` of every
+    batch from it. `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a
+    chunk to play before deciding again (None: all). Intervals of 0 mean: at the end only.
+    """
+
+    env: Node
+    policy: Node
+    learner: Node
+    name: str
+    output: str
+    steps: int
+    finetune: Node | None = None
+    reward: Node | None = None
+    init: str | None = None
+    demos: str | None = None
+    demo_episodes: int | None = None
+    demo_fraction: float = 0.5
+    seed: int = 0
+    device: str = "auto"
+    threads: int = 1
+    start: int = 0
+    ratio: float = 1.0
+    normalize: bool = False
+    execute: int | None = None
+    replay_size: int = 1_000_000
+    log_every: int = 1_000
+    save_every: int = 0
+    eval_every: int = 0
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    wandb: bool = False
+    video: bool = True
+    resume: str | None = None
+
+
+def train(node: dict[str, Any], log: Log) -> Path:
+    """Train as `node` says (the fields of RunConfig); returns the run folder.
+
+    Writes `run.yaml`, checkpoints, metrics and a video; a run interrupted by Ctrl-C saves, raises
+    KeyboardInterrupt and can be resumed bit for bit (on the CPU).
+    """
+    config: RunConfig = parse(RunConfig, node, "run")
+    seed_everything(config.seed)
+    torch.set_num_threads(config.threads)
+    parts = Parts(config)
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.yaml").write_text(yaml.safe_dump(plain(node), sort_keys=False))
+    step = parts.resume(config.resume) if config.resume else 0
+    every = Every(config.log_every, config.eval_every, config.save_every)
+
+    def assess(step: int) -> None:
+        log.write(step, {f"eval/{k}": v for k, v in parts.evaluate().items()})
+
+    def save(step: int) -> None:
+        parts.save(folder, step, log.last)
+
+    with Keeper(log, config.steps, every, assess, save, step) as keeper:
+        parts.loop.run(keeper)
+        if keeper.interrupted:
+            keeper.keep()
+            raise KeyboardInterrupt
+        if not (config.eval_every and keeper.step % config.eval_every == 0 and keeper.step > step):
+            assess(keeper.step)
+        keeper.keep()
+        if config.video:
+            parts.film(folder / "videos")
+    parts.env.close()
+    return folder
+
+
+class Parts:
+    """What a run is made of, wired."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.device = pick_device(config.device)
+        self.env: VecEnv = build(config.env)
+        self.policy, trained = make_policy(config, self.env)
+        self.learner: Learner = build(
+            config.learner, policy=trained, spec=trained.spec, total_steps=config.steps
+        ).to(self.device)
+        if config.finetune is None:
+            self.policy = self.learner.policy
+        else:
+            self.policy.inner = self.learner.policy
+        self.policy.to(self.device)
+        self.episodes = read_demos(config, self.env)
+        self.loop: Loop = {"offline": self._offline, "replay": self._replay}[self.learner.data]()
+        self._eval_env: VecEnv | None = None
+
+    def _offline(self) -> Offline:
+        if self.episodes is None:
+            raise ConfigError(
+                "this learner needs demonstrations: embodied demos collect env=... out=DIR, "
+                "then demos=DIR"
+            )
+        rows = self._rows(self.episodes)
+        self.learner.fit(rows)
+        return Offline(self.learner, Dataset(rows, self.device))
+
+    def _replay(self) -> ReplayLoop:
+        config, learner = self.config, self.learner
+        replay = Replay(config.replay_size, self.device)
+        source: Source = replay
+        if self.episodes is not None:
+            rows = self._rows(self.episodes)
+            if config.normalize:
+                learner.fit(rows)
+            halves = (1 - config.demo_fraction, config.demo_fraction)
+            source = Mix([replay, Dataset(rows, self.device)], halves)
+        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        if reward is not None and not reward.frozen:
+            source = Relabel(source, reward)
+        first = self.policy if config.start == 0 else self.policy.first()
+        rollout = Rollout(
+            self.env, first, learner.gamma, learner.n_step, config.execute, seed=config.seed
+        )
+        warm_fit = config.normalize and self.episodes is None
+        schedule = Schedule(config.start, config.ratio, warm_fit)
+        return ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule)
+
+    def _rows(self, episodes: Episodes) -> dict[str, torch.Tensor]:
+        learner, chunk = self.learner, self.policy.chunk
+        if learner.rows == "chunks":
+            return chunks(episodes, chunk)
+        if self.config.finetune is not None:
+            raise ConfigError(
+                "demonstrations cannot be mixed into a finetune (its actions are not the robot's); "
+                "leave demos out"
+            )
+        return transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
+
+    @property
+    def eval_env(self) -> VecEnv:
+        if self._eval_env is None:
+            count = min(self.config.eval.num_envs, self.config.eval.episodes)
+            self._eval_env = build(self.config.env | {"num_envs": count})
+        return self._eval_env
+
+    def evaluate(self) -> dict[str, float]:
+        """Success and return on the held-out starts."""
+        self.policy.eval()
+        settings = self.config.eval
+        result = evaluate(
+            self.policy, self.eval_env, settings.episodes, settings.seed, self.config.execute
+        )
+        self.policy.train()
+        return result.metrics()
+
+    def film(self, folder: Path, steps: int = 400) -> None:
+        """One evaluation episode as MP4, where the environment has a camera."""
+        from embodied.loops.video import write_mp4
+
+        env: VecEnv = build(self.config.env | {"num_envs": 1})
+        try:
+            frames, _, won = film(
+                self.policy, env, self.config.eval.seed, steps, self.config.execute
+            )
+        except NotImplementedError:
+            return
+        finally:
+            env.close()
+        name = "success.mp4" if won else "failure.mp4"
+        write_mp4(folder / name, frames, fps=round(1 / env.spec.dt))
+
+    def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
+        """A checkpoint to act from and to go on from; older ones keep what acting needs."""
+        loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
+        here = checkpoint.save(
+            folder / "checkpoints" / f"{step:08d}",
+            self.policy,
+            step,
+            self.learner.get_state(),
+            loop,
+            {"metrics": metrics, "parent": self._parent(), "demos": self.config.demos},
+        )
+        for old in here.parent.glob("[0-9]*/loop.pt"):
+            if old.parent != here:
+                old.unlink()
+
+    def _parent(self) -> str | None:
+        if self.config.init is None:
+            return None
+        return checkpoint.file_hash(checkpoint.find(self.config.init) / "policy.safetensors")
+
+    def resume(self, path: str) -> int:
+        """Go on from the last checkpoint of `path`; returns its step."""
+        loop = checkpoint.load_state(path, "loop")
+        self.learner.set_state(checkpoint.load_state(path, "learner"))
+        self.loop.set_state(loop["loop"])
+        set_rng_state(loop["rng"])
+        return int(loop["step"])
+
+
+def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
+    """The policy that acts, and the part of it that learns (the same one without `finetune`)."""
+    if config.finetune is not None:
+        if config.init is None:
+            raise ConfigError("a finetune needs the policy to start from: init=RUN")
+        base = checkpoint.load_policy(config.init, env.spec)
+        policy = resolve(config.finetune["_target_"]).on(base, config.finetune, config.policy)
+        return policy, policy.inner
+    if config.init is not None:
+        policy = checkpoint.load_policy(config.init, env.spec).train()
+        return policy, policy
+    policy = build(config.policy, spec=env.spec)
+    return policy, policy
+
+
+def read_demos(config: RunConfig, env: VecEnv) -> Episodes | None:
+    """The demonstrations, if there are any, refused where they are of another world."""
+    if config.demos is None:
+        return None
+    episodes = read_episodes(Path(config.demos), limit=config.demo_episodes)
+    require_same(env.spec, episodes.spec, "environment", f"dataset {config.demos}")
+    return episodes
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), numpy and random."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Any]:
+    """The generators that training draws from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
