@@ -1,0 +1,7 @@
+"""Worlds that step in simulation, and the tasks in them."""
+
+import os
+
+# MuJoCo chooses its drawing back-end when it is first imported; without a screen only EGL works.
+if "DISPLAY" not in os.environ:
+    os.environ.setdefault("MUJOCO_GL", "egl")

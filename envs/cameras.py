@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import mujoco
@@ -57,7 +56,6 @@ class Cameras:
     def _renderer(self, model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
         key = (id(model), width, height)
         if key not in self._renderers:
-            os.environ.setdefault("MUJOCO_GL", "egl")
             model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
             model.vis.global_.offheight = max(model.vis.global_.offheight, height)
             try:

@@ -176,6 +176,71 @@ def lift(seen: Seen) -> Plan:
     )
 
 
+def reach(seen: Seen) -> Plan:
+    """To the goal by way of a point beside it."""
+    goal = seen.point("goal")
+    aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
+    place = torch.stack([goal + aside, goal + seen.miss], 1)
+    never = torch.zeros(len(goal), 2, dtype=torch.bool)
+    return Plan(
+        place=place,
+        hand=_each(goal, [CLOSED, CLOSED]),
+        close=goal.new_tensor([0.05, 0.0]),
+        least=torch.tensor([0, 0]),
+        most=torch.tensor([25, 999]),
+        lost=never,
+    )
+
+
+def push(seen: Seen) -> Plan:
+    """Over and down behind the cube, then through it towards the goal; again when it slips by."""
+    cube, goal, tool = seen.point("cube"), seen.point("goal"), seen.point("tool")
+    far = (goal - cube)[:, :2].norm(dim=1, keepdim=True).clamp(min=1e-6)
+    way = (goal - cube) / far
+    way = torch.cat([way[:, :2], torch.zeros_like(far)], 1)
+    behind = cube - seen.trait(2, 0.065, 0.085)[:, None] * way + seen.miss
+    low = torch.cat([behind[:, :2], torch.full_like(far, 0.02)], 1)
+    contact = cube - 0.03 * way
+    # Stay on the line through cube and goal: steer back what the tool is off it.
+    ahead = contact + (far + 0.02).clamp(max=0.05) * way
+    off = (tool - contact) - ((tool - contact) * way).sum(1, keepdim=True) * way
+    through = ahead - 1.5 * off
+    through = torch.cat([through[:, :2], torch.full_like(far, 0.02)], 1)
+    astray = (off[:, :2].norm(dim=1) > 0.025) | (((tool - cube) * way).sum(1) > -0.01)
+    never = torch.zeros_like(astray)
+    return Plan(
+        place=torch.stack([behind + _up(seen.trait(3, 0.07, 0.10)), low, through], 1),
+        hand=_each(cube, [CLOSED, CLOSED, CLOSED]),
+        close=cube.new_tensor([0.02, 0.012, 0.0]),
+        least=torch.tensor([0, 0, 0]),
+        most=torch.tensor([40, 25, 999]),
+        lost=torch.stack([never, never, astray], 1),
+    )
+
+
+def insert(seen: Seen) -> Plan:
+    """Above where the hole seems to be, down to its rim, then press and correct by what is felt."""
+    hole, tool = seen.point("hole_seen"), seen.point("tool")
+    tip, held = seen.point("tip_from_hole"), seen.point("peg_from_tool")
+    length = held.new_tensor([0.0, 0.0, 0.055])
+    ready = hole - held + length + seen.miss
+    side = _side(seen, 0.02) + _up(seen.trait(2, 0.015, 0.03))
+    flat = torch.cat([tip[:, :2], torch.zeros_like(tip[:, :1])], 1)
+    # Press only lightly while the tip is off the axis, more once it is in.
+    press = torch.where(flat.norm(dim=1) < 0.0015, 0.012, 0.003)
+    press = torch.where(tip[:, 2] < -0.002, 0.02, press)
+    down = tool - seen.trait(3, 0.5, 0.9)[:, None] * flat - _up(press)
+    never = torch.zeros(len(tip), 3, dtype=torch.bool)
+    return Plan(
+        place=torch.stack([ready + side, ready + _up(seen.trait(4, 0.003, 0.006)), down], 1),
+        hand=_each(tip, [CLOSED, CLOSED, CLOSED]),
+        close=tip.new_tensor([0.012, 0.003, 0.0]),
+        least=torch.tensor([0, 0, 0]),
+        most=torch.tensor([30, 25, 999]),
+        lost=never,
+    )
+
+
 def _side(seen: Seen, distance: float) -> Tensor:
     """A horizontal offset [n, 3] towards one of the row's approach sides."""
     if not seen.sides:
@@ -195,4 +260,9 @@ def _each(like: Tensor, values: list[float]) -> Tensor:
     return like.new_tensor(values).expand(len(like), -1)
 
 
-PLANS: dict[str, Callable[[Seen], Plan]] = {"lift": lift}
+PLANS: dict[str, Callable[[Seen], Plan]] = {
+    "insert": insert,
+    "lift": lift,
+    "push": push,
+    "reach": reach,
+}

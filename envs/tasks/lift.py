@@ -18,6 +18,7 @@ from envs.tasks.task import (
     Term,
     View,
     add_box,
+    centimetres,
     near,
     spread,
     upright,
@@ -93,9 +94,7 @@ class Lift(Task):
         return high & (np.linalg.norm(view.tool - view.place["cube"], axis=1) < 0.05)
 
     def describe(self, view: View) -> str:
-        cube, tool = view.place["cube"][0] * 100, view.tool[0] * 100
         return (
-            f"The cube is at x {cube[0]:.1f}, y {cube[1]:.1f}, z {cube[2]:.1f} cm; the tool is at "
-            f"x {tool[0]:.1f}, y {tool[1]:.1f}, z {tool[2]:.1f} cm; the hand is open "
-            f"{view.width[0] * 100:.1f} cm."
+            f"The cube is at {centimetres(view.place['cube'])}; the tool is at "
+            f"{centimetres(view.tool)}; the hand is open {view.width[0] * 100:.1f} cm."
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
+Rgba = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,17 @@ def near(a: Floats, b: Floats, scale: float) -> Floats:
     return 1 - np.tanh(np.linalg.norm(a - b, axis=1) / scale)
 
 
+def centimetres(place: Floats) -> str:
+    """The first of the points [n, 3] in words."""
+    x, y, z = 100 * place[0]
+    return f"x {x:.1f}, y {y:.1f}, z {z:.1f} cm"
+
+
 def add_box(
     spec: mujoco.MjSpec,
     name: str,
     half: tuple[float, float, float],
-    rgba: tuple[float, float, float, float],
+    rgba: Rgba,
     mass: float,
 ) -> mujoco.MjsBody:
     """A free box with its own friction (priority over the table and the pads)."""
@@ -154,15 +161,30 @@ def add_box(
     return body
 
 
-def add_marker(
-    spec: mujoco.MjSpec, name: str, radius: float, rgba: tuple[float, float, float, float]
+def add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Rgba) -> None:
+    """A ball that shows a goal and touches nothing."""
+    _shown(spec, name, mujoco.mjtGeom.mjGEOM_SPHERE, [radius, 0, 0], 0.0, rgba)
+
+
+def add_disc(spec: mujoco.MjSpec, name: str, radius: float, rgba: Rgba) -> None:
+    """A flat disc, drawn 2.4 cm below its body, on the table under an object's centre."""
+    _shown(spec, name, mujoco.mjtGeom.mjGEOM_CYLINDER, [radius, 0.0006, 0], -0.0244, rgba)
+
+
+def _shown(
+    spec: mujoco.MjSpec,
+    name: str,
+    kind: mujoco.mjtGeom,
+    size: list[float],
+    below: float,
+    rgba: Rgba,
 ) -> None:
-    """A disc or ball that shows a goal and touches nothing."""
     body = spec.worldbody.add_body(name=name, mocap=True)
     body.add_geom(
         name=name,
-        type=mujoco.mjtGeom.mjGEOM_SPHERE,
-        size=[radius, 0, 0],
+        type=kind,
+        size=size,
+        pos=[0, 0, below],
         rgba=rgba,
         contype=0,
         conaffinity=0,

@@ -1,0 +1,198 @@
+"""EnvPool: its C++ environments (MuJoCo, dm_control, Meta-World, Fetch, MiniGrid) as a VecEnv.
+
+Source: EnvPool (Weng et al., 2022). EnvPool itself resets one step late: the step after an ended
+one ignores its action and returns the reset observation. Here the ended rows alone are reset right
+away, so that no action is lost and `obs` can always be acted on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+try:
+    import envpool
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'"
+    ) from error
+
+from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
+
+SUCCESS = ("info:success", "info:is_success")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`id` as `envpool.list_all_envs()` lists it, `kwargs` for `envpool.make`.
+
+    `horizon` replaces the environment's own time limit (steps). `dt` is the control period (s) to
+    declare, as EnvPool does not tell. `threads` 0 leaves their number to EnvPool. `log` names
+    numbers of EnvPool's info that go into `Step.log`.
+    """
+
+    id: str
+    num_envs: int = 16
+    threads: int = 2
+    horizon: int | None = None
+    dt: float = 1.0
+    seed: int = 0
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    obs_key: str = "state"
+    log: tuple[str, ...] = ()
+    text: str = ""
+
+
+class EnvPool(VecEnv):
+    """Rows of one pool; row i draws from (seed, i).
+
+    EnvPool fixes seeds when a pool is made: `reset(seed=...)` makes a new one, and is refused for
+    some rows only. It cannot save its rows: `get_state` raises NotSavable.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
+        self.config, self.num_envs = config, config.num_envs
+        self._every = np.arange(config.num_envs, dtype=np.int32)
+        self._connect(config.seed)
+        self._actions = Actions(self._pool.action_space, config.id)
+        self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
+        self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
+        obs = {entry.name: entry.leaf for entry in self._entries}
+        self.spec = Spec(obs=obs, act=self._actions.leaf, dt=config.dt, text=config.text)
+        self._now: Tensors = {}
+
+    def _connect(self, seed: int) -> None:
+        self._pool = make(self.config, seed)
+        # The pool's flat lists, without the nesting that EnvPool's own `step` builds each time.
+        self._keys = {key: place for place, key in enumerate(self._pool._state_keys)}
+        self._done, self._late = self._keys["done"], self._keys["trunc"]
+        self._reward = self._keys["reward"]
+        self._success = [self._keys[key] for key in SUCCESS if key in self._keys]
+        self._extra = {name: _extra(self._keys, name, self.config.id) for name in self.config.log}
+        self._dtype = np.dtype(self._pool.spec._action_spec[-1][0])
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
+        if mask is not None and (seed is not None or not self._now):
+            raise ValueError(
+                f"{self.config.id}: EnvPool seeds all rows at once, and first resets all of them; "
+                "call reset without `mask`"
+            )
+        if seed is not None:
+            self._pool.close()
+            self._connect(seed)
+        rows = self._every if mask is None else np.flatnonzero(mask.numpy()).astype(np.int32)
+        if len(rows):
+            self._pool._reset(rows)
+            fresh = self._tensors(self._pool._recv())
+            self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
+        return self._now
+
+    def step(self, action: Tensor) -> Step:
+        native = self._actions.native(action).astype(self._dtype, copy=False)
+        self._pool._send([self._every, self._every, native])
+        state = self._pool._recv()
+        ended, truncated = state[self._done], state[self._late]
+        rows = np.flatnonzero(ended).astype(np.int32)
+        if len(rows):
+            # The ended rows start over on the pool's threads while this one goes on.
+            self._pool._reset(rows)
+        following = self._tensors(state)
+        self._now = following
+        if len(rows):
+            self._now = replace_rows(following, rows, self._tensors(self._pool._recv()))
+        return Step(
+            obs=self._now,
+            next_obs=following,
+            reward=torch.from_numpy(state[self._reward]),
+            terminated=torch.from_numpy(ended & ~truncated),
+            truncated=torch.from_numpy(truncated),
+            log=self._log(state),
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _tensors(self, state: list[np.ndarray]) -> Tensors:
+        """EnvPool's arrays by name, in the dtypes of the spec; NotFinite when one is not."""
+        native = {entry.name: state[slot] for entry, slot in self._slots}
+        require_finite_arrays(state[self._reward], native, self.config.id)
+        obs = {}
+        for entry, _ in self._slots:
+            value = native[entry.name]
+            if entry.channels_first:
+                value = np.ascontiguousarray(np.moveaxis(value, 1, -1))
+            obs[entry.name] = torch.from_numpy(value.astype(entry.leaf.dtype, copy=False))
+        return obs
+
+    def _log(self, state: list[np.ndarray]) -> Tensors:
+        log = {name: torch.from_numpy(state[slot]) for name, slot in self._extra.items()}
+        for slot in self._success:
+            log["success"] = torch.from_numpy(state[slot] > 0.5)
+        return log
+
+
+def _slot(keys: Mapping[str, int], entry: Entry) -> int:
+    """Where one observation lies in the pool's flat list."""
+    wanted = "obs:" + ".".join(entry.path) if entry.path else "obs"
+    if wanted in keys:
+        return keys[wanted]
+    alone = [place for key, place in keys.items() if key.startswith("obs")]
+    if len(alone) != 1:
+        raise ValueError(f"EnvPool's observation {wanted} is not among {sorted(keys)}")
+    return alone[0]
+
+
+def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
+    if f"info:{name}" not in keys:
+        known = ", ".join(sorted(key[5:] for key in keys if key.startswith("info:")))
+        raise ValueError(f"{world} does not report {name!r}; log can name: {known}")
+    return keys[f"info:{name}"]
+
+
+def make(config: Config, seed: int) -> Any:
+    """A pool whose row i draws from (seed, i); ValueError when the id or a setting is unknown."""
+    if config.id not in envpool.list_all_envs():
+        raise ValueError(f"no EnvPool environment {config.id!r}{_similar(config.id)}")
+    options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
+    if config.horizon is not None:
+        options["max_episode_steps"] = config.horizon
+    seeds = [row_noise(seed, row) for row in range(config.num_envs)]
+    # EnvPool's own spaces lose precision in their bounds, which it reports once per leaf.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            pool = envpool.make(config.id, env_type="gymnasium", seed=seeds, **options)
+            _ = pool.observation_space
+        except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"EnvPool refuses {config.id} with {options}: {reason}") from error
+    if (
+        pool._spec._action_keys[:2] != ["env_id", "players.env_id"]
+        or len(pool._spec._action_keys) != 3
+    ):
+        raise ValueError(f"{config.id} takes {pool._spec._action_keys}: one action is supported")
+    return pool
+
+
+def _similar(name: str) -> str:
+    near = difflib.get_close_matches(name, envpool.list_all_envs(), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(near)}?" if near else ""

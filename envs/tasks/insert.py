@@ -1,0 +1,168 @@
+"""Insert: put a held peg into a hole that is less than half a millimetre wider than the peg.
+
+The hole is seen with an error that stays for the episode, as a calibrated camera would have it;
+where the peg's tip is against the true hole is seen exactly, as a camera at the wrist would have
+it. A plan made once from the first misses; correcting on the way does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.tasks.task import Floats, Parameter, Params, Start, Task, Term, View, centimetres, spread
+
+HOLE = 0.010  # half the width of the square hole, m
+BLOCK, TOP = 0.035, 0.030  # half width and height of the block, m
+HANDLE = 0.012  # half width of the part that is held, m
+TIP = -0.055  # the tip below the body's origin (the middle of the handle), m
+CHAMFER = 0.0005
+DEPTH = 0.02
+STIFF = [0.005, 1.0]  # contact time constant, s: a soft peg would give more than the clearance
+LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
+
+
+def tip_from_hole(view: View) -> Floats:
+    """The peg's tip [n, 3] against the middle of the hole's rim."""
+    tip = view.place["peg"] + TIP * _axis(view.turn["peg"])
+    rim = view.place["hole"].copy()
+    rim[:, 2] += TOP
+    return tip - rim
+
+
+def above(view: View) -> Floats:
+    """The tip is on the hole's axis."""
+    return 1 - np.tanh(np.linalg.norm(tip_from_hole(view)[:, :2], axis=1) / 0.01)
+
+
+def inserted(view: View) -> Floats:
+    """How much of the way in the tip is, in [0, 1], counted on the axis only."""
+    tip = tip_from_hole(view)
+    inside = np.linalg.norm(tip[:, :2], axis=1) < 0.002
+    return np.where(inside, np.clip(-tip[:, 2] / DEPTH, 0.0, 1.0), 0.0)
+
+
+class Insert(Task):
+    """The tip is two centimetres deep in the hole."""
+
+    text = "insert the peg in the hole of the block"
+    parameters = (
+        Parameter("hole_x", 0.42, 0.58),
+        Parameter("hole_y", -0.12, 0.12),
+        Parameter("clearance", 0.0004, 0.0005),
+        Parameter("hole_error", 0.0, 0.003),
+    )
+    free = ("peg",)
+    markers = ("hole",)
+    names = (
+        *(f"hole_seen_{axis}" for axis in "xyz"),
+        *(f"tip_from_hole_{axis}" for axis in "xyz"),
+        *(f"peg_from_tool_{axis}" for axis in "xyz"),
+    )
+    terms: ClassVar[Mapping[str, Term]] = {"above": above, "inserted": inserted}
+    weights: ClassVar[Mapping[str, float]] = {"above": 0.4, "inserted": 0.6}
+    draws = 6
+    horizon = 100
+    settle = 40
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        _peg(spec)
+        _block(spec)
+
+    def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
+        radius = HOLE - param["clearance"]
+        shaft = np.stack([radius, np.full_like(radius, 0.018), np.zeros_like(radius)], 1)
+        tip = np.stack([radius - CHAMFER, np.full_like(radius, 0.02), np.zeros_like(radius)], 1)
+        return {("geom_size", "shaft"): shaft, ("geom_size", "tip"): tip}
+
+    def start(self, param: Params, draws: Floats) -> Start:
+        count = len(draws)
+        hole = np.stack([param["hole_x"], param["hole_y"], np.zeros(count)], 1)
+        away = spread(draws[:, :3], (-0.05, -0.05, 0.02), (0.05, 0.05, 0.06))
+        angle = 2 * np.pi * draws[:, 3]
+        wrong = np.stack([np.cos(angle), np.sin(angle), np.zeros(count)], 1)
+        slip = spread(draws[:, 4:6], (-0.002, -0.003), (0.002, 0.003))
+        held = np.stack([slip[:, 0], np.zeros(count), slip[:, 1]], 1)
+        ready = hole + np.array([0.0, 0.0, TOP - TIP])
+        return Start(
+            tool=ready + away,
+            width=np.full(count, 2 * HANDLE - 0.0002),
+            marker={"hole": hole},
+            memory={"wrong": param["hole_error"][:, None] * wrong},
+            held={"peg": (held, np.tile([1.0, 0.0, 0.0, 0.0], (count, 1)))},
+        )
+
+    def observe(self, view: View) -> Floats:
+        seen = view.place["hole"] + view.memory["wrong"] + [0.0, 0.0, TOP]
+        return np.concatenate([seen, tip_from_hole(view), view.place["peg"] - view.tool], 1)
+
+    def success(self, view: View) -> NDArray[np.bool_]:
+        tip = tip_from_hole(view)
+        return (tip[:, 2] < -DEPTH) & (np.linalg.norm(tip[:, :2], axis=1) < 0.002)
+
+    def describe(self, view: View) -> str:
+        tip = 1000 * tip_from_hole(view)[0]
+        return (
+            f"The peg's tip is {tip[0]:.1f} mm in x, {tip[1]:.1f} mm in y and {tip[2]:.1f} mm in z "
+            f"from the middle of the hole's rim; the tool is at {centimetres(view.tool)}."
+        )
+
+
+def _axis(turn: Floats) -> Floats:
+    """The body's z axis [n, 3] for quaternions [n, 4]."""
+    w, x, y, z = turn.T
+    return np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], 1)
+
+
+def _peg(spec: mujoco.MjSpec) -> None:
+    """A square handle, a round shaft and a slightly thinner tip."""
+    body = spec.worldbody.add_body(name="peg")
+    body.add_freejoint(name="peg")
+    box, cylinder = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+    body.add_geom(
+        name="handle",
+        type=box,
+        size=[HANDLE, HANDLE, 0.015],
+        rgba=LIGHT,
+        mass=0.03,
+        condim=4,
+        priority=1,
+        friction=[1.5, 0.02, 0.001],
+        solref=STIFF,
+    )
+    for name, radius, half in (("shaft", HOLE, 0.018), ("tip", HOLE - CHAMFER, 0.02)):
+        body.add_geom(
+            name=name,
+            type=cylinder,
+            size=[radius, half, 0],
+            pos=[0, 0, -0.015 - half],
+            rgba=LIGHT,
+            mass=0.01,
+            priority=1,
+            friction=[0.2, 0.005, 0.0001],
+            solref=STIFF,
+        )
+
+
+def _block(spec: mujoco.MjSpec) -> None:
+    """Four walls around a square hole; a mocap body, so that each row can put it elsewhere."""
+    body = spec.worldbody.add_body(name="hole", mocap=True)
+    wall = (BLOCK - HOLE) / 2
+    middle = HOLE + wall
+    for name, half, place in (
+        ("right", (wall, BLOCK), (middle, 0.0)),
+        ("left", (wall, BLOCK), (-middle, 0.0)),
+        ("back", (HOLE, wall), (0.0, middle)),
+        ("front", (HOLE, wall), (0.0, -middle)),
+    ):
+        body.add_geom(
+            name=f"wall_{name}",
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            size=[*half, TOP / 2],
+            pos=[*place, TOP / 2],
+            rgba=DARK,
+        )
