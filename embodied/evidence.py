@@ -1,0 +1,194 @@
+"""Evidence: small honest experiments, each a YAML file, run over seeds and written down as a table.
+
+    python -m embodied.evidence [STUDY ...]      (all of configs/evidence without names)
+
+A study names its commands; every arm runs once a seed, arms in order (a later one may start from
+an earlier one's folder), seeds side by side. What has finished is not run again. Results go to
+`docs/evidence/STUDY.json`, the table to `docs/evidence.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.checkpoint import git_revision
+from embodied.loops.statistics import bootstrap_interval, iqm
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "configs" / "evidence"
+TABLE = ROOT / "docs" / "evidence.md"
+
+
+@dataclass(frozen=True)
+class Study:
+    """One row: `arms` are command lines over {work}, {out}, {seed}; `prepare` runs once before.
+
+    `metric` is read from the last line of each arm's metrics.jsonl that has it. `baseline` and
+    `result` name arms.
+    """
+
+    method: str
+    task: str
+    claim: str
+    metric: str
+    seeds: tuple[int, ...]
+    arms: dict[str, str]
+    baseline: str
+    result: str
+    prepare: tuple[str, ...] = ()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
+    parser.add_argument("studies", nargs="*", help=f"of {', '.join(known)}; all without names")
+    parser.add_argument("--work", type=Path, default=Path("outputs/evidence"))
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    for name in args.studies:
+        if name not in known:
+            raise SystemExit(f"evidence: no study {name}{nearest(name, known)}")
+    for name in args.studies or known:
+        run(name, args.work / name, args.workers)
+    write_table()
+
+
+def run(name: str, work: Path, workers: int) -> None:
+    """Run what is missing of a study and write its JSON."""
+    study: Study = parse(Study, yaml.safe_load((STUDIES / f"{name}.yaml").read_text()), name)
+    work.mkdir(parents=True, exist_ok=True)
+    for number, line in enumerate(study.prepare):
+        command(line.format(work=work), work / f"prepare-{number}")
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda seed: run_seed(study, work, seed), study.seeds))
+    scores = {
+        arm: [last(work / f"{arm}-{seed}", study.metric) for seed in study.seeds]
+        for arm in study.arms
+    }
+    minutes = {
+        arm: float(np.median([took(work / f"{arm}-{seed}") for seed in study.seeds])) / 60
+        for arm in study.arms
+    }
+    facts: dict[str, Any] = {
+        "method": study.method,
+        "task": study.task,
+        "claim": study.claim,
+        "metric": study.metric,
+        "seeds": list(study.seeds),
+        "baseline": study.baseline,
+        "result": study.result,
+        "scores": scores,
+        "minutes": minutes,
+        "commit": git_revision(),
+        "date": date.today().isoformat(),
+    }
+    folder = TABLE.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(row(facts), flush=True)
+
+
+def run_seed(study: Study, work: Path, seed: int) -> None:
+    for arm, line in study.arms.items():
+        out = work / f"{arm}-{seed}"
+        command(line.format(work=work, out=out, seed=seed), out)
+
+
+def command(line: str, out: Path) -> None:
+    """Run a command line once; `OUT.log` keeps what it printed, `OUT.done` the seconds it took."""
+    done = Path(f"{out}.done")
+    if done.exists():
+        return
+    print(line, flush=True)
+    words = shlex.split(line)
+    if words[0] in ("python", "embodied"):
+        words[0] = str(Path(sys.executable).with_name(words[0]))
+    began = time.perf_counter()
+    with Path(f"{out}.log").open("w") as log:
+        code = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code != 0:
+        raise ConfigError(f"evidence: `{line}` failed with {code}; see {out}.log")
+    done.write_text(f"{time.perf_counter() - began:.1f}\n")
+
+
+def last(folder: Path, metric: str) -> float:
+    """The last value of `metric` in a run's metrics."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    values = [r[metric] for r in map(json.loads, lines) if metric in r]
+    if not values:
+        raise ConfigError(f"evidence: {folder}/metrics.jsonl never has {metric}")
+    return float(values[-1])
+
+
+def took(out: Path) -> float:
+    return float(Path(f"{out}.done").read_text())
+
+
+def row(facts: dict[str, Any]) -> str:
+    """One line of the table: interquartile means over seeds, 95% bootstrap intervals."""
+    base = np.asarray(facts["scores"][facts["baseline"]])
+    result = np.asarray(facts["scores"][facts["result"]])
+    low, high = bootstrap_interval(result - base)
+    cells = [
+        facts["method"],
+        facts["task"],
+        str(len(facts["seeds"])),
+        f"{facts['baseline']}: {shown(base)}",
+        f"{facts['result']}: {shown(result)}",
+        f"{number(float(np.mean(result - base)))} [{number(low)}, {number(high)}]",
+        f"{facts['minutes'][facts['result']]:.1f}",
+        f"{facts['date']} {(facts['commit'] or 'unknown')[:8]}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def shown(values: np.ndarray) -> str:
+    each = ", ".join(number(v) for v in values)
+    return f"{number(iqm(values))} ({each})"
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def write_table() -> None:
+    """Make docs/evidence.md from the JSON of every study."""
+    studies = sorted(TABLE.with_suffix("").glob("*.json"))
+    facts = [json.loads(path.read_text()) for path in studies]
+    lines = [
+        "# Evidence",
+        "",
+        "Each method against its own baseline, same steps, same starts; interquartile mean over",
+        "seeds, then every seed's score. The difference is paired by seed, with its 95% bootstrap",
+        "interval. Minutes are one seed's, on one thread of a shared two-core machine.",
+        "Made by `make evidence` from `configs/evidence/*.yaml`; raw numbers in `docs/evidence/`.",
+        "",
+        "| method | task | seeds | baseline | result | difference | min | date, commit |",
+        "|---|---|---|---|---|---|---|---|",
+        *[row(f) for f in facts],
+        "",
+        "## What each row claims",
+        "",
+        *[f"- **{f['method']}**: {f['claim']}" for f in facts],
+        "",
+    ]
+    TABLE.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
