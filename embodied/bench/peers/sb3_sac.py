@@ -1,4 +1,4 @@
-"""Stable-Baselines3's SAC under our evaluation, so that its curve and ours can be laid side by side.
+"""Stable-Baselines3's SAC under our evaluation: its curve and ours, side by side.
 
     python -m embodied.bench.peers.sb3_sac env=Hopper-v5 seed=0 steps=50000 output=DIR
 
