@@ -62,9 +62,9 @@ def _hand(spec: mujoco.MjSpec) -> None:
         joint.armature, joint.frictionloss, joint.damping[0] = 0.1, 0.0, 10.0
     actuator = spec.actuator("hand")
     actuator.inheritrange = 0
-    actuator.gainprm[0] = 2000.0
-    actuator.biasprm[1], actuator.biasprm[2] = -2000.0, -20.0
-    actuator.ctrlrange, actuator.forcerange = [0.0, fr3.OPEN / 2], [-60.0, 60.0]
+    actuator.gainprm[0] = 6000.0
+    actuator.biasprm[1], actuator.biasprm[2] = -6000.0, -60.0
+    actuator.ctrlrange, actuator.forcerange = [0.0, fr3.OPEN / 2], [-70.0, 70.0]
 
 
 def _strip(spec: mujoco.MjSpec, pictures: bool) -> None:

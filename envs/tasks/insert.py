@@ -14,7 +14,18 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.tasks.task import Floats, Parameter, Params, Start, Task, Term, View, centimetres, spread
+from envs.tasks.task import (
+    STIFF,
+    Floats,
+    Parameter,
+    Params,
+    Start,
+    Task,
+    Term,
+    View,
+    centimetres,
+    spread,
+)
 
 HOLE = 0.010  # half the width of the square hole, m
 BLOCK, TOP = 0.035, 0.030  # half width and height of the block, m
@@ -22,7 +33,6 @@ HANDLE = 0.012  # half width of the part that is held, m
 TIP = -0.055  # the tip below the body's origin (the middle of the handle), m
 CHAMFER = 0.0005
 DEPTH = 0.02
-STIFF = [0.005, 1.0]  # contact time constant, s: a soft peg would give more than the clearance
 LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
 
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
+STIFF = (0.005, 1.0)
+"""Contact time constant (s) of what is held: soft objects sink into the pads."""
 Rgba = tuple[float, float, float, float]
 
 
@@ -157,6 +159,7 @@ def add_box(
         condim=4,
         priority=1,
         friction=[1.0, 0.01, 0.001],
+        solref=STIFF,
     )
     return body
 
