@@ -1,0 +1,107 @@
+"""Our batched walkers against Gymnasium's, number for number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from envs.locomotion import WORLDS, Config, Locomotion
+from envs.mujoco import Floats, Outcome
+
+ROWS, STEPS = 2, 500
+
+
+class Exact(Locomotion):
+    """The same world with float64 observations, and the reward before it is rounded."""
+
+    precision = np.float64
+    paid: Floats
+
+    def outcome(self, action: Floats) -> Outcome:
+        outcome = super().outcome(action)
+        self.paid = outcome.reward
+        return outcome
+
+
+def follow(peer: Any, env: Locomotion, row: int) -> np.ndarray:
+    """Begin a Gymnasium environment where `env` began `row`, the way its own reset does."""
+    mujoco.mj_resetData(peer.model, peer.data)
+    peer.set_state(env.batch.qpos[row].copy(), env.batch.qvel[row].copy())
+    return peer._get_obs()
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_equal_to_gymnasium_over_a_thousand_steps(name: str) -> None:
+    env = Exact(Config(name, ROWS, horizon=120))
+    peers: list[Any] = [gymnasium.make(name).unwrapped for _ in range(ROWS)]
+    obs = env.reset(seed=3)
+    for row, peer in enumerate(peers):
+        peer.reset(seed=0)
+        np.testing.assert_allclose(obs["state"][row].numpy(), follow(peer, env, row), atol=1e-9)
+    high = peers[0].model.actuator_ctrlrange[:, 1]
+    generator = torch.Generator().manual_seed(0)
+    ended = {"terminated": 0, "truncated": 0}
+    for _ in range(STEPS):
+        action = torch.rand((ROWS, env.spec.act.size), generator=generator) * 2 - 1
+        step = env.step(action)
+        for row, peer in enumerate(peers):
+            native = action[row].double().numpy() * high
+            seen, reward, terminated, _, _ = peer.step(native)
+            np.testing.assert_allclose(step.next_obs["state"][row], seen, rtol=1e-12, atol=1e-9)
+            assert env.paid[row] == pytest.approx(reward, rel=1e-12, abs=1e-9)
+            assert bool(step.terminated[row]) == terminated
+            if step.ended[row]:
+                begun = follow(peer, env, row)
+                np.testing.assert_allclose(step.obs["state"][row], begun, rtol=1e-12, atol=1e-9)
+        ended["terminated"] += int(step.terminated.sum())
+        ended["truncated"] += int(step.truncated.sum())
+    # Both ways to end were seen, where the world has both.
+    assert ended["truncated" if name == "HalfCheetah-v5" else "terminated"] >= 5
+
+
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_spec_agrees_with_gymnasium(name: str) -> None:
+    env, peer = Locomotion(Config(name, 2)), gymnasium.make(name)
+    assert env.spec.obs["state"].shape == peer.observation_space.shape
+    assert env.spec.act.shape == peer.action_space.shape
+    assert env.spec.dt == pytest.approx(peer.unwrapped.dt)  # type: ignore[attr-defined]
+    assert env.horizon == peer.spec.max_episode_steps  # type: ignore[union-attr]
+    assert env.reset(seed=0)["state"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["Ant-v5", "Hopper-v5"])
+def test_saved_rows_continue_exactly(name: str) -> None:
+    env, other = Locomotion(Config(name, 3)), Locomotion(Config(name, 3))
+    generator = torch.Generator().manual_seed(1)
+
+    def action() -> torch.Tensor:
+        return torch.rand((3, env.spec.act.size), generator=generator) * 2 - 1
+
+    env.reset(seed=5)
+    for _ in range(17):
+        env.step(action())
+    other.reset(seed=99)
+    other.set_state(env.get_state())
+    for _ in range(120):
+        push = action()
+        left, right = env.step(push), other.step(push)
+        assert torch.equal(left.obs["state"], right.obs["state"])
+        assert torch.equal(left.reward, right.reward)
+
+
+def test_rows_do_not_depend_on_the_number_of_threads() -> None:
+    one, two = (Locomotion(Config("Ant-v5", 5, threads=threads)) for threads in (1, 2))
+    assert torch.equal(one.reset(seed=0)["state"], two.reset(seed=0)["state"])
+    for _ in range(30):
+        push = torch.full((5, 8), 0.7)
+        assert torch.equal(one.step(push).obs["state"], two.step(push).obs["state"])
+
+
+def test_an_unknown_world_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no such world 'Ant-v4'; there are .*Ant-v5"):
+        Locomotion(Config("Ant-v4"))
