@@ -82,7 +82,7 @@ class Scripted(Policy):
         self.config, self.spec, self.chunk = config, spec, 1
         self.names, self.plan = spec.obs["state"].names, PLANS[config.task]
         clumsy = 1 - config.quality
-        self.noise = 0.03 + 0.45 * clumsy
+        self.noise = 0.03 + 0.5 * clumsy
         self.pause = 0.08 * clumsy
         self.miss = 0.001 + 0.014 * clumsy
 
@@ -114,7 +114,9 @@ class Scripted(Policy):
         fastest = seen.trait(0, 0.6, 1.0)[:, None]
         move = move * (fastest / move.norm(dim=1, keepdim=True).clamp(min=1e-9)).clamp(max=1)
         still = (carry["pause"] > 0)[:, None]
-        move = torch.where(still, 0.0, move + self.noise * fastest * noise[:, -3:])
+        # A hand is the less steady the faster it moves.
+        shake = self.noise * (0.15 * fastest + move.norm(dim=1, keepdim=True))
+        move = torch.where(still, 0.0, move + shake * noise[:, -3:])
         hand = plan.hand[rows, carry["phase"]]
         turning = torch.zeros(len(noise), self.spec.act.size - 4)
         action = torch.cat([move, turning, hand[:, None]], 1).clamp(-1, 1)
@@ -226,10 +228,13 @@ def insert(seen: Seen) -> Plan:
     ready = hole - held + length + seen.miss
     side = _side(seen, 0.02) + _up(seen.trait(2, 0.015, 0.03))
     flat = torch.cat([tip[:, :2], torch.zeros_like(tip[:, :1])], 1)
-    # Press only lightly while the tip is off the axis, more once it is in.
-    press = torch.where(flat.norm(dim=1) < 0.0015, 0.012, 0.003)
-    press = torch.where(tip[:, 2] < -0.002, 0.02, press)
-    down = tool - seen.trait(3, 0.5, 0.9)[:, None] * flat - _up(press)
+    # Press lightly on the rim, more once the tip is in, and let go a little now and then: a wedged
+    # peg needs it.
+    press = torch.where(tip[:, 2] < -0.006, 0.010, 0.003)
+    press = torch.where((seen.clock % 6 == 5) & (tip[:, 2] > -0.012), -0.002, press)
+    # Sideways the reference is moved, not the tool: the push grows until the tip gives way.
+    gain = seen.trait(3, 0.3, 0.6)[:, None]
+    down = tool + seen.point("lead") * held.new_tensor([1.0, 1.0, 0.0]) - gain * flat - _up(press)
     never = torch.zeros(len(tip), 3, dtype=torch.bool)
     return Plan(
         place=torch.stack([ready + side, ready + _up(seen.trait(4, 0.003, 0.006)), down], 1),

@@ -33,7 +33,7 @@ class Config:
     high: tuple[float, float, float] = (0.72, 0.30, 0.50)
     lead: float = 0.04
     lead_turn: float = 0.15
-    damping: float = 0.05
+    damping: float = 0.02
     pull: float = 0.1
     iterations: int = 2
     speed: float = 0.8
