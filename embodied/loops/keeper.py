@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -60,7 +61,7 @@ class Keeper:
         return self.step < self.steps and not self.interrupted
 
     def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
-        """`steps` more have been done; `metrics` are the newest update's, `step` the newest step."""
+        """`steps` more are done; `metrics` are the newest update's, `step` the newest step."""
         before, self.step = self.step, self.step + steps
         if step is not None:
             self.episodes.add(step)
@@ -83,7 +84,10 @@ class Keeper:
         return every > 0 and self.step // every > before // every
 
     def __enter__(self) -> Keeper:
-        self._handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        # Python lets only the main thread handle signals.
+        mine = threading.current_thread() is threading.main_thread()
+        kinds = (signal.SIGINT, signal.SIGTERM) if mine else ()
+        self._handlers = {kind: signal.signal(kind, self._stop) for kind in kinds}
         return self
 
     def __exit__(self, *_: object) -> None:
