@@ -1,0 +1,39 @@
+"""Files that are either whole or not there: written aside, made durable, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Let `write` fill a temporary file, make it durable, then give it its name in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as sink:
+            write(sink)
+            sink.flush()
+            os.fsync(sink.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """A JSON file, in one durable step."""
+    write_durably(path, lambda sink: sink.write(json.dumps(data, indent=1).encode()))

@@ -1,0 +1,225 @@
+"""The LeRobotDataset v3.0 layout: columns, features, statistics and the paths of its files.
+
+    meta/info.json  stats.json  tasks.parquet  episodes/chunk-000/file-000.parquet
+    data/chunk-000/file-000.parquet
+    videos/observation.images.wrist/chunk-000/file-000.mp4
+
+Many episodes share a file; `meta/episodes` says where each of them lies. What LeRobot has no name
+for (our Spec, true shapes, final observations) is in extra keys and columns that it ignores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+
+VERSION = "v3.0"
+OURS = "embodied"  # our key in info.json
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+INDEX = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+FILES_PER_CHUNK = 1000
+DATA_MB, VIDEO_MB = 100, 200
+CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+NAMED = {"reward": "next.reward", "success": "next.success", "task": "task_vector"}
+
+
+class DatasetError(RuntimeError):
+    """A dataset cannot be read or written, in one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the data files: `name` there, `key` in Tensors, `shape` and `dtype` (torch's
+    name) of one step, how pictures are `stored` ("video", "image"; "" for numbers), and `names`."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def feature(self) -> dict[str, Any]:
+        """Its entry in info.json."""
+        if self.stored:
+            names = ["height", "width", "channels"]
+            return {"dtype": self.stored, "shape": list(self.shape), "names": names}
+        if self.size == 1:
+            return {"dtype": self.dtype, "shape": [1], "names": None}
+        short = self.name.rpartition(".")[2]
+        names = list(self.names) or [f"{short}_{i}" for i in range(self.size)]
+        return {"dtype": self.dtype, "shape": [self.size], "names": names}
+
+    def to_arrow(self, values: Tensor) -> pa.Array:
+        """Values [T, *shape] as an Arrow array of length T."""
+        flat = values.detach().cpu().reshape(len(values), -1).contiguous().numpy()
+        if self.size == 1:
+            return pa.array(flat[:, 0])
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), self.size)
+
+    def to_tensor(self, column: pa.ChunkedArray | pa.Array) -> Tensor:
+        """The inverse of `to_arrow`; ValueError where the file does not hold this shape."""
+        rows = len(column)
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+        while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+            array = array.flatten()
+        numbers = torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))
+        if numbers.numel() != rows * self.size:
+            raise ValueError(f"column {self.name} does not hold {rows} x {self.size} numbers")
+        return numbers.to(getattr(torch, self.dtype)).reshape(rows, *self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Column:
+        shape, names = tuple(data["shape"]), tuple(data["names"])
+        return cls(data["name"], data["key"], shape, data["dtype"], data["stored"], names)
+
+
+def observation(name: str, leaf: Leaf, images: str) -> Column:
+    """The column of the observation `name`; `images` is "video" or "image"."""
+    key, plain = f"obs/{name}", name.replace("/", ".")
+    if leaf.is_image and leaf.shape[2] in (1, 3, 4):
+        return Column(f"observation.images.{plain}", key, leaf.shape, leaf.dtype, images)
+    return Column(f"observation.{plain}", key, leaf.shape, leaf.dtype, "", leaf.names)
+
+
+def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
+    """All columns of a dataset whose first episode is `episode`: state, other observations, action,
+    reward, then whatever else it has. The flags of the end are `next.done`, `next.truncated`."""
+    leaves = sorted(spec.obs.items(), key=lambda item: (item[1].is_image, item[0] != "state"))
+    columns = [observation(name, leaf, images) for name, leaf in leaves]
+    columns.append(Column("action", "action", spec.act.shape, spec.act.dtype, "", spec.act.names))
+    for key, value in episode.items():
+        if key.startswith(("obs/", "next_obs/")) or key in ("action", "terminated", "truncated"):
+            continue
+        name = NAMED.get(key, key.replace("/", "."))
+        dtype = str(value.dtype).removeprefix("torch.")
+        columns.append(Column(name, key, tuple(value.shape[1:]), dtype))
+    columns.append(Column("next.done", "done", (), "bool"))
+    columns.append(Column("next.truncated", "truncated", (), "bool"))
+    return tuple(columns)
+
+
+def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of a dataset, also of one that LeRobot wrote."""
+    if OURS in info:
+        return tuple(Column.from_json(column) for column in info[OURS]["columns"])
+    keys = {name: key for key, name in NAMED.items()}
+    keys |= {"next.done": "done", "next.truncated": "truncated"}
+    columns = []
+    for name, feature in info["features"].items():
+        if name in CLOCK or feature["dtype"] == "string" or name.startswith("observation.language"):
+            continue
+        shape, names = tuple(feature["shape"]), feature.get("names") or ()
+        names = tuple(map(str, names)) if isinstance(names, list) else ()
+        key = f"obs/{name.split('.', 1)[1]}" if name.startswith("observation.") else name
+        if feature["dtype"] in ("video", "image"):
+            if names[:1] and names[0].startswith("channel"):
+                shape = (shape[1], shape[2], shape[0])
+            key = key.replace("obs/images.", "obs/")
+            columns.append(Column(name, key, shape, "uint8", feature["dtype"]))
+        else:
+            shape = () if name in keys and shape == (1,) else shape
+            columns.append(Column(name, keys.get(name, key), shape, feature["dtype"], "", names))
+    return tuple(columns)
+
+
+def spec_of_info(info: Mapping[str, Any]) -> Spec:
+    """The Spec that was written, or what LeRobot's features say of one (bounds unknown)."""
+    if OURS in info:
+        return Spec.from_json(info[OURS]["spec"])
+    columns = {column.key: column for column in columns_of_info(info)}
+    if "action" not in columns:
+        raise DatasetError("the dataset has no action column; nothing can be learnt from it")
+    leaves = {k: Leaf(c.shape, c.dtype, names=c.names) for k, c in columns.items()}
+    obs = {key[4:]: leaf for key, leaf in leaves.items() if key.startswith("obs/")}
+    return Spec(obs=obs, act=leaves["action"], dt=1.0 / info["fps"])
+
+
+def new_info(
+    spec: Spec, columns: tuple[Column, ...], robot: str, images: str, fps: float
+) -> dict[str, Any]:
+    """info.json of an empty dataset."""
+    features = {column.name: column.feature for column in columns}
+    for column in columns:
+        if column.stored == "video":
+            features[column.name]["info"] = _film_info(column, fps)
+    for name in CLOCK:
+        dtype = "float32" if name == "timestamp" else "int64"
+        features[name] = {"dtype": dtype, "shape": [1], "names": None}
+    ours = {"format": 1, "spec": spec.to_json(), "columns": [c.to_json() for c in columns]}
+    return {
+        "codebase_version": VERSION,
+        "robot_type": robot,
+        "total_episodes": 0,
+        "total_frames": 0,
+        "total_tasks": 0,
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": DATA_MB,
+        "video_files_size_in_mb": VIDEO_MB,
+        "fps": int(fps) if float(fps).is_integer() else fps,
+        "splits": {},
+        "data_path": DATA,
+        "video_path": VIDEO if images == "video" else None,
+        "features": features,
+        OURS: ours,
+    }
+
+
+def frames_per_second(spec: Spec) -> float:
+    """1 / dt, as a whole number where it is one to a part in ten thousand."""
+    fps = 1.0 / spec.dt
+    return float(round(fps)) if abs(fps - round(fps)) < 1e-4 * fps else fps
+
+
+def _film_info(column: Column, fps: float) -> dict[str, Any]:
+    height, width, channels = column.shape
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": "h264",
+        "video.pix_fmt": "yuv420p",
+        "video.is_depth_map": False,
+        "video.fps": int(fps) if float(fps).is_integer() else fps,
+        "video.channels": channels,
+        "has_audio": False,
+    }
+
+
+def tasks_table(texts: list[str]) -> pa.Table:
+    """tasks.parquet: the sentences, as the index that pandas restores, and their numbers."""
+    table = pa.table({"task_index": pa.array(range(len(texts)), pa.int64()), "task": texts})
+    number = {"name": "task_index", "field_name": "task_index", "metadata": None}
+    word = {"name": "task", "field_name": "task", "metadata": None}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [
+            number | {"pandas_type": "int64", "numpy_type": "int64"},
+            word | {"pandas_type": "unicode", "numpy_type": "object"},
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
