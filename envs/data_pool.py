@@ -7,7 +7,7 @@ releases the interpreter lock, so a thread a core on plain `MjData` does as well
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import mujoco
@@ -92,21 +92,20 @@ class DataPool:
         self._threads.shutdown()
 
     def _run(self, rows: list[int], advance: Callable[[mujoco.MjData], None]) -> None:
-        workers = len(self._datas)
-        parts = [rows[worker::workers] for worker in range(workers)]
+        # One iterator for all threads: a thread that is held up takes fewer rows.
+        todo = iter(rows)
         others = [
-            self._threads.submit(self._serve, data, part, advance)
-            for data, part in zip(self._datas[1:], parts[1:], strict=True)
+            self._threads.submit(self._serve, data, todo, advance) for data in self._datas[1:]
         ]
-        self._serve(self._datas[0], parts[0], advance)
+        self._serve(self._datas[0], todo, advance)
         for other in others:
             other.result()
 
     def _serve(
-        self, data: mujoco.MjData, rows: list[int], advance: Callable[[mujoco.MjData], None]
+        self, data: mujoco.MjData, todo: Iterator[int], advance: Callable[[mujoco.MjData], None]
     ) -> None:
         pairs = [(getattr(self, name), getattr(data, name)) for name in self._outputs]
-        for row in rows:
+        for row in todo:
             mujoco.mj_setState(self.model, data, self.state[row], STATE)
             advance(data)
             mujoco.mj_getState(self.model, data, self.state[row], STATE)

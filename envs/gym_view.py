@@ -1,0 +1,100 @@
+"""GymView: one row of our environments as a Gymnasium environment, for checkers and peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from torch import Tensor
+
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from envs.spaces import space_of
+
+
+class GymView(gymnasium.Env):
+    """A VecEnv with `num_envs` 1 behind `reset() -> (obs, info)` and `step(action) -> five`.
+
+    Observations are a Dict of arrays, or the array itself where there is one leaf and `flat` is
+    true. `info["is_success"]` (bool) is there in every step where the world knows success.
+    `render_mode="rgb_array"` draws `width` x `height` pictures.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        flat: bool = True,
+        render_mode: str | None = None,
+        width: int = 320,
+        height: int = 240,
+    ) -> None:
+        if env.num_envs != 1:
+            raise ValueError(f"GymView shows one row, got num_envs={env.num_envs}; make it with 1")
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.spec.dt)}
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode {render_mode!r} is not known; use 'rgb_array' or None")
+        self.env, self.render_mode = env, render_mode
+        self._size = (width, height)
+        self.observation_space = obs_space(env.spec, flat)
+        self.action_space = space_of(env.spec.act)
+        self._flat = not isinstance(self.observation_space, spaces.Dict)
+        self._obs: Tensors | None = None
+        self._begun = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; `options={"task": [D] numbers in [0, 1]}` fixes its task vector."""
+        super().reset(seed=seed)
+        task = (options or {}).get("task")
+        # After an end the row has already begun its next episode: show that one, waste none.
+        if self._obs is None or not self._begun or seed is not None or task is not None:
+            wanted = None if task is None else torch.as_tensor(task, dtype=torch.float32)[None]
+            self._obs = self.env.reset(seed=seed, task=wanted)
+        self._begun = False
+        return self._shown(self._obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._obs is None or self._begun:
+            raise ResetNeeded("the episode is over or has not begun; call reset() before step()")
+        result = self.env.step(batched(action, self.env.spec))
+        self._obs, self._begun = result.obs, bool(result.ended[0])
+        info: dict[str, Any] = {name: value[0].item() for name, value in result.log.items()}
+        if "success" in info:
+            info["is_success"] = bool(info.pop("success"))
+        return (
+            self._shown(result.next_obs),
+            float(result.reward[0]),
+            bool(result.terminated[0]),
+            bool(result.truncated[0]),
+            info,
+        )
+
+    def render(self) -> np.ndarray | None:
+        if self.render_mode is None:
+            return None
+        return self.env.render(0, *self._size).numpy()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _shown(self, obs: Tensors) -> Any:
+        arrays = {name: value[0].numpy().copy() for name, value in obs.items()}
+        return next(iter(arrays.values())) if self._flat else arrays
+
+
+def obs_space(spec: Spec, flat: bool) -> spaces.Space:
+    """The Gymnasium space of the observations; with `flat`, a single leaf stands for itself."""
+    parts = {name: space_of(leaf) for name, leaf in spec.obs.items()}
+    return next(iter(parts.values())) if flat and len(parts) == 1 else spaces.Dict(parts)
+
+
+def batched(action: Any, spec: Spec) -> Tensor:
+    """One action as the tensor [1, A] (int64 [1] where discrete) that a VecEnv takes."""
+    dtype = torch.int64 if spec.act.dtype == "int64" else torch.float32
+    return torch.as_tensor(np.asarray(action), dtype=dtype).reshape(1, *spec.act.shape)
