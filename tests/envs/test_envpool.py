@@ -1,0 +1,141 @@
+"""EnvPool behind our contract: same-step resets, true successors, flat names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.env import NotSavable
+
+envpool = pytest.importorskip("envpool")
+
+from envs.envpool import Config, EnvPool  # noqa: E402
+from envs.spaces import row_noise  # noqa: E402
+
+
+def test_ended_rows_begin_again_in_the_same_step() -> None:
+    """Against a raw pool with the same seeds, whose ended rows spend a step on their reset."""
+    n = 3
+    env = EnvPool(Config("Hopper-v5", n, seed=5, horizon=30))
+    seeds = [row_noise(5, row) for row in range(n)]
+    options = {"env_type": "gymnasium", "num_threads": 2, "max_episode_steps": 30}
+    raws = [envpool.make("Hopper-v5", num_envs=1, seed=[seed], **options) for seed in seeds]
+    obs = env.reset()["state"]
+    for row, raw in enumerate(raws):
+        np.testing.assert_array_equal(obs[row], raw.reset()[0][0].astype(np.float32))
+    generator, ends = torch.Generator().manual_seed(0), {"terminated": 0, "truncated": 0}
+    for count in range(120):
+        # The last row hops on the spot and so outlives the clock.
+        action = (torch.rand((n, 3), generator=generator) * 2 - 1) * torch.tensor([1, 1, 0])[
+            :, None
+        ]
+        step = env.step(action)
+        for row, raw in enumerate(raws):
+            seen, reward, over, late, _ = raw.step(action[row : row + 1].double().numpy())
+            assert np.array_equal(step.next_obs["state"][row], seen[0].astype(np.float32)), count
+            assert step.reward[row].item() == reward[0]
+            assert bool(step.terminated[row]) == bool(over[0])
+            assert bool(step.truncated[row]) == bool(late[0])
+            if over[0] or late[0]:
+                seen, *_ = raw.step(np.zeros((1, 3)))
+            assert np.array_equal(step.obs["state"][row], seen[0].astype(np.float32)), count
+        assert not (step.terminated & step.truncated).any()
+        ends["terminated"] += int(step.terminated.sum())
+        ends["truncated"] += int(step.truncated.sum())
+    assert min(ends.values()) >= 2
+
+
+def test_seeds_repeat_and_rows_differ() -> None:
+    env = EnvPool(Config("Hopper-v5", 2))
+    first = env.reset(seed=3)["state"]
+    assert torch.equal(env.reset(seed=3)["state"], first)
+    assert not torch.equal(first[0], first[1])
+    wider = EnvPool(Config("Hopper-v5", 4))
+    assert torch.equal(wider.reset(seed=3)["state"][:2], first)
+
+
+def test_some_rows_reset_alone() -> None:
+    env = EnvPool(Config("Hopper-v5", 3))
+    env.reset(seed=0)
+    before = env.step(torch.zeros(3, 3)).obs["state"]
+    after = env.reset(mask=torch.tensor([False, True, False]))["state"]
+    assert [bool(torch.equal(before[row], after[row])) for row in range(3)] == [True, False, True]
+    with pytest.raises(ValueError, match="seeds all rows at once"):
+        env.reset(seed=1, mask=torch.tensor([True, False, False]))
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves", "act"),
+    [
+        ("MetaWorld/Reach-v3", {"state": ((39,), "float32")}, 4),
+        (
+            "FetchReach-v4",
+            {
+                "observation": ((10,), "float32"),
+                "achieved_goal": ((3,), "float32"),
+                "desired_goal": ((3,), "float32"),
+            },
+            4,
+        ),
+        ("AdroitHandDoor-v1", {"state": ((39,), "float32")}, 28),
+        (
+            "WalkerWalk-v1",
+            {
+                "orientations": ((14,), "float32"),
+                "height": ((), "float32"),
+                "velocity": ((9,), "float32"),
+            },
+            6,
+        ),
+    ],
+)
+def test_continuous_families(name: str, leaves: dict, act: int) -> None:
+    env = EnvPool(Config(name, 2))
+    assert {key: (leaf.shape, leaf.dtype) for key, leaf in env.spec.obs.items()} == leaves
+    assert env.spec.act.shape == (act,)
+    env.reset(seed=0)
+    step = env.step(torch.zeros(2, act))
+    for key, leaf in env.spec.obs.items():
+        assert step.obs[key].shape == (2, *leaf.shape)
+        assert step.obs[key].dtype == getattr(torch, leaf.dtype)
+    assert ("success" in step.log) == (name != "WalkerWalk-v1")
+    with pytest.raises(NotSavable):
+        env.get_state()
+
+
+def test_minigrid_is_discrete() -> None:
+    env = EnvPool(Config("MiniGrid-DoorKey-5x5-v0", 4))
+    assert (env.spec.act.shape, env.spec.act.dtype, env.spec.act.high) == ((), "int64", 6)
+    obs = env.reset(seed=0)
+    assert obs["image"].dtype == torch.uint8 and obs["image"].shape == (4, 7, 7, 3)
+    # Action 0 turns left: every direction goes one back, modulo four.
+    step = env.step(torch.zeros(4, dtype=torch.int64))
+    assert torch.equal(step.obs["direction"], (obs["direction"] - 1) % 4)
+
+
+def test_native_bounds_and_extra_log() -> None:
+    """Pendulum's torque goes to 2: the cost 0.001 u^2 shows what reached it."""
+    env = EnvPool(Config("Pendulum-v1", 1))
+    raw = envpool.make("Pendulum-v1", "gymnasium", num_envs=1, seed=[row_noise(0, 0)])
+    env.reset(), raw.reset()
+    wanted = raw.step(np.array([[2.0]], np.float32))
+    step = env.step(torch.tensor([[1.0]]))
+    assert step.reward.item() == pytest.approx(float(wanted[1][0]))
+    log = EnvPool(Config("HalfCheetah-v5", 2, log=("x_velocity",)))
+    log.reset()
+    assert log.step(torch.zeros(2, 6)).log["x_velocity"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Config("HalfCheeta-v5"), "no EnvPool environment.*did you mean HalfCheetah-v5"),
+        (Config("Hopper-v5", 2, kwargs={"foo": 1}), "EnvPool refuses Hopper-v5.*foo"),
+        (Config("Hopper-v5", 2, log=("speed",)), "does not report 'speed'; log can name: "),
+    ],
+)
+def test_mistakes_are_one_line(config: Config, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        EnvPool(config)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,210 @@
+"""Gymnasium environments behind our contract: numbers, ends, spaces, seeds, exact saving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from embodied.core.env import NotFinite, NotSavable, VecEnv
+from envs.gym import Config, Gym
+from envs.spaces import row_noise
+
+
+class Counter(gymnasium.Env):
+    """Counts its steps; ends at 3 by itself, and says both kinds of end at once when told to."""
+
+    observation_space = spaces.Dict(
+        {
+            "count": spaces.Box(0.0, 10.0, (1,), np.float64),
+            "eye": spaces.Dict({"left": spaces.Box(0, 255, (3, 4, 5), np.uint8)}),
+            "mode": spaces.Discrete(3, start=2),
+            "words": spaces.Text(5),
+        }
+    )
+    action_space = spaces.Box(np.array([0.0, -2.0]), np.array([10.0, 2.0]), dtype=np.float64)
+    metadata = {"render_modes": [], "render_fps": 4}  # noqa: RUF012
+
+    def __init__(self, both: bool = False, broken: bool = False) -> None:
+        self.both, self.broken, self.count, self.got = both, broken, 0, []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.got.append(action)
+        self.count += 1
+        over = self.count == 3
+        reward = float("nan") if self.broken and over else 1.5
+        return self._obs(), reward, over, over and self.both, {"is_success": over}
+
+    def _obs(self) -> dict[str, Any]:
+        eye = np.zeros((3, 4, 5), np.uint8)
+        eye[2, 1, 3] = self.count
+        return {"count": [self.count], "eye": {"left": eye}, "mode": 3, "words": "hi"}
+
+
+gymnasium.register("Counter-v0", Counter)
+
+
+class Free(Counter):
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+gymnasium.register("Free-v0", Free)
+
+
+def push(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
+    n, act = env.num_envs, env.spec.act
+    if act.dtype == "int64":
+        return torch.randint(0, int(act.high) + 1, (n,), generator=generator)  # type: ignore[arg-type]
+    return torch.rand((n, act.size), generator=generator) * 2 - 1
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "Pendulum-v1", "CartPole-v1"])
+def test_numbers_are_gymnasiums(name: str) -> None:
+    env, peers = Gym(Config(name, 2)), [gymnasium.make(name) for _ in range(2)]
+    obs = env.reset(seed=4)
+    for row, peer in enumerate(peers):
+        first, _ = peer.reset(seed=row_noise(4, row))
+        np.testing.assert_array_equal(obs["state"][row], first.astype(np.float32))
+    generator, ends = torch.Generator().manual_seed(0), 0
+    for _ in range(300):
+        action = push(env, generator)
+        step = env.step(action)
+        for row, peer in enumerate(peers):
+            native: Any = int(action[row]) if action.ndim == 1 else action[row].numpy()
+            native = native * 2 if name == "Pendulum-v1" else native
+            seen, reward, over, late, _ = peer.step(native)
+            np.testing.assert_array_equal(step.next_obs["state"][row], seen.astype(np.float32))
+            assert step.reward[row].item() == np.float32(reward)
+            assert (bool(step.terminated[row]), bool(step.truncated[row])) == (over, late)
+            if over or late:
+                seen, _ = peer.reset()
+                ends += 1
+            np.testing.assert_array_equal(step.obs["state"][row], seen.astype(np.float32))
+    assert ends >= 2
+
+
+def test_nested_spaces_become_flat_leaves() -> None:
+    env = Gym(Config("Counter-v0", 2))
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in env.spec.obs.items()} == {
+        "count": ((1,), "float32"),
+        "eye/left": ((4, 5, 3), "uint8"),
+        "mode": ((), "int64"),
+    }
+    assert (env.spec.obs["mode"].low, env.spec.obs["mode"].high) == (2, 4)
+    assert env.spec.dt == 0.25
+    env.reset(seed=0)
+    step = env.step(torch.zeros(2, 2))
+    assert step.next_obs["eye/left"][1, 1, 3].tolist() == [0, 0, 1]
+    assert step.next_obs["mode"].tolist() == [3, 3]
+
+
+def test_actions_reach_the_native_bounds() -> None:
+    env = Gym(Config("Counter-v0"))
+    env.reset()
+    for action in ([-1.0, 1.0], [0.5, 0.0], [7.0, -7.0]):
+        env.step(torch.tensor([action]))
+    world: Any = env.envs[0].unwrapped
+    # low + (a + 1) / 2 * (high - low), and outside values are clipped.
+    np.testing.assert_allclose(world.got, [[0.0, 2.0], [7.5, 0.0], [10.0, -2.0]])
+
+
+def test_ended_rows_begin_again_and_keep_their_true_successor() -> None:
+    env = Gym(Config("Counter-v0", 2, kwargs={"both": True}))
+    env.reset(seed=0)
+    env.step(torch.zeros(2, 2))
+    obs = env.reset(mask=torch.tensor([False, True]))
+    assert obs["count"].flatten().tolist() == [1, 0]
+    env.step(torch.zeros(2, 2))
+    step = env.step(torch.zeros(2, 2))
+    assert step.next_obs["count"].flatten().tolist() == [3, 2]
+    assert step.obs["count"].flatten().tolist() == [0, 2]
+    assert step.terminated.tolist() == [True, False]
+    assert step.truncated.tolist() == [False, False], "terminated wins over truncated"
+    assert step.log["success"].tolist() == [True, False]
+
+
+def test_horizon_truncates() -> None:
+    env = Gym(Config("Pendulum-v1", horizon=2))
+    env.reset(seed=0)
+    assert not env.step(torch.zeros(1, 1)).ended.any()
+    step = env.step(torch.zeros(1, 1))
+    assert step.truncated.all() and not step.terminated.any()
+
+
+def test_rows_depend_on_seed_and_number_only() -> None:
+    few, many = Gym(Config("Pendulum-v1", 2)), Gym(Config("Pendulum-v1", 4))
+    a, b = few.reset(seed=9)["state"], many.reset(seed=9)["state"]
+    assert torch.equal(a, b[:2]) and not torch.equal(b[0], b[1])
+    assert not torch.equal(few.reset()["state"], a)
+    assert torch.equal(few.reset(seed=9)["state"], a)
+
+
+@pytest.mark.parametrize(
+    "name", ["HalfCheetah-v5", "Ant-v5", "Reacher-v5", "CartPole-v1", "MountainCarContinuous-v0"]
+)
+def test_saved_rows_continue_exactly(name: str) -> None:
+    env, other = Gym(Config(name, 2, horizon=60)), Gym(Config(name, 2, horizon=60))
+    generator = torch.Generator().manual_seed(2)
+    env.reset(seed=1)
+    for _ in range(37):
+        env.step(push(env, generator))
+    saved = env.get_state()
+    restored = other.set_state(saved)
+    assert torch.equal(restored["state"], saved["obs/state"])
+    ends = 0
+    for _ in range(100):
+        action = push(env, generator)
+        left, right = env.step(action), other.step(action)
+        assert torch.equal(left.obs["state"], right.obs["state"])
+        assert torch.equal(left.next_obs["state"], right.next_obs["state"])
+        assert torch.equal(left.reward, right.reward) and torch.equal(left.ended, right.ended)
+        ends += int(left.ended.sum())
+    assert ends >= 2, "the clock and the starts after it have to agree, too"
+
+
+def test_unknown_worlds_cannot_be_saved() -> None:
+    env = Gym(Config("Counter-v0"))
+    env.reset()
+    with pytest.raises(NotSavable, match="Counter-v0 cannot save its state"):
+        env.get_state()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Config("Free-v0"), "infinite bounds"),
+        (Config("Hoper-v5"), "no Gymnasium environment 'Hoper-v5'.*Hopper"),
+        (Config("Pendulum-v1", kwargs={"gravety": 1}), "does not take kwargs.*gravety"),
+        (Config("Pendulum-v1", num_envs=0), "at least 1"),
+        (Config("Blackjack-v1"), "Tuple are not supported"),
+    ],
+)
+def test_mistakes_are_one_line(config: Config, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Gym(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_not_finite_is_an_error() -> None:
+    env = Gym(Config("Counter-v0", 2, kwargs={"broken": True}))
+    env.reset()
+    env.step(torch.zeros(2, 2))
+    with pytest.raises(NotFinite, match="action is not finite"):
+        env.step(torch.full((2, 2), torch.nan))
+    env.step(torch.zeros(2, 2))
+    with pytest.raises(NotFinite, match=r"Counter-v0: reward is not finite in rows \[0, 1\]"):
+        env.step(torch.zeros(2, 2))
+
+
+def test_a_missing_package_says_what_to_install() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '.+'"):
+        Gym(Config("LunarLander-v3"))

@@ -1,0 +1,135 @@
+"""Gymnasium's checker passes on our environments, and Stable-Baselines3 learns on them."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from embodied.core.env import VecEnv
+from envs import fr3
+from envs.gym import Config, Gym
+from envs.gym_view import GymView
+from envs.sb3_view import VecView
+
+
+def checked(env: VecEnv, flat: bool = True) -> None:
+    with warnings.catch_warnings():
+        # Unbounded observations, and no registered id: advice, not errors.
+        warnings.simplefilter("ignore")
+        check_env(GymView(env, flat), skip_render_check=True)
+
+
+@pytest.mark.parametrize("task", ["reach", "push", "lift", "insert"])
+def test_gymnasium_checker_passes_on_our_tasks(task: str) -> None:
+    checked(fr3.Fr3(fr3.Config(task=task, num_envs=1)))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1"])
+def test_gymnasium_checker_passes_on_wrapped_environments(name: str, flat: bool) -> None:
+    checked(Gym(Config(name)), flat)
+
+
+def test_a_view_of_a_view_is_the_environment() -> None:
+    """Gymnasium -> ours -> Gymnasium gives the original numbers, ends included."""
+    view = GymView(Gym(Config("CartPole-v1")))
+    peer = gymnasium.make("CartPole-v1")
+    seen, _ = view.reset(seed=7)
+    peer.reset(seed=0)
+    peer.unwrapped.state = seen.astype(np.float64)  # type: ignore[attr-defined]
+    for _ in range(200):
+        obs, reward, terminated, truncated, _ = view.step(1)
+        wanted = peer.step(1)
+        np.testing.assert_allclose(obs, wanted[0], atol=1e-5)
+        assert (reward, terminated, truncated) == wanted[1:4]
+        if terminated:
+            break
+    assert terminated
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        view.step(1)
+
+
+def test_reset_after_an_end_shows_the_episode_already_begun() -> None:
+    view = GymView(Gym(Config("CartPole-v1", horizon=3)))
+    view.reset(seed=0)
+    for _ in range(3):
+        obs, _, _, truncated, _ = view.step(0)
+    begun, _ = view.reset()
+    other, _ = view.reset()
+    assert truncated
+    assert not np.array_equal(begun, obs) and not np.array_equal(begun, other)
+
+
+def test_view_of_several_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_envs=2; make it with 1"):
+        GymView(Gym(Config("CartPole-v1", num_envs=2)))
+
+
+def test_rows_for_stable_baselines_end_with_their_last_observation() -> None:
+    env, twin = (Gym(Config("Pendulum-v1", num_envs=2, horizon=4)) for _ in range(2))
+    view = VecView(env)
+    view.seed(3)
+    assert np.array_equal(view.reset(), twin.reset(seed=3)["state"].numpy())
+    for count in range(1, 9):
+        action = np.full((2, 1), 0.5, np.float32)
+        obs, reward, done, infos = view.step(action)
+        wanted = twin.step(torch.from_numpy(action))
+        assert np.array_equal(obs, wanted.obs["state"].numpy())
+        assert np.array_equal(reward, wanted.reward.numpy())
+        assert done.tolist() == [count % 4 == 0] * 2
+        for row in range(2):
+            if not done[row]:
+                assert "terminal_observation" not in infos[row]
+                continue
+            assert infos[row]["TimeLimit.truncated"] is True
+            final = infos[row]["terminal_observation"]
+            assert np.array_equal(final, wanted.next_obs["state"][row].numpy())
+            assert not np.array_equal(final, obs[row])
+
+
+def success_rate(view: VecView, choose, episodes: int) -> float:
+    """Share of `episodes` episodes in which the task was achieved under `choose(obs)`."""
+    obs, outcomes = view.reset(), []
+    while len(outcomes) < episodes:
+        obs, _, done, infos = view.step(choose(obs))
+        outcomes += [infos[row]["is_success"] for row in np.flatnonzero(done)]
+    return float(np.mean(outcomes[:episodes]))
+
+
+def test_stable_baselines_learns_reach() -> None:
+    from stable_baselines3 import SAC
+
+    def reach(rows: int) -> VecView:
+        return VecView(fr3.Fr3(fr3.Config(task="reach", num_envs=rows, reward="shaped", threads=1)))
+
+    torch.set_num_threads(1)
+    model = SAC(
+        "MlpPolicy",
+        reach(8),
+        seed=0,
+        gamma=0.95,
+        learning_rate=1e-3,
+        learning_starts=400,
+        gradient_steps=4,
+        batch_size=128,
+        policy_kwargs={"net_arch": [64, 64]},
+    )
+    model.learn(LEARN_STEPS)
+    held_out = reach(16)
+    held_out.seed(100)
+    generator = np.random.default_rng(0)
+    random = success_rate(
+        held_out, lambda obs: generator.uniform(-1, 1, (16, 4)).astype(np.float32), 64
+    )
+    held_out.seed(100)
+    learned = success_rate(held_out, lambda obs: model.predict(obs, deterministic=True)[0], 64)
+    assert random < 0.25
+    assert learned > random + 0.4, (learned, random)
+
+
+LEARN_STEPS = 8000
