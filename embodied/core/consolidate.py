@@ -6,6 +6,8 @@ gets its name: that single rename moves it. Whatever a killed process leaves beh
 listed (and cleared away next time) or listed twice (and then the listed one counts).
 """
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 import io
@@ -51,7 +53,7 @@ class Pending:
     def read(self) -> tuple[pa.Table, pa.Table]:
         """Its steps, and its one-row line of meta/episodes."""
         try:
-            steps = pq.read_table(self.file, partitioning=None)
+            steps = pq.ParquetFile(self.file).read()
             line = pa.ipc.open_stream(steps.schema.metadata[ROW]).read_all()
         except DAMAGE as error:
             raise damaged(self.file, error) from error
@@ -103,7 +105,7 @@ def read_index(path: Path) -> pa.Table | None:
     tables = []
     for file in sorted((path / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            tables.append(pq.read_table(file, partitioning=None))
+            tables.append(pq.ParquetFile(file).read())
         except DAMAGE as error:
             raise damaged(file, error) from error
     if not tables:

@@ -1,5 +1,7 @@
 """Episodes: demonstrations and recordings on disk, in the LeRobotDataset v3 layout."""
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 import json
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -179,9 +182,11 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
         try:
             low, high = number[here].min(), number[here].max()
             chosen = [("episode_index", ">=", int(low)), ("episode_index", "<=", int(high))]
-            table = pq.read_table(name, filters=chosen, partitioning=None)
+            # No partitioning: folders called a=b above the dataset are no columns.
+            none: Any = None
+            table = pq.read_table(name, filters=chosen, partitioning=none)
             table = table.replace_schema_metadata(None)
-            table = table.filter(pa.compute.is_in(table["episode_index"], pa.array(number[here])))
+            table = table.filter(pc.is_in(table["episode_index"], pa.array(number[here])))
         except DAMAGE as error:
             raise damaged(name, error) from error
         counts = np.bincount(table["episode_index"].to_numpy() - low, minlength=high - low + 1)

@@ -8,6 +8,8 @@ Many episodes share a file; `meta/episodes` says where each of them lies. What L
 for (our Spec, true shapes, final observations) is in extra keys and columns that it ignores.
 """
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 import json
@@ -32,6 +34,7 @@ FILES_PER_CHUNK = 1000
 DATA_MB, VIDEO_MB = 100, 200
 CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+FLAGS = ("terminated", "truncated", "done")
 NAMED = {"reward": "next.reward", "success": "next.success", "task": "task_vector"}
 
 
@@ -111,7 +114,7 @@ def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
     columns = [observation(name, leaf, images) for name, leaf in leaves]
     columns.append(Column("action", "action", spec.act.shape, spec.act.dtype, "", spec.act.names))
     for key, value in episode.items():
-        if key.startswith(("obs/", "next_obs/")) or key in ("action", "terminated", "truncated"):
+        if key.startswith(("obs/", "next_obs/")) or key in ("action", *FLAGS):
             continue
         name = NAMED.get(key, key.replace("/", "."))
         dtype = str(value.dtype).removeprefix("torch.")
@@ -131,8 +134,9 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
     for name, feature in info["features"].items():
         if name in CLOCK or feature["dtype"] == "string" or name.startswith("observation.language"):
             continue
-        shape, names = tuple(feature["shape"]), feature.get("names") or ()
-        names = tuple(map(str, names)) if isinstance(names, list) else ()
+        shape: tuple[int, ...] = tuple(feature["shape"])
+        given = feature.get("names")
+        names = [str(word) for word in given] if isinstance(given, list) else []
         key = f"obs/{name.split('.', 1)[1]}" if name.startswith("observation.") else name
         if feature["dtype"] in ("video", "image"):
             if names[:1] and names[0].startswith("channel"):
@@ -141,7 +145,9 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
             columns.append(Column(name, key, shape, "uint8", feature["dtype"]))
         else:
             shape = () if name in keys and shape == (1,) else shape
-            columns.append(Column(name, keys.get(name, key), shape, feature["dtype"], "", names))
+            columns.append(
+                Column(name, keys.get(name, key), shape, feature["dtype"], "", tuple(names))
+            )
     return tuple(columns)
 
 

@@ -4,6 +4,8 @@ Films have a key frame every second frame and no frames that look ahead, so that
 read quickly and films of the same camera can be joined without encoding them again.
 """
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 import io

@@ -1,5 +1,7 @@
 """EpisodeWriter: episodes to disk, each one safe from the moment `add` returns."""
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 import fcntl

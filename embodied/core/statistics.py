@@ -1,5 +1,7 @@
 """Statistics of a dataset's columns, per episode and pooled, in LeRobot's form."""
 
+# pyright: basic
+# (pyarrow and PyAV have no types)
 from __future__ import annotations
 
 from collections.abc import Mapping
