@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -186,7 +185,7 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
             none: Any = None
             table = pq.read_table(name, filters=chosen, partitioning=none)
             table = table.replace_schema_metadata(None)
-            table = table.filter(pc.is_in(table["episode_index"], pa.array(number[here])))
+            table = table.filter(pa.array(np.isin(table["episode_index"].to_numpy(), number[here])))
         except DAMAGE as error:
             raise damaged(name, error) from error
         counts = np.bincount(table["episode_index"].to_numpy() - low, minlength=high - low + 1)
