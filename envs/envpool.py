@@ -27,7 +27,7 @@ try:
     import envpool
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'"
+        "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
 from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise

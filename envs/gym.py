@@ -6,6 +6,8 @@ possible around each step, because most single-environment training runs through
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,13 +25,15 @@ try:
     from gymnasium.error import DependencyNotInstalled
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "Gymnasium is not installed; type: pip install 'embodied-rl[sim]'"
+        "Gymnasium is not installed; type: pip install 'embodied-rl[sim]'", name="gymnasium"
     ) from error
 
 from envs import saved
 from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("success", "is_success")
+SIM = "embodied-rl[sim]"
+EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "mujoco": SIM}
 
 
 @dataclass(frozen=True)
@@ -203,15 +207,15 @@ def make(config: Config) -> gymnasium.Env:
 
 def missing(name: str, error: Exception) -> ModuleNotFoundError:
     """The one line that says what to install for an environment whose package is not there."""
-    absent = getattr(error, "name", None) or _line(error)
-    extra = "embodied-rl[sim]" if "mujoco" in str(absent).lower() else _package(name, str(absent))
-    return ModuleNotFoundError(f"{name} needs {absent}; type: pip install '{extra}'")
-
-
-def _package(name: str, absent: str) -> str:
-    known = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]"}
-    hits = [package for word, package in known.items() if word in absent.lower()]
-    return hits[0] if hits else absent.split(".")[0].split(":")[-1].strip()
+    said = _line(error)
+    absent = re.search(r"No module named '([^'.]+)", said)
+    package = next((known for word, known in EXTRAS.items() if word in said.lower()), None)
+    if package == SIM and importlib.util.find_spec("mujoco") is not None:
+        package = None  # The package is there: the message is about something else.
+    if package is None and absent:
+        package = absent[1]
+    advice = f"; type: pip install '{package}'" if package else ""
+    return ModuleNotFoundError(f"{name} cannot be made: {said}{advice}", name=package)
 
 
 def _line(error: Exception) -> str:

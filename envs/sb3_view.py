@@ -12,7 +12,8 @@ try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv as PeerVecEnv
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "Stable-Baselines3 is not installed; type: pip install 'embodied-rl[dev]'"
+        "Stable-Baselines3 is not installed; type: pip install 'embodied-rl[dev]'",
+        name="stable_baselines3",
     ) from error
 from gymnasium import spaces
 
