@@ -36,21 +36,21 @@ class Range(nn.Module):
     """Minimum to maximum of the data onto [-1, 1] and back; the identity until fitted."""
 
     middle: Tensor
-    half: Tensor
+    radius: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("middle", torch.zeros(size))
-        self.register_buffer("half", torch.ones(size))
+        self.register_buffer("radius", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
         """Take the range of `values` [N, size]; an element that hardly moves keeps 1e-2."""
         low, high = values.float().amin(0), values.float().amax(0)
         self.middle.copy_((high + low) / 2)
-        self.half.copy_(((high - low) / 2).clamp(min=1e-2))
+        self.radius.copy_(((high - low) / 2).clamp(min=1e-2))
 
     def forward(self, values: Tensor) -> Tensor:
-        return (values - self.middle) / self.half
+        return (values - self.middle) / self.radius
 
     def inverse(self, values: Tensor) -> Tensor:
-        return values * self.half + self.middle
+        return values * self.radius + self.middle

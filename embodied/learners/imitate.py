@@ -1,0 +1,73 @@
+"""Imitate: behaviour cloning of any policy that has a loss, with averaged weights.
+
+What acts and is saved is the exponential moving average of the trained weights, which diffusion
+and flow policies need (Chi et al., 2023).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+
+
+@dataclass(frozen=True)
+class Config:
+    """`lr` falls along a cosine to a tenth over the run; `ema` 0: no averaging."""
+
+    batch_size: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-6
+    ema: float = 0.995
+    grad_clip: float = 10.0
+
+
+class Imitate(Learner):
+    """One AdamW step on the mean loss per update."""
+
+    data = "offline"
+    rows = "chunks"
+
+    def __init__(self, config: Config, policy: Policy, total_steps: int) -> None:
+        super().__init__()
+        self.config, self.batch_size = config, config.batch_size
+        self.online = policy
+        self.policy = copy.deepcopy(policy).requires_grad_(False)
+        self.adam = torch.optim.AdamW(
+            policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        self.decay = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.adam, max(total_steps, 1), eta_min=config.lr / 10
+        )
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.adam.zero_grad()
+        loss = self.online.loss(batch).mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
+        self.adam.step()
+        self.decay.step()
+        with torch.no_grad():
+            averaged, online = list(self.policy.parameters()), list(self.online.parameters())
+            torch._foreach_lerp_(averaged, online, 1 - self.config.ema)
+        return {"loss": loss.detach(), "grad_norm": norm}
+
+    def fit(self, rows: Tensors) -> None:
+        self.online.fit(rows)
+        self.policy.fit(rows)
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"adam": self.adam}
+
+    def get_state(self) -> dict[str, object]:
+        return {**super().get_state(), "decay": self.decay.state_dict()}
+
+    def set_state(self, state: dict[str, object]) -> None:
+        super().set_state(state)
+        self.decay.load_state_dict(state["decay"])

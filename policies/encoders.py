@@ -1,0 +1,95 @@
+"""Encoders: a dict of observations becomes one feature vector, normalised inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.norm import Standard
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """Convolutions for each camera: `channels` with stride 2, then `features` numbers."""
+
+    channels: tuple[int, ...] = (32, 64, 64, 64)
+    features: int = 64
+
+
+class Encoder(nn.Module):
+    """Vector leaves (sorted by name, standardised) and image leaves (one CNN each) to [n, size].
+
+    `critic/*` and `privileged/*` leaves are skipped unless `asymmetric`.
+    """
+
+    def __init__(
+        self,
+        obs: Mapping[str, Leaf],
+        images: ImageConfig | None = None,
+        asymmetric: bool = False,
+    ) -> None:
+        super().__init__()
+        seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
+        self.vectors = [name for name, leaf in seen.items() if not leaf.is_image]
+        self.images = [name for name, leaf in seen.items() if leaf.is_image]
+        flat = sum(seen[name].size for name in self.vectors)
+        self.norm = Standard(flat)
+        self.cameras = nn.ModuleList(
+            Camera(seen[name].shape, images or ImageConfig()) for name in self.images
+        )
+        self.size = flat + sum(camera.size for camera in self.cameras)
+
+    def flat(self, obs: Tensors) -> Tensor:
+        """The vector leaves side by side [n, flat], in their own units."""
+        if len(self.vectors) == 1:
+            return obs[self.vectors[0]].flatten(1).float()
+        return torch.cat([obs[name].flatten(1).float() for name in self.vectors], 1)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        parts = [self.norm(self.flat(obs))] if self.vectors else []
+        parts += [
+            camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def fit(self, rows: Tensors) -> None:
+        """Set the normaliser from rows with `obs/*`."""
+        if self.vectors:
+            self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
+
+
+class Camera(nn.Module):
+    """uint8 [n, H, W, C] to [n, features]: strided convolutions, then one linear layer.
+
+    Stays in height x width order: where something is matters as much as what it is.
+    """
+
+    def __init__(self, shape: tuple[int, ...], config: ImageConfig) -> None:
+        super().__init__()
+        height, width, channels = shape
+        layers: list[nn.Module] = []
+        for out in config.channels:
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.ReLU()]
+            channels, height, width = out, -(-height // 2), -(-width // 2)
+        self.convolve = nn.Sequential(*layers)
+        self.project = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * height * width, config.features),
+            nn.LayerNorm(config.features),
+            nn.Tanh(),
+        )
+        self.size = config.features
+
+    def forward(self, picture: Tensor) -> Tensor:
+        pixels = picture.permute(0, 3, 1, 2).float() / 255 - 0.5
+        return self.project(self.convolve(pixels))
+
+
+def hidden(name: str) -> bool:
+    """Whether a leaf is for critics only."""
+    return name.startswith(("critic/", "privileged/"))

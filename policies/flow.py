@@ -1,0 +1,82 @@
+"""Flow: a policy by flow matching, integrated in a few Euler steps.
+
+Lipman et al. (2023), Liu et al. (2023). x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I) and x_1 a
+normalised chunk of actions; the network learns v(x_t, t, o) = x_1 - x_0; acting integrates
+x <- x + v(x, i/K, o) / K for i = 0 .. K-1, clipped to [-1, 1] at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.nets import Denoiser
+from embodied.core.norm import Range
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.encoders import Encoder, ImageConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`steps`: Euler steps K; `width`, `depth` (residual blocks) and `time_dim` of the network."""
+
+    chunk: int = 8
+    steps: int = 4
+    width: int = 256
+    depth: int = 2
+    time_dim: int = 16
+    images: ImageConfig = field(default_factory=ImageConfig)
+
+
+class Flow(Policy):
+    """Noise [n, chunk * A] is where the integration starts."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions; the environment's are discrete")
+        self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
+        self.size = config.chunk * spec.act.size
+        self.encoder = Encoder(spec.obs, config.images)
+        self.range = Range(spec.act.size)
+        self.net = Denoiser(
+            self.size, self.encoder.size, config.width, config.depth, config.time_dim
+        )
+
+    def times(self, n: int, device: torch.device) -> Tensor:
+        """The left grid i / K, [K, n]."""
+        grid = torch.arange(self.steps, device=device) / self.steps
+        return grid[:, None].expand(self.steps, n)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, self.size, device=self.range.radius.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        features = self.encoder(obs)
+        x = noise
+        for t in self.times(len(x), x.device):
+            x = x + self.net(x, t, features) / self.steps
+        return self.to_actions(x.clamp(-1, 1)), carry
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the velocity over the valid steps, [n]."""
+        features = self.encoder({name: batch[f"obs/{name}"] for name in self.spec.obs})
+        target = self.range(batch["action"]).flatten(1)
+        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x = torch.lerp(x0, target, t[:, None])
+        error = (self.net(x, t, features) - (target - x0)).square()
+        error = error.view_as(batch["action"]).flatten(2).mean(2)
+        return (error * batch["valid"]).sum(1) / batch["valid"].sum(1)
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+        self.range.fit(rows["action"].flatten(0, 1))
