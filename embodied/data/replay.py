@@ -1,0 +1,152 @@
+"""Replay: a ring of rows in which all float32 leaves of a row lie side by side.
+
+One row is one line of a [capacity, F] matrix, so that a batch is one `index_select` (one gather
+of whole cache lines) and its leaves are views of the result. Other types (uint8 images, int64)
+have a tensor each. Cost does not depend on how much is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.tensors import Tensors
+
+Layout = list[tuple[str, torch.Size]]
+
+
+@dataclass
+class Replay:
+    """The newest `capacity` rows, on `device`; memory is taken at the first `add`."""
+
+    capacity: int
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"replay capacity={self.capacity} should be at least 1")
+        self.device = torch.device(self.device)
+        self.size = self.cursor = 0
+        self._here: dict[str, torch.Size] = {}
+        self._packed: Layout = []
+        self._widths: list[int] = []
+        self._flat = torch.empty(0)
+        self._apart: Tensors = {}
+
+    def __len__(self) -> int:
+        return self.size
+
+    def add(self, rows: Tensors) -> None:
+        """Store `rows` [n, ...], overwriting the oldest; ValueError when keys or shapes differ."""
+        n = tt.length(rows)
+        if not self._here:
+            self._allocate(rows)
+        self._check(rows)
+        if n > self.capacity:
+            rows, n = tt.each(rows, lambda leaf: leaf[-self.capacity :]), self.capacity
+        head = min(n, self.capacity - self.cursor)
+        if head == n:
+            self._write(rows, n)
+        else:
+            self._write(tt.each(rows, lambda leaf: leaf[:head]), head)
+            self._write(tt.each(rows, lambda leaf: leaf[head:]), n - head)
+
+    def sample(self, n: int) -> Tensors:
+        """`n` rows, uniform with replacement, from the device's default generator.
+
+        float32 leaves are views of one fresh [n, F] matrix: rows are not contiguous across leaves,
+        so flatten them with `reshape`, not `view`.
+        """
+        if not self.size:
+            raise ValueError("the replay is empty: add rows before sampling")
+        return self.take(torch.randint(self.size, (n,), device=self.device))
+
+    def take(self, index: Tensor) -> Tensors:
+        """Rows `index` [n] (int64), counted from the start of the storage, copied."""
+        rows: Tensors = {}
+        if self._packed:
+            parts = self._flat.index_select(0, index).split_with_sizes(self._widths, 1)
+            for (key, shape), part in zip(self._packed, parts, strict=True):
+                if len(shape) == 1:
+                    rows[key] = part
+                else:
+                    rows[key] = part.unflatten(1, shape) if shape else part.select(1, 0)
+        for key, leaf in self._apart.items():
+            rows[key] = leaf.index_select(0, index)
+        return rows
+
+    def get_state(self) -> dict[str, Any]:
+        """The stored rows (copied) in storage order, and where the next one goes."""
+        rows = self.take(torch.arange(self.size, device=self.device)) if self.size else {}
+        rows = tt.each(rows, lambda leaf: leaf.contiguous())
+        return {"capacity": self.capacity, "cursor": self.cursor, "rows": rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Hold exactly what `get_state` returned; ValueError when the capacity is another."""
+        if state["capacity"] != self.capacity:
+            raise ValueError(
+                f"the saved replay has capacity {state['capacity']}, this one {self.capacity}: "
+                "resume with the saved capacity"
+            )
+        self._here, self._packed, self._apart, self.size, self.cursor = {}, [], {}, 0, 0
+        if state["rows"]:
+            self.add(state["rows"])
+        self.cursor = state["cursor"]
+
+    def _allocate(self, rows: Tensors) -> None:
+        """Lay out one row; `obs`, `action` and `next_obs` come first and keep that order."""
+        keys = sorted(rows, key=_place)
+        self._here = shapes = {key: rows[key].shape[1:] for key in keys}
+        packed = [key for key in keys if rows[key].dtype == torch.float32]
+        self._packed = [(key, shapes[key]) for key in packed]
+        self._widths = [math.prod(shapes[key]) for key in packed]
+        self._flat = torch.empty(self.capacity, sum(self._widths), device=self.device)
+        self._apart = {
+            key: torch.empty(self.capacity, *shapes[key], dtype=rows[key].dtype, device=self.device)
+            for key in keys
+            if key not in packed
+        }
+
+    def _write(self, rows: Tensors, n: int) -> None:
+        """Write `n` rows that fit between the cursor and the end."""
+        end = self.cursor + n
+        if self._packed:
+            leaves = [rows[key].reshape(n, -1) for key, _ in self._packed]
+            if leaves[0].device != self.device:
+                leaves = [leaf.to(self.device, non_blocking=True) for leaf in leaves]
+            torch.cat(leaves, 1, out=self._flat[self.cursor : end])
+        for key, leaf in self._apart.items():
+            leaf[self.cursor : end] = rows[key]
+        self.cursor = end % self.capacity
+        self.size = max(self.size, min(end, self.capacity))
+
+    def _check(self, rows: Tensors) -> None:
+        """ValueError that names the leaves in which `rows` differ from what is stored."""
+        if len(rows) == len(self._here) and all(
+            key in rows and rows[key].shape[1:] == shape for key, shape in self._here.items()
+        ):
+            return
+        there = {key: value.shape[1:] for key, value in rows.items()}
+        lines = [
+            f"{key}: stored {_shown(self._here.get(key))}, given {_shown(there.get(key))}"
+            for key in sorted({*self._here, *there})
+            if self._here.get(key) != there.get(key)
+        ]
+        raise ValueError(f"rows do not fit this replay: {'; '.join(lines)}")
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "nothing" if shape is None else str(list(shape))
+
+
+def _place(key: str) -> int:
+    """Order of a leaf inside a row."""
+    for place, start in enumerate(("obs/", "action", "next_obs/")):
+        if key.startswith(start):
+            return place
+    return 3
