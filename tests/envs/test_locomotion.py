@@ -13,7 +13,7 @@ import torch
 from envs.locomotion import WORLDS, Config, Locomotion
 from envs.mujoco import Floats, Outcome
 
-ROWS, STEPS = 2, 500
+ROWS, STEPS = 2, 1000
 
 
 class Exact(Locomotion):
