@@ -1,4 +1,4 @@
-"""Rows for learners from recorded episodes: decisions for reinforcement learning, chunks to imitate.
+"""Rows for learners from recorded episodes: decisions to learn values from, chunks to imitate.
 
 A decision at step t that lasts k = min(H, steps left) steps is the row
 
@@ -37,10 +37,10 @@ def transitions(
 ) -> Tensors:
     """A decision row for each of the N steps of `episodes`.
 
-    `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps in
-    a row, [N, H * A] (a chunk that the episode's end cuts repeats its last action); `reward` and
-    `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the columns named
-    in `keep` ("noise", "success") as they were at the decision.
+    `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps
+    one after the other, [N, H * A] (a chunk that the episode's end cuts repeats its last action);
+    `reward` and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the
+    columns named in `keep` ("noise", "success") as they were at the decision.
     """
     if chunk > 1 and n_step > 1:
         raise ValueError(f"chunk={chunk} and n_step={n_step}: a chunk's return has its own length")
