@@ -31,7 +31,7 @@ HOLE = 0.010  # half the width of the square hole, m
 BLOCK, TOP = 0.035, 0.030  # half width and height of the block, m
 HANDLE = 0.012  # half width of the part that is held, m
 TIP = -0.055  # the tip below the body's origin (the middle of the handle), m
-CHAMFER = 0.0005
+CHAMFER = 0.0002
 DEPTH = 0.02
 LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
 
@@ -64,7 +64,7 @@ class Insert(Task):
         Parameter("hole_x", 0.42, 0.58),
         Parameter("hole_y", -0.12, 0.12),
         Parameter("clearance", 0.0004, 0.0005),
-        Parameter("hole_error", 0.0, 0.003),
+        Parameter("hole_error", 0.0, 0.005),
     )
     free = ("peg",)
     markers = ("hole",)
@@ -76,7 +76,7 @@ class Insert(Task):
     terms: ClassVar[Mapping[str, Term]] = {"above": above, "inserted": inserted}
     weights: ClassVar[Mapping[str, float]] = {"above": 0.4, "inserted": 0.6}
     draws = 6
-    horizon = 100
+    horizon = 80
     settle = 40
 
     def edit(self, spec: mujoco.MjSpec) -> None:
