@@ -39,7 +39,7 @@ class Flow(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions; the environment's are discrete")
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images)

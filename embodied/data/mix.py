@@ -1,132 +1,67 @@
-"""Mix and Relabel: sources made of sources.
-
-Mixing demonstrations into every minibatch follows RLPD (Ball et al., 2023).
-"""
+"""Mix and Relabel: sources made of sources."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
-from torch import Tensor
 
 from embodied.core.reward import Reward
-from embodied.core.tensors import Tensors, cat, take
+from embodied.core.tensors import Tensors
 from embodied.data.source import Source
 
 
-@dataclass
 class Mix:
-    """Rows of several sources, `fractions` of each (they are scaled to sum to 1).
+    """Rows of several sources, interleaved: every minibatch slice of a batch keeps the ratio.
 
-    The sources take turns row by row, so that cutting n rows into minibatches keeps the split in
-    each: exactly where it can be met in whole rows, and within one row otherwise.
+    With fractions (1/2, 1/2) rows alternate; in general the pattern repeats every `period` rows, so
+    that any slice that is a multiple of `period` rows long is mixed exactly.
     """
 
-    sources: Sequence[Source]
-    fractions: Sequence[float]
-    _plans: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if len(self.sources) != len(self.fractions) or not self.sources:
-            raise ValueError(
-                f"{len(self.sources)} sources need as many fractions, got {list(self.fractions)}"
-            )
-        if min(self.fractions) < 0 or sum(self.fractions) <= 0:
-            raise ValueError(f"fractions should be positive, got {list(self.fractions)}")
+    def __init__(self, sources: Sequence[Source], fractions: Sequence[float]) -> None:
+        exact = [Fraction(f).limit_denominator(64) for f in fractions]
+        if len(sources) != len(exact) or sum(exact) != 1 or min(exact) < 0:
+            raise ValueError(f"fractions {list(fractions)} should be one a source and sum to 1")
+        self.period = math.lcm(*(f.denominator for f in exact))
+        self.counts = [int(f * self.period) for f in exact]
+        self.sources = list(sources)
 
     def __len__(self) -> int:
         return sum(len(source) for source in self.sources)
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows; ValueError when the sources' rows have different keys."""
-        if n not in self._plans:
-            self._plans[n] = _plan(n, turns(self.fractions, n), len(self.sources))
-        counts, order = self._plans[n]
+        """`n` rows; ValueError unless `n` is a multiple of the period or a source has other keys."""
+        if n % self.period:
+            raise ValueError(f"a batch of {n} rows cannot be mixed exactly in {self.counts}")
+        times = n // self.period
         parts = [
-            source.sample(count)
-            for source, count in zip(self.sources, counts, strict=True)
+            source.sample(count * times)
+            for source, count in zip(self.sources, self.counts, strict=True)
             if count
         ]
-        if len(parts) == 1:
-            return parts[0]
-        _require_same_keys(parts)
-        rows = cat(parts)
-        device = next(iter(rows.values())).device
-        if order.device != device:
-            order = order.to(device)
-            self._plans[n] = counts, order
-        return take(rows, order)
+        keys = set(parts[0])
+        for part in parts[1:]:
+            if set(part) != keys:
+                raise ValueError(f"mixed sources differ in {sorted(keys ^ set(part))}")
+        return {
+            key: torch.cat(
+                [part[key].reshape(times, -1, *part[key].shape[1:]) for part in parts], 1
+            ).flatten(0, 1)
+            for key in parts[0]
+        }
 
 
-@dataclass
 class Relabel:
-    """`source` with its rewards replaced at sample time by a `reward` that still learns.
+    """The rows of `source`, rewarded by a model that is still learning."""
 
-    A frozen reward gives the same number every time: it is asked once, by `label`, before a row is
-    stored, and sampling passes its rows through.
-    """
-
-    source: Source
-    reward: Reward
+    def __init__(self, source: Source, reward: Reward) -> None:
+        self.source, self.reward = source, reward
 
     def __len__(self) -> int:
         return len(self.source)
 
     def sample(self, n: int) -> Tensors:
         rows = self.source.sample(n)
-        return rows if self.reward.frozen else relabeled(rows, self.reward)
-
-    def label(self, rows: Tensors) -> Tensors:
-        """`rows` as they are to be stored: with a frozen reward's numbers, else unchanged."""
-        return relabeled(rows, self.reward) if self.reward.frozen else rows
-
-
-def relabeled(rows: Tensors, reward: Reward) -> Tensors:
-    """`rows` with `reward` [n] (float32) in place of theirs."""
-    with torch.no_grad():
-        return {**rows, "reward": reward(rows)}
-
-
-def turns(fractions: Sequence[float], n: int) -> list[int]:
-    """Whose turn it is in each of `n` rows: always the source that lags most behind its share.
-
-    Over a whole period (the least common denominator of the shares) every source has exactly its
-    share, so the split is exact in any slice that starts and ends on whole periods.
-    """
-    exact = [Fraction(fraction).limit_denominator(1000) for fraction in fractions]
-    scale = math.lcm(*(share.denominator for share in exact))
-    weights = [int(share * scale) for share in exact]
-    period, credit, order = sum(weights), [0] * len(weights), []
-    for _ in range(n):
-        credit = [have + weight for have, weight in zip(credit, weights, strict=True)]
-        who = credit.index(max(credit))
-        credit[who] -= period
-        order.append(who)
-    return order
-
-
-def _plan(n: int, order: list[int], sources: int) -> tuple[list[int], Tensor]:
-    """Rows of each source, and for each place of the batch its row in their concatenation."""
-    counts = [order.count(source) for source in range(sources)]
-    starts = [sum(counts[:source]) for source in range(sources)]
-    places = []
-    for who in order:
-        places.append(starts[who])
-        starts[who] += 1
-    return counts, torch.tensor(places, dtype=torch.int64)
-
-
-def _require_same_keys(parts: Sequence[Tensors]) -> None:
-    for number, part in enumerate(parts):
-        if part.keys() != parts[0].keys():
-            here, there = (
-                sorted(parts[0].keys() - part.keys()),
-                sorted(part.keys() - parts[0].keys()),
-            )
-            raise ValueError(
-                f"source {number} of the mix does not fit the first: it lacks {here}, adds {there}"
-            )
+        return {**rows, "reward": self.reward(rows)}

@@ -174,7 +174,9 @@ class Parts:
                 "demonstrations cannot be mixed into a finetune (its actions are not the robot's); "
                 "leave demos out"
             )
-        return transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
+        rows = transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
+        del rows["episode"]  # rows from the environment do not know theirs
+        return rows
 
     @property
     def eval_env(self) -> VecEnv:
