@@ -12,6 +12,7 @@ STIFFNESS = (2000.0, 2000.0, 2000.0, 2000.0, 800.0, 600.0, 300.0)  # N m/rad
 DAMPING = (100.0, 100.0, 70.0, 70.0, 25.0, 15.0, 8.0)  # N m s/rad
 # Contact groups: objects and table touch everything, the robot does not touch itself.
 OBJECT, ROBOT = 1, 2
+Point = tuple[float, float, float]
 
 
 def compile_scene(task: Task, pictures: bool) -> mujoco.MjModel:
@@ -82,8 +83,8 @@ def _strip(spec: mujoco.MjSpec, pictures: bool) -> None:
 def _solid(
     spec: mujoco.MjSpec,
     body: str,
-    half: tuple[float, float, float],
-    place: tuple[float, float, float],
+    half: Point,
+    place: Point,
 ) -> None:
     spec.body(body).add_geom(
         name=f"{body}_solid",
@@ -105,7 +106,7 @@ def _table(spec: mujoco.MjSpec) -> None:
         type=mujoco.mjtGeom.mjGEOM_BOX,
         size=[0.55, 0.6, 0.03],
         pos=[0.4, 0.0, -0.03],
-        rgba=[0.78, 0.71, 0.62, 1.0],
+        rgba=[0.66, 0.59, 0.51, 1.0],
         friction=[0.8, 0.005, 0.0001],
     )
 
@@ -126,9 +127,7 @@ def _stage(spec: mujoco.MjSpec) -> None:
             _decoration(spec, (0.03, 0.03, 0.34), (x, y, -0.40), (0.35, 0.36, 0.38, 1))
     _decoration(spec, (3.0, 3.0, 0.01), (0.4, 0.0, -0.75), (0.58, 0.61, 0.64, 1))
     world = spec.worldbody
-    world.add_light(
-        pos=[1.2, -1.0, 2.0], dir=[-0.5, 0.6, -1.2], diffuse=[0.65] * 3, castshadow=True
-    )
+    world.add_light(pos=[1.2, -1.0, 2.0], dir=[-0.5, 0.6, -1.2], diffuse=[0.6] * 3, castshadow=True)
     world.add_light(pos=[0.0, 1.5, 1.8], dir=[0.3, -0.8, -1.0], diffuse=[0.3] * 3, castshadow=False)
     spec.visual.headlight.ambient = [0.35] * 3
     spec.visual.headlight.diffuse = [0.25] * 3
@@ -139,8 +138,8 @@ def _stage(spec: mujoco.MjSpec) -> None:
 
 def _decoration(
     spec: mujoco.MjSpec,
-    half: tuple[float, float, float],
-    place: tuple[float, float, float],
+    half: Point,
+    place: Point,
     rgba: tuple[float, float, float, float],
 ) -> None:
     spec.worldbody.add_geom(
@@ -149,18 +148,20 @@ def _decoration(
 
 
 def _cameras(spec: mujoco.MjSpec) -> None:
-    front = _looking((1.35, -0.75, 0.75), (0.38, 0.0, 0.18))
-    spec.worldbody.add_camera(name="front", pos=[1.35, -0.75, 0.75], quat=front, fovy=42)
-    spec.body("hand").add_camera(
-        name="wrist", pos=[0.07, 0.0, 0.02], quat=[0, 0.7010574, -0.7010574, 0.1305262], fovy=70
-    )
+    place = (1.50, -0.80, 0.85)
+    front = _looking(place, (0.36, 0.0, 0.24), (0.0, 0.0, 1.0))
+    spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
+    # On the hand, looking down past the fingers, which stand at the picture's lower edge.
+    place = (0.085, 0.0, 0.01)
+    wrist = _looking(place, (0.035, 0.0, 0.14), (1.0, 0.0, 0.0))
+    spec.body("hand").add_camera(name="wrist", pos=place, quat=wrist, fovy=75)
 
 
-def _looking(place: tuple[float, float, float], target: tuple[float, float, float]) -> list[float]:
+def _looking(place: Point, target: Point, up: Point) -> list[float]:
     """Quaternion of a camera (it looks along its own -z, y up) at `place` facing `target`."""
     back = np.subtract(place, target)
     back = back / np.linalg.norm(back)
-    right = np.cross([0.0, 0.0, 1.0], back)
+    right = np.cross(up, back)
     right /= np.linalg.norm(right)
     quat = np.empty(4)
     mujoco.mju_mat2Quat(quat, np.stack([right, np.cross(back, right), back], 1).ravel())

@@ -69,7 +69,7 @@ class Lift(Task):
     weights: ClassVar[Mapping[str, float]] = {"approach": 0.2, "grasp": 0.2, "raised": 0.6}
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        add_box(spec, "cube", (LARGEST,) * 3, (0.85, 0.23, 0.16, 1.0), 0.08)
+        add_box(spec, "cube", (LARGEST, LARGEST, LARGEST), (0.85, 0.23, 0.16, 1.0), 0.08)
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
         friction = np.tile([1.0, 0.01, 0.001], (len(param["cube_half"]), 1))

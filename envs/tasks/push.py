@@ -73,7 +73,7 @@ class Push(Task):
     horizon = 100
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        add_box(spec, "cube", (HALF,) * 3, (0.18, 0.42, 0.78, 1.0), 0.1)
+        add_box(spec, "cube", (HALF, HALF, HALF), (0.18, 0.42, 0.78, 1.0), 0.1)
         add_disc(spec, "goal", 0.04, (0.20, 0.70, 0.35, 0.8))
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
