@@ -5,10 +5,14 @@ clock, a task vector and the `memory` arrays of the subclass; rows that end are 
 `step`, from their own generator, after the true successor was read.
 """
 
+# MuJoCo's names come from compiled modules that pyright cannot read.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -71,7 +75,7 @@ class MujocoVecEnv(VecEnv):
         self.substeps, self.horizon, self.cameras = substeps, horizon, cameras
         self.spec = spec if cameras is None else spec.with_obs(**cameras.leaves())
         self.batch = Batch(model, num_envs, max(1, threads))
-        self.memory: dict[str, NDArray[np.generic]] = {}
+        self.memory: dict[str, NDArray[Any]] = {}
         self.count = np.zeros(num_envs, np.int64)
         self.task = np.zeros((num_envs, 0 if spec.task is None else spec.task.size))
         self.generators = [_generator(seed, row) for row in range(num_envs)]

@@ -1,5 +1,8 @@
 """The FR3 tasks: determinism, exact save and restore, true successors, success and bad input."""
 
+# MuJoCo's names come from compiled modules that pyright cannot read.
+# pyright: reportAttributeAccessIssue=false
+
 import numpy as np
 import pytest
 import torch
@@ -122,7 +125,7 @@ def test_task_vector_is_obeyed_for_one_episode() -> None:
     torch.testing.assert_close(state[:, at : at + 2], torch.tensor([[0.38, 0.20], [0.62, -0.20]]))
     # The cube's size follows its parameter: half-way between 18 and 24 mm.
     cube = env.model.geom("cube").id
-    np.testing.assert_allclose(env.batch.expanded("geom_size")[:, cube], 0.021)
+    np.testing.assert_allclose(env.batch.expand("geom_size")[:, cube], 0.021)
     for action in actions(5, 2):
         step = env.step(action)
     assert step.truncated.all()
