@@ -1,0 +1,116 @@
+"""From a run folder (or an environment alone) to a page on this machine's own address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from embodied.core.build import build
+from embodied.core.checkpoint import find
+from embodied.core.env import VecEnv
+
+if TYPE_CHECKING:
+    from embodied.viewer.viewer import Viewer
+
+HOST = "127.0.0.1"
+
+
+class ViewerError(RuntimeError):
+    """The viewer cannot start, in one line that says what to type."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds for the viewer: its environment's node, how many steps of a chunk it
+    executes (None: all), its checkpoint folders, oldest first, and the one to begin with."""
+
+    env: dict[str, Any]
+    execute: int | None
+    checkpoints: tuple[Path, ...]
+    chosen: Path
+
+
+def serve(
+    run: Path | str | None = None,
+    env_node: Mapping[str, Any] | None = None,
+    port: int = 8080,
+    block: bool = True,
+    seed: int = 0,
+) -> Viewer:
+    """Open the page for `run` (a run or checkpoint folder), or for an environment without a policy.
+
+    `env_node` replaces the run's environment. `port` 0 takes any free port. With `block` the call
+    returns after Ctrl-C, with the viewer closed; without, close it with `Viewer.close()`. Raises
+    ViewerError, CheckpointError, ConfigError or SpecMismatch, one line each.
+    """
+    require_port(port)
+    opened = None if run is None else read_run(Path(run), env_node)
+    node = opened.env if opened else dict(env_node or {})
+    if not node:
+        raise ViewerError("nothing to view: give a run folder or an environment")
+    try:
+        from embodied.viewer.viewer import Viewer
+    except ModuleNotFoundError as error:
+        if error.name != "viser":
+            raise
+        raise ViewerError(
+            "the viewer needs viser; type: pip install 'embodied-rl[view]'"
+        ) from error
+    env: VecEnv = build(node | {"num_envs": 1})
+    try:
+        viewer = Viewer(env, opened, port=port, seed=seed)
+    except BaseException:
+        env.close()
+        raise
+    print(f"viewing {run or node['_target_']} at {viewer.url} (Ctrl-C ends it)", flush=True)
+    if block:
+        viewer.wait()
+    return viewer
+
+
+def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
+    """What `path`, a run folder or one checkpoint in it, holds; ViewerError where it is no run."""
+    if not path.is_dir():
+        raise ViewerError(f"{path} is not a folder; give a run folder (it holds run.yaml)")
+    chosen = find(path)
+    root = path if chosen != path else path.parent.parent
+    file, node = root / "run.yaml", {}
+    if file.exists():
+        try:
+            node = yaml.safe_load(file.read_text())
+        except yaml.YAMLError as error:
+            raise ViewerError(f"{file} is not YAML ({str(error).splitlines()[0]})") from error
+    elif env_node is None:
+        raise ViewerError(f"{root} has no run.yaml; name its environment with env=...")
+    if env_node is None and "env" not in node:
+        raise ViewerError(f"{file} has no env; name its environment with env=...")
+    every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
+    env = dict(node["env"] if env_node is None else env_node)
+    return Run(env, node.get("execute"), every or (chosen,), chosen)
+
+
+def require_port(port: int) -> None:
+    """ViewerError that names a free port where `port` is taken."""
+    if _free(port):
+        return
+    others = range(port + 1, min(port + 100, 65536))
+    better = next((other for other in others if _free(other)), 0)
+    raise ViewerError(f"port {port} is taken; try port={better}")
+
+
+def _free(port: int) -> bool:
+    if not 0 <= port < 65536:
+        raise ViewerError(f"port is {port}, it has to be between 0 and 65535 (0: any free one)")
+    with socket.socket() as probe:
+        # As the server itself does, or a port just left would look taken for a minute.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
