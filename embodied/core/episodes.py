@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.consolidate import (
+from embodied.core.ledger import (
     DAMAGE,
     Pending,
     damaged,
@@ -106,15 +106,15 @@ def read_episodes(path: Path | str, limit: int | None = None) -> Episodes:
 def salvage(path: Path | str, out: Path | str) -> int:
     """Copy every episode of `path` that can still be read to a new dataset; returns how many."""
     path = Path(path)
-    info, index = read_info(path), read_index(path)
+    info, index = read_info(path), read_index(path, whole=False)
     spec = spec_of_info(info)
-    listed = 0 if index is None else index.num_rows
+    numbers = [] if index is None else index["episode_index"].to_pylist()
     images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
     with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
-        for number in range(listed):
+        for place in range(len(numbers)):
             assert index is not None
-            _copy(writer, path, info, index.slice(number, 1), [])
-        for one in list_pending(path, listed):
+            _copy(writer, path, info, index.slice(place, 1), [])
+        for one in list_pending(path, max(numbers, default=-1) + 1):
             _copy(writer, path, info, None, [one])
         return len(writer)
 

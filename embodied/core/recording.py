@@ -18,15 +18,9 @@ import torch
 from torch import Tensor
 
 from embodied.core import lerobot
-from embodied.core.consolidate import (
-    ROW,
-    consolidate,
-    list_pending,
-    pending_file,
-    read_index,
-    read_info,
-)
+from embodied.core.consolidate import consolidate
 from embodied.core.durable import write_durably, write_json
+from embodied.core.ledger import ROW, list_pending, pending_file, read_index, read_info
 from embodied.core.lerobot import Column, DatasetError, columns_of, columns_of_info, spec_of_info
 from embodied.core.pictures import encode_film, encode_png
 from embodied.core.spec import Leaf, Spec, require_same

@@ -262,7 +262,10 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from embodied.core.pictures import encode_film, encode_png
 from tests.core.test_episodes import FILMED, EpisodeWriter, episode
+picture = episode(FILMED, 0)["obs/wrist"]
+encode_film(picture, 20.0), encode_png(picture[0])  # imported once, not in every child
 root, limit = Path(sys.argv[1]), int(sys.argv[2])
 real = os.fsync
 for moment in range(limit):
@@ -482,8 +485,8 @@ def test_damage_names_the_file_and_the_way_out(tmp_path: Path, what: str) -> Non
     with pytest.raises(DatasetError) as error:
         read_episodes(path)
     assert named in str(error.value) and "\n" not in str(error.value)
-    assert "salvage" in str(error.value)
-    if what not in ("info cut", "index cut"):
+    assert ("salvage" in str(error.value)) == (what != "info cut")
+    if what != "info cut":
         kept = salvage(path, tmp_path / "saved")
         assert kept == (4 if what == "totals" else 2)
         saved = read_episodes(tmp_path / "saved")
