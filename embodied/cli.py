@@ -1,0 +1,117 @@
+"""The `embodied` command: one module of `embodied.commands` for each of its verbs."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from embodied import commands
+from embodied.core.build import ConfigError, nearest
+
+STOPPED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def verbs() -> dict[str, str]:
+    """The commands by name, with the sentence that says what each does; none is imported."""
+    folder = Path(commands.__path__[0])
+    names = [m.name for m in pkgutil.iter_modules([str(folder)]) if not m.name.startswith("_")]
+    return {
+        name: (ast.get_docstring(ast.parse((folder / f"{name}.py").read_text())) or "").split("\n")[
+            0
+        ]
+        for name in names
+    }
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments of one command; `args.run` is what to call with them."""
+    known = verbs()
+    parser = Parser(
+        prog="embodied",
+        description="Train robot policies, look at them, and put them on robots.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  embodied list experiments\n"
+        "  embodied train experiment=pendulum_sac seed=1\n"
+        "  embodied train experiment=pendulum_sac size=debug\n"
+        "  embodied train resume=outputs/RUN\n"
+        "  embodied eval outputs/RUN episodes=500\n"
+        "  embodied view outputs/RUN\n"
+        "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos",
+    )
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb is not None and verb not in known:
+        raise ConfigError(f'there is no command "{verb}"{nearest(verb, known)}')
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for name, sentence in known.items():
+        own = subparsers.add_parser(
+            name,
+            help=sentence,
+            description=sentence,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == verb:  # only the one that is asked for is imported
+            module = importlib.import_module(f"{commands.__name__}.{name}")
+            module.add(own)
+            own.set_defaults(run=module.run)
+    args, rest = parser.parse_known_args(argv)
+    # argparse ends a list of words at the first option; ours go on after it.
+    if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
+        raise ConfigError(f"{rest[0]} is not understood (see embodied {args.verb} --help)")
+    if rest:
+        args.words += rest
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        args.run(args)
+    except KeyboardInterrupt as stop:
+        print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
+        sys.exit(STOPPED)
+    except Exception as error:
+        if (line := mistake(error)) is None:
+            raise
+        print(f"embodied: {line}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def mistake(error: Exception) -> str | None:
+    """What a user did wrong or can mend, in one line; None where the fault is ours."""
+    from embodied.core.checkpoint import CheckpointError
+    from embodied.core.env import NotFinite
+    from embodied.core.lerobot import DatasetError
+    from embodied.core.spec import SpecMismatch
+
+    if isinstance(error, ConfigError | CheckpointError | DatasetError | SpecMismatch | NotFinite):
+        return " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and not _ours(error.name):
+        return f'the package {error.name} is missing: pip install "embodied-rl[all]"'
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None
+
+
+def _ours(module: str | None) -> bool:
+    return module is None or module.split(".")[0] in {"embodied", "envs", "policies", "real_robot"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Measure side by side with others' code, and print the ratio."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from pathlib import Path
+
+from embodied import bench
+from embodied.core.build import ConfigError, nearest
+
+
+def suites() -> dict[str, str]:
+    """The modules of embodied.bench that can be run, with their first line."""
+    import ast
+
+    found = {}
+    for module in pkgutil.iter_modules(bench.__path__):
+        tree = (
+            ast.parse((Path(bench.__path__[0]) / f"{module.name}.py").read_text())
+            if (not module.ispkg)
+            else ast.Module([], [])
+        )
+        if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in tree.body):
+            found[module.name] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return found
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suite", metavar="SUITE", help=f"one of {', '.join(suites())}")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where JSON goes")
+    lines = [f"  {name:10} {sentence}" for name, sentence in suites().items()]
+    parser.epilog = "\n".join(["suites:", *lines])
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.suite not in (known := suites()):
+        raise ConfigError(f'there is no suite "{args.suite}"{nearest(args.suite, known)}')
+    importlib.import_module(f"{bench.__name__}.{args.suite}").run(args.out)

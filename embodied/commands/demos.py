@@ -1,0 +1,104 @@
+"""Demonstrations: collect them with a script, convert other projects' files, look what is there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="collect|convert|info", required=True)
+    collecting = kinds.add_parser("collect", help="play a scripted demonstrator, keep episodes")
+    add_overrides(collecting, "env=, out=, episodes=, demonstrator=, seed=, success_only=, ...")
+    converting = kinds.add_parser("convert", help="read robomimic, ManiSkill or Minari files")
+    converting.add_argument("format", metavar="FORMAT", help="robomimic, maniskill, minari")
+    converting.add_argument("source", metavar="IN", type=Path)
+    converting.add_argument("out", metavar="OUT", type=Path)
+    converting.add_argument("--dt", type=float, help="control period in s, if the file has none")
+    showing = kinds.add_parser("info", help="how many episodes, how long, of what")
+    showing.add_argument("folder", metavar="DIR", type=Path)
+    parser.epilog = (
+        "examples:\n"
+        "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos\n"
+        "  embodied demos collect env=fr3_push demonstrator.quality=0.5 out=outputs/clumsy\n"
+        "  embodied demos convert robomimic low_dim.hdf5 outputs/can\n"
+        "  embodied demos info outputs/demos"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    {"collect": collect_command, "convert": convert_command, "info": info_command}[args.kind](args)
+
+
+def collect_command(args: argparse.Namespace) -> None:
+    from embodied.compose import compose
+
+    words = args.words
+    if not any(word.startswith("demonstrator=") for word in words):
+        words = [*words, f"demonstrator={_demonstrator_of(words, args.config_dir)}"]
+    node = compose("collect", words, args.config_dir).node
+
+    from rich.progress import Progress
+
+    from embodied.core.build import parse
+    from embodied.data.collect import CollectConfig, collect
+
+    config = parse(CollectConfig, node, "collect")
+    with Progress() as progress:
+        task = progress.add_task("episodes", total=config.episodes)
+        kept, played = collect(config, lambda kept, played: progress.update(task, completed=kept))
+    share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
+    print(f"{config.out}: {share}")
+    print(f"next: embodied demos info {config.out}")
+
+
+def _demonstrator_of(words: list[str], folders: list[str]) -> str:
+    """The demonstrator with the name of the environment or of its task."""
+    import yaml
+
+    from embodied.compose import options, search_folders
+
+    search = search_folders(folders)
+    envs, known = options("env", search), options("demonstrator", search)
+    env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
+    if env not in envs:
+        return next(iter(known))  # composing says what is wrong with env
+    names = [env, str(yaml.safe_load(envs[env].read_text()).get("task"))]
+    for name in names:
+        if name in known:
+            return name
+    raise ConfigError(f"no demonstrator for {env}: demonstrator=NAME (known: {', '.join(known)})")
+
+
+def convert_command(args: argparse.Namespace) -> None:
+    from embodied.data.importers import convert
+
+    count = convert(args.format, args.source, args.out, args.dt)
+    print(f"{args.out}: {count} episodes\nnext: embodied demos info {args.out}")
+
+
+def info_command(args: argparse.Namespace) -> None:
+    from embodied.core.episodes import read_episodes
+
+    episodes = read_episodes(args.folder)
+    length, spec = episodes.length, episodes.spec
+    print(f"{args.folder}: {len(episodes)} episodes, {int(length.sum()):,} steps")
+    print(
+        f"  length   {int(length.min())} to {int(length.max())}, mean {length.float().mean():.1f}"
+    )
+    print(f"  period   {spec.dt:g} s")
+    print(f"  action   {list(spec.act.shape)} {' '.join(spec.act.names)}")
+    for name, leaf in spec.obs.items():
+        print(f"  obs      {name} {leaf.dtype}{list(leaf.shape)}")
+    if "success" in episodes.steps:
+        ends = episodes.start + length
+        won = sum(
+            bool(episodes.steps["success"][a:b].any())
+            for a, b in zip(episodes.start.tolist(), ends.tolist(), strict=True)
+        )
+        print(f"  success  {won} of {len(episodes)}")
+    if spec.text:
+        print(f"  task     {spec.text}")

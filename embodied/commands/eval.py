@@ -1,0 +1,107 @@
+"""Evaluate one or more runs on held-out starts, the same for all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError, Node
+
+if TYPE_CHECKING:
+    from embodied.loops.evaluate import Evaluation
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "RUN folders (or checkpoints), and settings such as episodes=500")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied eval outputs/clone outputs/steered\n"
+        "  embodied eval outputs/clone episodes=500 seed=3 env.num_envs=100\n"
+        "  embodied eval outputs/clone env=fr3_push"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    runs = [word for word in args.words if "=" not in word or Path(word).exists()]
+    words = [word for word in args.words if word not in runs]
+    if not runs:
+        raise ConfigError("say what to evaluate: embodied eval RUN [RUN ...] [episodes=200]")
+    rows = [evaluate_run(Path(path), words, args.config_dir) for path in runs]
+    _print_table(rows)
+
+
+def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of `path`; appends a line to RUN/evaluations.jsonl."""
+    import torch
+
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+    from embodied.loops.evaluate import evaluate
+    from embodied.loops.run import pick_device
+
+    saved = checkpoint.find(path)
+    trained = trained_with(saved)
+    node = compose("eval", words, folders, {"env/as_trained": trained["env"]}).node
+    torch.set_num_threads(node["threads"])
+    count = min(node["num_envs"], node["episodes"])
+    env = build(node["env"] | {"num_envs": count})
+    try:
+        policy = checkpoint.load_policy(saved, env.spec, pick_device(node["device"]))
+        execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
+        result = evaluate(policy, env, node["episodes"], node["seed"], execute)
+    finally:
+        env.close()
+    row = summary(saved, node, result)
+    with (saved.parent.parent / "evaluations.jsonl").open("a") as sink:
+        sink.write(json.dumps(row) + "\n")
+    return row
+
+
+def trained_with(saved: Path) -> Node:
+    """The run.yaml of the run that a checkpoint is in."""
+    file = saved.parent.parent / "run.yaml"
+    if not file.exists():
+        raise ConfigError(f"{file} is missing: it says which environment {saved} was trained in")
+    return yaml.safe_load(file.read_text())
+
+
+def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
+    """One line of evaluations.jsonl."""
+    row: dict[str, Any] = {
+        "run": str(saved.parent.parent),
+        "step": int(saved.name),
+        "episodes": len(result.returns),
+        "seed": node["seed"],
+        "env": node["env"],
+        "return": result.returns.mean().item(),
+        "length": result.lengths.float().mean().item(),
+    }
+    if result.success is not None:
+        row["successes"] = int(result.success.sum())
+    return row
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from embodied.loops.statistics import rate
+
+    table = Table("run", "step", "success [95%]", "return", "length", "episodes")
+    for row in rows:
+        known = "successes" in row
+        table.add_row(
+            row["run"],
+            f"{row['step']:,}",
+            rate(row["successes"], row["episodes"]) if known else "-",
+            f"{row['return']:,.2f}",
+            f"{row['length']:.1f}",
+            str(row["episodes"]),
+        )
+    Console(markup=False, highlight=False).print(table)

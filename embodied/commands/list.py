@@ -1,0 +1,65 @@
+"""List what there is: environments, policies, learners, rewards, robots, experiments, ..."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+from pathlib import Path
+
+import yaml
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError, nearest
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "a group, such as policies")
+    parser.epilog = "examples:\n  embodied list experiments\n  embodied list policies"
+
+
+def run(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from embodied.compose import options, search_folders
+
+    folders = search_folders(args.config_dir)
+    groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
+    names = {plural(group): group for group in sorted(groups)}
+    if not args.words:
+        raise ConfigError(f"say what to list: {', '.join(names)}")
+    for word in args.words:
+        if (group := names.get(word, word)) not in groups:
+            raise ConfigError(f'there are no "{word}"{nearest(word, names)}')
+        table = Table.grid(padding=(0, 3))
+        for name, file in options(group, folders).items():
+            table.add_row(name, sentence(file))
+        Console(markup=False, highlight=False, soft_wrap=True).print(table)
+
+
+def plural(group: str) -> str:
+    return f"{group[:-1]}ies" if group.endswith("y") else f"{group}s"
+
+
+def sentence(file: Path) -> str:
+    """What an option is: the comment at the top of its YAML, else its module's first line."""
+    text = file.read_text()
+    comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    for comment in comments:
+        if not comment.startswith("@package"):
+            return comment
+    target = str((yaml.safe_load(text) or {}).get("_target_", ""))
+    return _first_line(target.rpartition(".")[0]) if target else ""
+
+
+def _first_line(module: str) -> str:
+    """A module's docstring, without importing it."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return ""
+    if found is None or found.origin is None:
+        return ""
+    tree = ast.parse(Path(found.origin).read_text())
+    return (ast.get_docstring(tree) or "").split("\n")[0]

@@ -1,0 +1,150 @@
+"""Train a policy, or go on with an interrupted run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError, Node
+
+if TYPE_CHECKING:
+    from embodied.loops.log import Log
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "experiment=NAME, or env= policy= learner=, and any setting")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied train experiment=pendulum_sac\n"
+        "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
+        "  embodied train experiment=fr3_lift_flow demos=outputs/demos output=outputs/clone\n"
+        "  embodied train experiment=fr3_lift_dsrl init=outputs/clone size=debug\n"
+        "  embodied train resume=outputs/clone steps=8000"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    train(args.words, args.config_dir)
+
+
+def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
+    """Compose, say what will happen, train, report; returns the run folder."""
+    resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
+    if resume and resume[-1] not in ("", "null"):
+        node, step = resumed(Path(resume[-1]), words, folders)
+    else:
+        node, step = fresh(words, folders), 0
+
+    from embodied.core.build import parse
+    from embodied.loops.log import Log
+    from embodied.loops.run import RunConfig
+
+    parse(RunConfig, node, "run")
+    folder = Path(node["output"])
+    with Log(folder, node["wandb"]) as log:
+        log.begin(facts(node), node["steps"], step, node)
+        _train(node, log)
+    _last_lines(folder)
+    return folder
+
+
+def _train(node: Node, log: Log) -> None:
+    from embodied.core import checkpoint
+    from embodied.loops.run import train as train_node
+
+    try:
+        train_node(node, log)
+    except KeyboardInterrupt as stop:
+        log.close()
+        try:
+            saved = checkpoint.find(log.folder)
+        except checkpoint.CheckpointError:
+            raise KeyboardInterrupt("there was nothing to save yet") from stop
+        raise KeyboardInterrupt(
+            f"saved {saved}; go on with: embodied train resume={log.folder}"
+        ) from stop
+
+
+def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
+    """A new run's configuration, with its name and folder filled in."""
+    from embodied.compose import compose, options, search_folders
+
+    if not any(word.startswith(("experiment=", "env=")) for word in words):
+        known = ", ".join(options("experiment", search_folders(folders)))
+        raise ConfigError(
+            f"say what to train: experiment=NAME (known: {known}) or env=NAME policy=NAME learner=NAME"
+        )
+    made = compose("train", words, folders)
+    node, choices = made.node, made.choices
+    parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
+    name = choices.get("experiment") or "-".join(part for part in parts if part)
+    node["name"] = node["name"] or name
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    node["output"] = str(node["output"] or Path("outputs") / node["name"] / now)
+    if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
+        raise ConfigError(
+            f"{node['output']} holds a run already: go on with resume={node['output']}, "
+            "or name another output=DIR"
+        )
+    return node
+
+
+def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
+    """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+
+    saved = checkpoint.find(path)
+    folder = saved.parent.parent
+    if not (folder / "run.yaml").exists():
+        raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
+    settings = yaml.safe_load((folder / "run.yaml").read_text()) | {"allow": []}
+    settings |= {"output": str(folder), "resume": str(path)}
+    kept = [word for word in words if not word.startswith("resume=")]
+    node = compose("run", kept, folders, {"run": settings}).node
+    return node, int(saved.name)
+
+
+def facts(node: Node) -> dict[str, str]:
+    """What the first lines of a run say."""
+    from embodied.loops.run import pick_device
+
+    finetune = node.get("finetune")
+    unit = f"{node['steps']:,}"
+    return {
+        "run": f"{node['name']}, seed {node['seed']}",
+        "env": described(node["env"]),
+        "policy": described(node["policy"]),
+        **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
+        "learner": described(node["learner"]),
+        **({"demos": str(node["demos"])} if node.get("demos") else {}),
+        "device": f"{pick_device(node['device'])}, {node['threads']} thread(s)",
+        "steps": unit,
+        "folder": str(node["output"]),
+    }
+
+
+def described(node: Node) -> str:
+    """A node in a few words: its class, and what identifies its world or size."""
+    shown = [
+        f"{k}={node[k]}" for k in ("task", "id", "chunk", "num_envs", "batch_size") if k in node
+    ]
+    return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
+
+
+def _last_lines(folder: Path) -> None:
+    from embodied.loops import report
+
+    written = report.write(folder)
+    print(f"\n{report.summary(folder)}")
+    print(f"  report      {written}")
+    print(f"  checkpoint  {folder}/checkpoints")
+    for film in sorted(folder.glob("videos/*.mp4")):
+        print(f"  video       {film}")
+    print(f"next: embodied view {folder}\n      embodied eval {folder} episodes=500")

@@ -1,0 +1,209 @@
+"""Compose: the command line and YAML folders become one plain dictionary; the only file with Hydra.
+
+Groups are folders of YAML files: the packaged `configs/` first, then every `--config-dir` and every
+folder in the environment variable EMBODIED_CONFIGS.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import tempfile
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+
+PACKAGED = Path(str(files("configs")))
+
+
+@dataclass(frozen=True)
+class Composition:
+    """`node`: plain nested dicts; `choices`: which option was taken of every group."""
+
+    node: Node
+    choices: Mapping[str, str | None]
+
+
+def search_folders(given: Sequence[Path | str] = ()) -> list[Path]:
+    """The packaged folder, then `given`, then those in EMBODIED_CONFIGS; ConfigError if not there,
+    or if one hides an option that is there already."""
+    named = [*map(str, given), *filter(None, os.environ.get("EMBODIED_CONFIGS", "").split(":"))]
+    folders = [PACKAGED]
+    for folder in map(Path, named):
+        if not folder.is_dir():
+            raise ConfigError(f"the configuration folder {folder} does not exist")
+        if any(folder.samefile(known) for known in folders):
+            continue
+        for file in sorted(folder.glob("*/*.yaml")):
+            name = file.relative_to(folder)
+            hidden = next((known for known in folders if (known / name).exists()), None)
+            if hidden is not None:
+                raise ConfigError(f"{file} has the name of {hidden / name}; rename it")
+        folders.append(folder.resolve())
+    return folders
+
+
+def options(group: str, folders: Sequence[Path]) -> dict[str, Path]:
+    """The YAML files of a group by name, sorted."""
+    found = {file.stem: file for folder in folders for file in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def compose(
+    primary: str,
+    overrides: Sequence[str],
+    folders: Sequence[Path | str] = (),
+    given: Mapping[str, Node] | None = None,
+) -> Composition:
+    """`configs/PRIMARY.yaml` with its groups and `overrides` ("learner=NAME", "learner.lr=1e-4").
+
+    `given` are configurations that are not files ("env/as_trained": node). `allow=[package]` lets
+    `_target_` name classes of the user's own packages, found from the current folder too. Every
+    mistake is a ConfigError of one line.
+    """
+    search = search_folders(folders)
+    with _written(given or {}) as extra:
+        words = _prepared(primary, overrides, [*search, *extra])
+        node, choices = _composed(primary, words, [*search, *extra])
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for package in node.pop("allow", None) or []:
+        allow(str(package))
+    for name, value in node.items():
+        if isinstance(value, dict) and any((folder / name).is_dir() for folder in search):
+            _check(name, value)
+    return Composition(node, choices)
+
+
+@contextmanager
+def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
+    """A temporary configuration folder of what is not in files."""
+    if not given:
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name, node in given.items():
+            file = Path(folder) / f"{name}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(yaml.safe_dump(node, sort_keys=False))
+        yield [Path(folder)]
+
+
+def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
+    """Overrides as Hydra wants them; unknown options are refused here, with the nearest name.
+
+    Settings of a node are added even where its YAML file does not list them: `_check` knows the
+    fields of its dataclass.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    top = _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
+    groups = {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
+    words: list[str] = []
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_overrides([text])[0]
+        except HydraException as error:
+            raise ConfigError(f'cannot read "{text}": expected key=value') from error
+        key, value = override.key_or_group, override.value()
+        if key in groups:
+            if isinstance(value, str) and value not in (known := options(key, search)):
+                raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
+        elif any((folder / key).is_dir() for folder in search) and isinstance(value, str):
+            raise ConfigError(
+                f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."
+            )
+        elif text[0] not in "+~":
+            if key.split(".")[0] not in groups:
+                _require_known(key, top, groups, text)
+            text = f"++{text}"
+        words.append(text)
+    return words
+
+
+def _require_known(key: str, top: Node, groups: set[str], text: str) -> None:
+    """ConfigError unless the dotted `key` is in the primary configuration."""
+    here: Any = top
+    path = key.split(".")
+    for depth, name in enumerate(path):
+        if isinstance(here, dict) and "_target_" in here:
+            return
+        known = {*here, *(groups if depth == 0 else ())} if isinstance(here, dict) else set()
+        if name not in known - {"defaults"}:
+            inside = f" in {'.'.join(path[:depth])}" if depth else ""
+            hint = nearest(name, known - {"defaults"})
+            raise ConfigError(f'there is no setting "{name}"{inside}{hint}; you wrote {text}')
+        here = here.get(name)
+
+
+def _composed(
+    primary: str, words: list[str], search: Sequence[Path]
+) -> tuple[Node, dict[str, str | None]]:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    # Hydra takes the primary configuration from the first folder only.
+    first = next(folder for folder in search if (folder / f"{primary}.yaml").exists())
+    paths = ",".join(f"'file://{folder}'" for folder in search if folder != first)
+    try:
+        with hydra.initialize_config_dir(str(first), version_base=None):
+            config = hydra.compose(
+                primary, [f"hydra.searchpath=[{paths}]", *words], return_hydra_config=True
+            )
+        choices = {str(k): v for k, v in config.hydra.runtime.choices.items()}
+        with open_dict(config):
+            config.pop("hydra")
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise ConfigError(f"{missing[0]} is not given: {missing[0]}=...")
+        node: Any = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_one_line(error, search)) from error
+    return node, choices
+
+
+def _one_line(error: Exception, search: Sequence[Path]) -> str:
+    """What Hydra means, with what to type."""
+    text = str(error)
+    if found := re.match(r"You must specify '(\w+)'", text):
+        group = found[1]
+        return f"{group} is not given: {group}=NAME{nearest('', options(group, search))}"
+    missing = getattr(error, "missing_cfg_file", None)
+    if missing and "/" in missing:
+        group, name = missing.split("/", 1)
+        return f'there is no {group} "{name}"{nearest(name, options(group, search))}'
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(text.split())
+    return text.splitlines()[0]
+
+
+def _check(name: str, node: Node) -> None:
+    """Refuse settings that the node's dataclass does not have, before anything is built."""
+    if "_target_" not in node:
+        raise ConfigError(
+            f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
+        )
+    target = str(node["_target_"])
+    cls = resolve(target)
+    if "config" in inspect.signature(cls).parameters:
+        config = typing.get_type_hints(cls.__init__)["config"]
+        known = [field.name for field in fields(config)]
+        for key in node:
+            if key != "_target_" and key not in known:
+                raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
+
+
+def _load(file: Path) -> Node:
+    return yaml.safe_load(file.read_text()) or {}

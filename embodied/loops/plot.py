@@ -1,0 +1,113 @@
+"""Plot: line charts as SVG text that follows the page's colours, light or dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 460, 220
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 26
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y) and, where there is one, a band (low, high) around each."""
+
+    points: Sequence[Point]
+    band: Sequence[Point] = field(default=())
+
+
+def chart(curve: Curve, title: str, low: float | None = None, high: float | None = None) -> str:
+    """An SVG of one curve; `low` and `high` fix the vertical range. Numbers that are not finite
+    are left out."""
+    points = [(x, y) for x, y in curve.points if math.isfinite(y)]
+    if not points:
+        return ""
+    heights = [y for _, y in points] + [y for pair in curve.band for y in pair]
+    bottom = min(heights) if low is None else low
+    top = max(heights) if high is None else high
+    if top - bottom < 1e-12 * max(1.0, abs(top)):
+        bottom, top = bottom - 0.5 * max(abs(bottom), 1e-3), top + 0.5 * max(abs(top), 1e-3)
+    right = max(x for x, _ in points)
+    frame = _Frame(0.0, max(right, 1e-9), bottom, top)
+    parts = [frame.grid(), frame.band(points, curve.band), frame.line(points)]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Data to pixels."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / (self.right - self.left)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.bottom) / (self.top - self.bottom)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+    def grid(self) -> str:
+        parts = []
+        for value in ticks(self.bottom, self.top, 4):
+            y = self.y(value)
+            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text x="{LEFT - 7}" y="{y + 4:.1f}" class="y">{number(value)}</text>')
+        for value in ticks(self.left, self.right, 5):
+            x = self.x(value)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" class="x">{number(value)}</text>')
+        return "".join(parts)
+
+    def band(self, points: Sequence[Point], band: Sequence[Point]) -> str:
+        if len(band) != len(points):
+            return ""
+        lower = [(x, low) for (x, _), (low, _) in zip(points, band, strict=True)]
+        upper = [(x, high) for (x, _), (_, high) in zip(points, band, strict=True)]
+        if len(points) == 1:
+            x = self.x(points[0][0])
+            return (
+                f'<path class="whisker" d="M{x:.1f} {self.y(band[0][0]):.1f}'
+                f'V{self.y(band[0][1]):.1f}"/>'
+            )
+        return f'<polygon class="band" points="{self.path([*lower, *reversed(upper)])}"/>'
+
+    def line(self, points: Sequence[Point]) -> str:
+        drawn = f'<polyline class="line" points="{self.path(points)}"/>'
+        if len(points) <= 40:
+            drawn += "".join(
+                f'<circle class="dot" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3">'
+                f"<title>step {x:,.0f}: {number(y)}</title></circle>"
+                for x, y in points
+            )
+        return drawn
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers between `low` and `high`."""
+    raw = (high - low) / count
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A number for an axis: 1.2M, 40k, 0.35, 2e-05."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.4g}{unit}"
+    return f"{value:.3g}"
