@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
 from embodied.core.ensemble import Ensemble
+from embodied.core.fast import Graph, faster
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
@@ -75,6 +76,9 @@ class Sac(Learner):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
     data = "replay"
+    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
+    critic: Critic
+    target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
@@ -89,20 +93,15 @@ class Sac(Learner):
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * policy.size
-        capturable = config.cuda_graph
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.averages: list[Tensor] = list(self.target.parameters())
         self.adams = {
-            name: torch.optim.Adam(parameters, lr=lr, fused=True, capturable=capturable)
-            for name, parameters, lr in (
-                ("critic", list(self.critic.parameters()), config.critic_lr),
-                ("actor", list(policy.parameters()), config.actor_lr),
-                ("temperature", [self.log_alpha], config.temperature_lr),
-            )
+            "critic": Adam(self.weights, config.critic_lr),
+            "actor": Adam(policy.parameters(), config.actor_lr),
+            "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self.steps: Callable[[Tensors], dict[str, Tensor]] = self._steps
-        if config.compile or config.cuda_graph:
-            mode = "reduce-overhead" if config.cuda_graph else "default"
-            self.steps = torch.compile(self._steps, mode=mode)
+        self.steps = faster(self._steps, config.compile, config.cuda_graph)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.steps(batch)
@@ -120,30 +119,33 @@ class Sac(Learner):
         loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
         self._descend("critic", loss)
         with torch.no_grad():
-            old, new = list(self.target.parameters()), list(self.critic.parameters())
-            torch._foreach_lerp_(old, new, self.config.tau)
-        return {"critic_loss": loss.detach(), "q": q.detach().mean()}
+            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        return {"critic_loss": loss.detach(), "q_mean": q.detach().mean()}
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         action, log_prob = self.policy.sample(following, self.policy.draw(len(reward), True))
         q = self.target(following, action)
         if self.config.subset < self.config.critics:
-            q = q[torch.randperm(self.config.critics, device=q.device)[: self.config.subset]]
+            # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
+            lots = torch.rand(self.config.critics, device=q.device)
+            q = q.index_select(0, lots.topk(self.config.subset).indices)
         alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
         return reward + discount * (q.amin(0) - alpha * log_prob)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         obs = under(batch, "obs")
-        self.critic.requires_grad_(False)  # no gradients for weights that do not move here
+        self._learn_critic(False)  # no gradients for weights that do not move here
         action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         loss = actor_loss(value, log_prob, self.log_alpha.detach().exp())
         self._descend("actor", loss)
-        self.critic.requires_grad_(True)
+        self._learn_critic(True)
         log_prob = log_prob.detach()
-        self._descend("temperature", temperature_loss(self.log_alpha, log_prob, self.entropy))
+        # The loss is proportional to alpha, so it is its own derivative by log alpha.
+        self.log_alpha.grad = temperature_loss(self.log_alpha.detach(), log_prob, self.entropy)
+        self.adams["temperature"].step()
         return {
             "actor_loss": loss.detach(),
             "entropy": -log_prob.mean(),
@@ -151,9 +153,12 @@ class Sac(Learner):
         }
 
     def _descend(self, name: str, loss: Tensor) -> None:
-        self.adams[name].zero_grad()
         loss.backward()
         self.adams[name].step()
+
+    def _learn_critic(self, learn: bool) -> None:
+        for weight in self.weights:
+            weight.requires_grad_(learn)
 
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
@@ -162,6 +167,11 @@ class Sac(Learner):
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return dict(self.adams)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if isinstance(self.steps, Graph):
+            self.steps.forget()  # the optimizers hold new tensors
 
 
 def critic_loss(q: Tensor, backup: Tensor) -> Tensor:
