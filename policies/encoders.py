@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from embodied.core.build import ConfigError
 from embodied.core.norm import Standard
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
@@ -15,10 +16,12 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """Convolutions for each camera: `channels` with stride 2, then `features` numbers."""
+    """`channels`: strided convolutions of each camera, `features`: numbers that come out;
+    `shared`: one network for all cameras, which must then have one shape."""
 
     channels: tuple[int, ...] = (32, 64, 64, 64)
     features: int = 64
+    shared: bool = False
 
 
 class Encoder(nn.Module):
@@ -39,22 +42,21 @@ class Encoder(nn.Module):
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = Standard(flat)
-        self.cameras = nn.ModuleList(
-            Camera(seen[name].shape, images or ImageConfig()) for name in self.images
-        )
+        if not seen:
+            raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
+        shapes = [seen[name].shape for name in self.images]
+        self.cameras = nn.ModuleList(_cameras(shapes, images or ImageConfig()))
         self.size = flat + sum(camera.size for camera in self.cameras)
 
     def flat(self, obs: Tensors) -> Tensor:
         """The vector leaves side by side [n, flat], in their own units."""
         if len(self.vectors) == 1:
-            return obs[self.vectors[0]].flatten(1).float()
-        return torch.cat([obs[name].flatten(1).float() for name in self.vectors], 1)
+            return _flat(obs[self.vectors[0]])
+        return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
 
     def forward(self, obs: Tensors) -> Tensor:
         parts = [self.norm(self.flat(obs))] if self.vectors else []
-        parts += [
-            camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)
-        ]
+        parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def fit(self, rows: Tensors) -> None:
@@ -88,6 +90,18 @@ class Camera(nn.Module):
     def forward(self, picture: Tensor) -> Tensor:
         pixels = picture.permute(0, 3, 1, 2).float() / 255 - 0.5
         return self.project(self.convolve(pixels))
+
+
+def _cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]:
+    if not config.shared or not shapes:
+        return [Camera(shape, config) for shape in shapes]
+    if len(set(shapes)) > 1:
+        raise ConfigError(f"images.shared=true needs cameras of one shape, got {shapes}")
+    return [Camera(shapes[0], config)] * len(shapes)
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1).float()
 
 
 def hidden(name: str) -> bool:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import Denoiser
+from embodied.core.nets import Denoiser, per_row
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
 
 
@@ -48,10 +48,9 @@ class Flow(Policy):
             self.size, self.encoder.size, config.width, config.depth, config.time_dim
         )
 
-    def times(self, n: int, device: torch.device) -> Tensor:
-        """The left grid i / K, [K, n]."""
-        grid = torch.arange(self.steps, device=device) / self.steps
-        return grid[:, None].expand(self.steps, n)
+    def times(self) -> Tensor:
+        """The left grid i / K, [K]."""
+        return torch.arange(self.steps, device=self.range.radius.device) / self.steps
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.range.radius.device)
@@ -59,8 +58,8 @@ class Flow(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         features = self.encoder(obs)
         x = noise
-        for t in self.times(len(x), x.device):
-            x = x + self.net(x, t, features) / self.steps
+        for time in self.net.embed(self.times()).unbind():
+            x = x + self.net.at(x, time, features) / self.steps
         return self.to_actions(x.clamp(-1, 1)), carry
 
     def to_actions(self, x: Tensor) -> Tensor:
@@ -69,14 +68,13 @@ class Flow(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Squared error of the velocity over the valid steps, [n]."""
-        features = self.encoder({name: batch[f"obs/{name}"] for name in self.spec.obs})
+        features = self.encoder(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
         x = torch.lerp(x0, target, t[:, None])
         error = (self.net(x, t, features) - (target - x0)).square()
-        error = error.view_as(batch["action"]).flatten(2).mean(2)
-        return (error * batch["valid"]).sum(1) / batch["valid"].sum(1)
+        return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
-        self.range.fit(rows["action"].flatten(0, 1))
+        self.range.fit(rows["action"].reshape(-1, self.spec.act.size))

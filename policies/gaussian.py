@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import mlp
+from embodied.core.nets import mlp, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
 from policies.random import Config as RandomConfig
 from policies.random import Random
@@ -27,7 +27,8 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: bounds of log std, reached softly; `zero_head`: start with mean exactly 0."""
+    """`log_std`: bounds of log std, reached softly; `zero_head`: start with mean exactly 0;
+    `imitate`: the loss, "mse" of the mean action or "nll", which also learns the deviation."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
@@ -35,6 +36,7 @@ class Config:
     layer_norm: bool = False
     log_std: tuple[float, float] = (-5.0, 2.0)
     zero_head: bool = False
+    imitate: Literal["mse", "nll"] = "mse"
     images: ImageConfig = field(default_factory=ImageConfig)
 
 
@@ -81,25 +83,25 @@ class Gaussian(Policy):
         """Action [n, size] and its log-probability [n], both differentiable."""
         mean, log_std = self(obs)
         u = mean + log_std.exp() * noise
-        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
-        squash = 2 * (math.log(2) - u - functional.softplus(-2 * u))
-        log_prob = -(0.5 * noise.square() + log_std + 0.5 * LOG_2PI + squash).sum(1)
-        return torch.tanh(u), log_prob
+        return torch.tanh(u), _density(u, noise, log_std).sum(1)
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions [n, size], drawn in from the rim by 1e-5."""
-        mean, log_std = self(obs)
+        return self._log_prob(*self(obs), action).sum(1)
+
+    def _log_prob(self, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
         u = torch.atanh(action.clamp(-1 + 1e-5, 1 - 1e-5))
-        squash = 2 * (math.log(2) - u - functional.softplus(-2 * u))
-        z = (u - mean) * torch.exp(-log_std)
-        return -(0.5 * z.square() + log_std + 0.5 * LOG_2PI + squash).sum(1)
+        return _density(u, (u - mean) * torch.exp(-log_std), log_std)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the mean action over the valid steps, [n]."""
-        obs = {name: batch[f"obs/{name}"] for name in self.spec.obs}
-        mean = torch.tanh(self(obs)[0]).view_as(batch["action"])
-        error = (mean - batch["action"]).square().flatten(2).mean(2)
-        return (error * batch["valid"]).sum(1) / batch["valid"].sum(1)
+        """`imitate` per action element, averaged over the valid steps, [n]."""
+        mean, log_std = self(under(batch, "obs"))
+        action = batch["action"].flatten(1)
+        if self.config.imitate == "nll":
+            error = -self._log_prob(mean, log_std, action)
+        else:
+            error = (torch.tanh(mean) - action).square()
+        return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def first(self) -> Policy:
         """Uniform actions."""
@@ -107,3 +109,10 @@ class Gaussian(Policy):
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
+
+
+def _density(u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
+    """log p of each element of a = tanh(u), where u is z deviations from its mean."""
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
+    squash = 2 * (math.log(2) - u - functional.softplus(-2 * u))
+    return -(0.5 * z.square() + log_std + 0.5 * LOG_2PI + squash)

@@ -24,7 +24,7 @@ def mlp(
     activation: str = "relu",
     layer_norm: bool = False,
 ) -> nn.Sequential:
-    """Linear layers with an activation (after LayerNorm, if asked) between them; last one linear."""
+    """Linear layers, each but the last followed by LayerNorm (if asked) and an activation."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(nn.Linear(size, width))
@@ -35,10 +35,16 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(size, out))
 
 
+def per_row(error: Tensor, valid: Tensor) -> Tensor:
+    """Mean error [n] over the valid steps; `error` [n, H, ...], `valid` [n, H] (bool)."""
+    error = error.flatten(2).mean(2)
+    return (error * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
 def sinusoid(t: Tensor, size: int) -> Tensor:
-    """Sinusoidal features [n, size] of times [n] in [0, 1], periods from 1/1000 to 10."""
-    rates = torch.exp(torch.linspace(math.log(0.1), math.log(1000.0), size // 2, device=t.device))
-    angles = 2 * math.pi * t[:, None].float() * rates / 10
+    """Sines and cosines [n, size] of times [n] in [0, 1], from 1/100 of a turn to 100 turns."""
+    turns = torch.exp(torch.linspace(math.log(0.01), math.log(100.0), size // 2, device=t.device))
+    angles = 2 * math.pi * t[:, None].float() * turns
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
@@ -50,6 +56,8 @@ class Denoiser(nn.Module):
 
     def __init__(self, size: int, features: int, width: int, depth: int, time_dim: int) -> None:
         super().__init__()
+        if time_dim < 2 or time_dim % 2:
+            raise ValueError(f"time_dim={time_dim} must be even: half sines, half cosines")
         self.time_dim = time_dim
         self.time = nn.Sequential(
             nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
@@ -59,8 +67,15 @@ class Denoiser(nn.Module):
         self.leave = nn.Linear(width, size)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        time = self.time(sinusoid(t, self.time_dim))
-        h = self.enter(torch.cat([x, time, features], 1))
+        return self.at(x, self.embed(t), features)
+
+    def embed(self, t: Tensor) -> Tensor:
+        """Features [n, time_dim] of times [n]; samplers take those of all their steps at once."""
+        return self.time(sinusoid(t, self.time_dim))
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """`forward` at embedded times: [time_dim] for all rows, or [n, time_dim]."""
+        h = self.enter(torch.cat([x, time.expand(len(x), -1), features], 1))
         for block in self.blocks:
             h = block(h)
         return self.leave(nn.functional.mish(h))

@@ -22,9 +22,9 @@ class Standard(nn.Module):
         self.register_buffer("std", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
-        """Take mean and deviation of `values` [N, size]."""
+        """Take mean and (population) deviation of `values` [N, size]."""
         values = values.float()
-        std = values.std(0)
+        std = values.std(0, correction=0)
         self.mean.copy_(values.mean(0))
         self.std.copy_(torch.where(std < 1e-4, torch.ones_like(std), std))
 

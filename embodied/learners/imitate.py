@@ -2,6 +2,8 @@
 
 What acts and is saved is the exponential moving average of the trained weights, which diffusion
 and flow policies need (Chi et al., 2023).
+
+    averaged <- ema averaged + (1 - ema) trained
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from embodied.learners.learner import Learner
 
 @dataclass(frozen=True)
 class Config:
-    """`lr` falls along a cosine to a tenth over the run; `ema` 0: no averaging."""
+    """`lr` falls along a cosine to a tenth over the run; `ema`: decay of the average (0: none),
+    smaller at first, so that the initial weights are soon forgotten."""
 
     batch_size: int = 256
     lr: float = 1e-3
@@ -55,8 +58,12 @@ class Imitate(Learner):
         self.decay.step()
         with torch.no_grad():
             averaged, online = list(self.policy.parameters()), list(self.online.parameters())
-            torch._foreach_lerp_(averaged, online, 1 - self.config.ema)
+            torch._foreach_lerp_(averaged, online, 1 - self._ema())
         return {"loss": loss.detach(), "grad_norm": norm}
+
+    def _ema(self) -> float:
+        done = self.decay.last_epoch
+        return min(self.config.ema, (1 + done) / (10 + done))
 
     def fit(self, rows: Tensors) -> None:
         self.online.fit(rows)
