@@ -67,9 +67,16 @@ def serve(
     except BaseException:
         env.close()
         raise
-    print(f"viewing {run or node['_target_']} at {viewer.url} (Ctrl-C ends it)", flush=True)
-    if block:
-        viewer.wait()
+    try:
+        print(f"viewing {run or node['_target_']} at {viewer.url} (Ctrl-C ends it)", flush=True)
+        if block:
+            viewer.wait()
+    except KeyboardInterrupt:
+        # After the ^C that the terminal shows.
+        print("\nviewer closed", flush=True)
+    finally:
+        if block:
+            viewer.close()
     return viewer
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from viser import ViserServer, uplot
+from viser import ViserServer
 
+from embodied.viewer.plots import Plots
 from embodied.viewer.scene import Scene, look_at
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 SPEEDS = (0.1, 5.0)
 OFF, CAMERA = "off", "camera"
 PICTURE = (384, 288)
-CURVES = 8
-"""Action elements in the plot: more cannot be told apart."""
-POINTS = 400
-COLOURS = (
-    "#2563eb", "#dc2626", "#16a34a", "#d97706", "#9333ea", "#0891b2", "#db2777", "#65a30d",
-)  # fmt: skip
 
 
 class Refresh:
@@ -53,7 +48,7 @@ class Page:
 
     def __init__(self, server: ViserServer, viewer: Viewer) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
-        self.spec = self.session.env.spec
+        self.spec, self.trouble = self.session.env.spec, ""
         look = look_at(self.session.env)
         self.scene = None if look is None else Scene(server, look)
         _theme(server)
@@ -66,7 +61,7 @@ class Page:
         self.parts = [
             Refresh(self._draw_scene, 1 / 30),
             Refresh(self._draw_status, 0.1),
-            Refresh(self._draw_plots, 0.2),
+            Refresh(lambda: self.plots.draw(self.session.episode), 0.2),
             Refresh(self._draw_picture, 0.25),
         ]
         self.begun()
@@ -99,10 +94,10 @@ class Page:
         text = self.spec.text or type(self.session.env).__name__
         self.server.gui.add_markdown(f"**{text[:1].upper()}{text[1:]}**")
         self.status = self.server.gui.add_markdown("")
-        if self.scene is None:
-            self.server.gui.add_markdown(
-                "This environment is not MuJoCo: there is no 3D scene, only its own picture (below)"
-            )
+        self.note = self.server.gui.add_markdown(
+            "This environment is not MuJoCo: there is no 3D scene, only its own picture, if any.",
+            visible=self.scene is None,
+        )
 
     def _play_part(self) -> None:
         gui, viewer = self.server.gui, self.viewer
@@ -157,27 +152,18 @@ class Page:
         with gui.add_folder("Picture", expand_by_default=True):
             start = OFF if self.scene is not None else CAMERA
             self.view = gui.add_dropdown(
-                "View", (OFF, CAMERA, *views), initial_value=start, hint="slow without a graphics card"
+                "View",
+                (OFF, CAMERA, *views),
+                initial_value=start,
+                hint="slow without a graphics card",
             )
             self._bind(self.view, lambda _: self.changed())
             self.picture = gui.add_image(np.zeros((2, 2, 3), np.uint8), visible=False)
 
     def _plot_part(self) -> None:
-        gui, act = self.server.gui, self.spec.act
-        self.curves = min(act.size, CURVES)
-        names = act.names[: self.curves] or tuple(f"action {i}" for i in range(self.curves))
-        empty = np.zeros(1)
-        with gui.add_folder("Episode"):
-            self.reward_plot = gui.add_uplot(
-                (empty, empty), (_time_axis(), _curve("reward", 0)), title="reward", **_plot(120)
-            )
-            self.action_plot = gui.add_uplot(
-                (empty,) * (self.curves + 1),
-                (_time_axis(), *(_curve(name, i) for i, name in enumerate(names))),
-                title="actions",
-                **_plot(150),
-            )
-            self.words = gui.add_markdown("")
+        with self.server.gui.add_folder("Episode"):
+            self.plots = Plots(self.server, self.spec)
+            self.words = self.server.gui.add_markdown("")
 
     def _bind(self, control: Any, action: Callable[[Any], None]) -> None:
         """Hand a control's value to the viewer's thread when a person changes it."""
@@ -242,20 +228,11 @@ class Page:
         ]
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
+        if self.trouble:
+            lines.append(self.trouble)
         if self.viewer.problem:
             lines.append(f"**Stopped:** {self.viewer.problem}")
         return "  \n".join(lines)
-
-    def _draw_plots(self) -> None:
-        episode = self.session.episode
-        rows = thinned(episode.steps)
-        t = (rows + 1) * self.spec.dt
-        rewards, actions = np.array(episode.rewards), np.array(episode.actions)
-        if not episode.steps:
-            t, rewards, actions = np.zeros(1), np.zeros(1), np.zeros((1, self.curves))
-            rows = np.zeros(1, np.intp)
-        self.reward_plot.data = (t, rewards[rows])
-        self.action_plot.data = (t, *actions[rows, : self.curves].T.copy())
 
     def _draw_picture(self) -> None:
         view = self.view.value
@@ -267,7 +244,8 @@ class Page:
         except (NotImplementedError, RuntimeError, ImportError) as error:
             # No camera, or no way to draw on this machine: the rest of the page goes on.
             self.view.value, self.picture.visible = OFF, False
-            self.viewer.problem = f"no picture: {error}"
+            self.trouble = f"No picture: {error}"
+            self._draw_status()
 
     def _picture(self, view: str) -> NDArray[np.uint8]:
         if view == CAMERA:
@@ -291,32 +269,9 @@ def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
     ]
 
 
-def thinned(count: int) -> NDArray[np.intp]:
-    """At most POINTS indices of `count`, spread evenly, the first and the last among them."""
-    if count <= POINTS:
-        return np.arange(count)
-    return np.round(np.linspace(0, count - 1, POINTS)).astype(np.intp)
-
-
 def _theme(server: ViserServer) -> None:
     # Sharing would open a tunnel to the internet.
     server.gui.configure_theme(
         show_logo=False, show_share_button=False, control_width="large", brand_color=(37, 99, 235)
     )
     server.gui.main_panel.dock_right()
-
-
-def _time_axis() -> uplot.Series:
-    return uplot.Series(label="s")
-
-
-def _curve(name: str, index: int) -> uplot.Series:
-    return uplot.Series(label=name, stroke=COLOURS[index % len(COLOURS)], width=1.5)
-
-
-def _plot(height: int) -> dict[str, Any]:
-    return {
-        "height": height,
-        "scales": {"x": uplot.Scale(time=False)},
-        "legend": uplot.Legend(show=True),
-    }

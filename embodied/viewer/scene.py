@@ -31,7 +31,8 @@ def look_at(env: VecEnv) -> Look | None:
     scene = getattr(env, "scene", None)
     if scene is not None:
         return lambda: scene(0)
-    inner = getattr(next(iter(getattr(env, "envs", ())), None), "unwrapped", None)
+    first = next(iter(getattr(env, "envs", ())), None)
+    inner: Any = getattr(first, "unwrapped", None)
     if isinstance(getattr(inner, "model", None), mujoco.MjModel):
         return lambda: (inner.model, inner.data)
     return None
@@ -133,7 +134,9 @@ class Scene:
         if model.ncam:
             place, forward = data.cam_xpos[0], -data.cam_xmat[0].reshape(3, 3)[:, 2]
             reach = max(float(np.dot(middle - place, forward)), 0.1)
-            camera.position, camera.look_at = place, place + reach * forward
+            target = place + reach * forward
+            # A little back, as the panel takes part of the window.
+            camera.position, camera.look_at = target - 1.25 * reach * forward, target
             camera.fov = float(np.radians(model.cam_fovy[0]))
             return
         size = max(float(np.linalg.norm(moving - middle, axis=1).max()), 0.5)

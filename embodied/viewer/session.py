@@ -147,7 +147,6 @@ def _script(env: VecEnv) -> dict[str, Any] | None:
 
     task = getattr(getattr(env, "config", None), "task", None)
     state = env.spec.obs.get("state")
-    knows = isinstance(task, str) and task in PLANS and state is not None
-    if not knows or "tool_x" not in state.names:
+    if task not in PLANS or state is None or "tool_x" not in state.names:
         return None
     return {"_target_": DEMONSTRATOR, "task": task}

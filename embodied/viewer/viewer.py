@@ -98,14 +98,9 @@ class Viewer:
         self._do(lambda: self.page.refresh(force=True))
 
     def wait(self) -> None:
-        """Serve until Ctrl-C, then close; raises what ended the thread, if anything did."""
-        try:
-            while self._thread.is_alive():
-                self._thread.join(0.5)
-        except KeyboardInterrupt:
-            print("\nviewer closed", flush=True)
-        finally:
-            self.close()
+        """Serve until the viewer is closed from another thread, or Ctrl-C is pressed."""
+        while self._thread.is_alive():
+            self._thread.join(0.5)
 
     def close(self) -> None:
         """End the thread, the server and the environment; safe to call twice."""

@@ -1,0 +1,85 @@
+"""Triangles of MuJoCo geoms: where they reach, what they enclose, and which way they face."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from embodied.viewer.shapes import ENDLESS, mesh_of, rgba_of
+
+SCENE = """
+<mujoco>
+  <asset>
+    <mesh name="wedge" vertex="0 0 0  0.2 0 0  0 0.3 0  0 0 0.4"/>
+    <texture name="half" type="2d" builtin="flat" rgb1="1 0.5 0" width="4" height="4"/>
+    <material name="painted" texture="half" rgba="0.5 1 1 0.25"/>
+  </asset>
+  <worldbody>
+    <geom name="box" type="box" size="0.1 0.2 0.3" rgba="1 0 0 1"/>
+    <geom name="ball" type="sphere" size="0.5"/>
+    <geom name="egg" type="ellipsoid" size="0.1 0.2 0.3"/>
+    <geom name="pill" type="capsule" size="0.1 0.4"/>
+    <geom name="can" type="cylinder" size="0.1 0.4"/>
+    <geom name="wedge" type="mesh" mesh="wedge"/>
+    <geom name="floor" type="plane" size="2 3 0.1"/>
+    <geom name="endless" type="plane" size="0 3 0.1" material="painted"/>
+  </worldbody>
+</mujoco>
+"""
+VOLUMES = {
+    "box": 8 * 0.1 * 0.2 * 0.3,
+    "ball": 4 / 3 * np.pi * 0.5**3,
+    "egg": 4 / 3 * np.pi * 0.1 * 0.2 * 0.3,
+    "pill": np.pi * 0.1**2 * 0.8 + 4 / 3 * np.pi * 0.1**3,
+    "can": np.pi * 0.1**2 * 0.8,
+    "wedge": 0.2 * 0.3 * 0.4 / 6,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(SCENE)
+
+
+def volume(vertices: np.ndarray, faces: np.ndarray) -> float:
+    """Signed: positive where the faces run counter-clockwise seen from outside."""
+    a, b, c = (vertices[faces[:, i]].astype(float) for i in range(3))
+    return float((a * np.cross(b, c)).sum() / 6)
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_encloses_the_volume_of_its_shape_facing_outwards(model, name) -> None:
+    vertices, faces = mesh_of(model, model.geom(name).id)
+    # Round shapes are polygons inside the true surface: a little less, never more.
+    assert 0.97 * VOLUMES[name] < volume(vertices, faces) < 1.0001 * VOLUMES[name]
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_reaches_as_far_as_mujoco_says(model, name) -> None:
+    geom = model.geom(name).id
+    vertices, _ = mesh_of(model, geom)
+    middle, half = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+    np.testing.assert_allclose(vertices.max(0), middle + half, atol=0.005)
+    np.testing.assert_allclose(vertices.min(0), middle - half, atol=0.005)
+
+
+def test_planes_face_up_and_end_somewhere(model) -> None:
+    vertices, faces = mesh_of(model, model.geom("floor").id)
+    assert np.abs(vertices).max(0).tolist() == [2.0, 3.0, 0.0]
+    a, b, c = (vertices[faces[:, i]] for i in range(3))
+    up = np.cross(b - a, c - a)[:, 2]
+    assert up.max() > 0
+    vertices, _ = mesh_of(model, model.geom("endless").id)
+    assert np.abs(vertices).max(0).tolist() == [ENDLESS, 3.0, 0.0]
+
+
+def test_a_mesh_has_its_own_corners_and_faces(model) -> None:
+    """A vertex for each normal that meets in a corner, or averaged normals round the wedge."""
+    vertices, faces = mesh_of(model, model.geom("wedge").id)
+    assert len(faces) == 4 and len(np.unique(vertices, axis=0)) == 4
+    assert faces.max() < len(vertices)
+
+
+def test_colours_come_from_the_geom_or_its_material_times_the_texture(model) -> None:
+    assert rgba_of(model, model.geom("box").id) == (1.0, 0.0, 0.0, 1.0)
+    painted = rgba_of(model, model.geom("endless").id)
+    np.testing.assert_allclose(painted, (0.5, 0.5, 0.0, 0.25), atol=0.01)
