@@ -14,11 +14,13 @@ from torch import Tensor
 
 
 class Adam(torch.optim.Optimizer):
-    """Same numbers and saved state as `torch.optim.Adam(fused=True)`; one group, one step count.
+    """Same numbers as `torch.optim.Adam(fused=True)`, whose saved state it can load; one group.
 
     `step` uses up the gradients (they are None afterwards), so `zero_grad` is not needed. Every
     parameter must have one. Nothing here waits for the device: a step can be captured in a graph.
     """
+
+    _moments: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     def __init__(
         self,
@@ -28,7 +30,6 @@ class Adam(torch.optim.Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "fused": True})
-        self._moments: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -1,0 +1,335 @@
+"""SAC: targets, subsets, slices and temperature by hand; problems whose answer is known."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.adam import Adam
+from embodied.core.build import ConfigError, build
+from embodied.core.ensemble import Ensemble
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, under
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
+from embodied.learners.sac import Sac, actor_loss, critic_loss, temperature_loss
+from tests.worlds import Reach
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
+    torch.manual_seed(0)
+    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "zero_head": zero_head}
+    policy = build(node, spec=spec)
+    given = {"hidden": [32], "batch_size": 4, **settings}
+    return build({"_target_": "embodied.learners.sac.Sac", **given}, policy=policy, spec=spec)
+
+
+def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
+    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
+    return {
+        **{f"obs/{name}": leaf for name, leaf in obs.items()},
+        "action": torch.rand(n, spec.act.size) * 2 - 1,
+        "reward": torch.arange(float(n)),
+        "discount": torch.full((n,), 0.9),
+        **{f"next_obs/{name}": leaf + 0.1 for name, leaf in obs.items()},
+    }
+
+
+@torch.no_grad()
+def constant_targets(learner: Sac, values: list[float]) -> None:
+    """Make target critic i answer values[i] everywhere."""
+    for parameter in learner.target.ensemble.parameters():
+        parameter.zero_()
+    learner.target.ensemble.biases[-1].copy_(torch.tensor(values).view(-1, 1, 1))
+
+
+def test_target_without_entropy() -> None:
+    learner = make(entropy_in_backup=False)
+    constant_targets(learner, [4.0, 3.0])
+    following = under(batch_of(3), "next_obs")
+    reward = torch.tensor([1.0, 2.0, 5.0])
+    discount = torch.tensor([0.0, 0.9, 0.81])  # the world ended; the clock did; two steps passed
+    backup = learner._backup(reward, discount, following)
+    torch.testing.assert_close(backup, torch.tensor([1.0, 2 + 0.9 * 3, 5 + 0.81 * 3]))
+
+
+def test_target_with_entropy() -> None:
+    learner = make(zero_head=True, initial_temperature=0.2)
+    constant_targets(learner, [4.0, 3.0])
+    torch.manual_seed(5)
+    noise = torch.randn(1, 2)
+    torch.manual_seed(5)
+    following = under(batch_of(1), "next_obs")
+    torch.manual_seed(5)
+    backup = learner._backup(torch.tensor([1.0]), torch.tensor([0.9]), following)
+    # A head of zeros means N(0, exp(-1.5)), half-way between the bounds -5 and 2 of log std.
+    log_prob = 0.0
+    for e in noise[0].tolist():
+        u = math.exp(-1.5) * e
+        log_prob += -0.5 * e * e + 1.5 - 0.5 * math.log(2 * math.pi)
+        log_prob -= math.log(1 - math.tanh(u) ** 2)
+    assert backup.item() == pytest.approx(1 + 0.9 * (3 - 0.2 * log_prob), rel=1e-4)
+
+
+@pytest.mark.parametrize(("subset", "low"), [(1, {1, 2, 3}), (2, {1, 2}), (3, {1})])
+def test_target_takes_the_minimum_of_a_random_subset(subset: int, low: set[int]) -> None:
+    learner = make(critics=3, subset=subset, entropy_in_backup=False)
+    constant_targets(learner, [3.0, 1.0, 2.0])
+    following, one = under(batch_of(1), "next_obs"), torch.ones(1)
+    seen = [round(learner._backup(0 * one, one, following).item()) for _ in range(200)]
+    assert set(seen) == low
+    expected = {1: 1 / 3, 2: 2 / 3, 3: 1.0}[subset]  # how often critic 1 is among those drawn
+    assert abs(seen.count(1) / 200 - expected) < 0.12
+
+
+def test_losses_by_hand() -> None:
+    q = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    # ((1-2)^2 + (2-4)^2) / 2 + ((3-2)^2 + (5-4)^2) / 2
+    assert critic_loss(q, torch.tensor([2.0, 4.0])).item() == 2.5 + 1.0
+    value, log_prob = torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 3.0])
+    assert actor_loss(value, log_prob, torch.tensor(0.5)).item() == 0.5 - 1.5
+    log_alpha = torch.tensor(0.7, requires_grad=True)
+    loss = temperature_loss(log_alpha, log_prob, -2.0)
+    assert loss.item() == pytest.approx(math.exp(0.7) * 1.0)  # -(mean 1 - 2)
+    loss.backward()
+    assert log_alpha.grad is not None
+    assert log_alpha.grad.item() == loss.item()  # what the update relies on
+
+
+def test_temperature_moves_towards_the_target_entropy() -> None:
+    for target, sign in ((-50.0, -1), (50.0, 1)):
+        learner = make(target_entropy=target, temperature_lr=0.1)
+        learner.update(batch_of(4))
+        assert math.copysign(1, learner.log_alpha.item()) == sign
+
+
+def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(utd=3, critics=5, tau=0.3)
+    assert learner.batch_size == 12
+    seen, weights, averages = [], [], copy.deepcopy(learner.averages)
+    critic_step, actor_step = learner._critic_step, learner._actor_step
+
+    def critic(batch: Tensors) -> Tensors:
+        seen.append(batch["reward"].tolist())
+        metrics = critic_step(batch)
+        weights.append([weight.detach().clone() for weight in learner.weights])
+        return metrics
+
+    def actor(batch: Tensors) -> Tensors:
+        seen.append(batch["reward"].tolist())
+        return actor_step(batch)
+
+    monkeypatch.setattr(learner, "_critic_step", critic)
+    monkeypatch.setattr(learner, "_actor_step", actor)
+    learner.update(batch_of(12))
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11]]
+    for after in weights:  # Polyak after every critic step
+        averages = [
+            0.7 * old.detach() + 0.3 * new for old, new in zip(averages, after, strict=True)
+        ]
+    for expected, average in zip(averages, learner.averages, strict=True):
+        torch.testing.assert_close(average.detach(), expected)
+
+
+def test_the_actor_step_leaves_the_critics_alone() -> None:
+    learner = make()
+    before = [weight.detach().clone() for weight in learner.weights]
+    policy = [weight.detach().clone() for weight in learner.policy.parameters()]
+    learner._actor_step(batch_of(4))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights, strict=True))
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.weights)
+    moved = [
+        not torch.equal(a, b) for a, b in zip(policy, learner.policy.parameters(), strict=True)
+    ]
+    assert all(moved)
+
+
+def test_actor_objective() -> None:
+    """With critics Q1 = a and Q2 = -3 a the mean falls with a; the minimum is best at a = 0."""
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    for objective, expected in (("mean", -1.0), ("min", 0.0)):
+        learner = make(
+            spec,
+            hidden=[2],
+            actor_objective=objective,
+            initial_temperature=1e-6,
+            actor_lr=0.02,
+            temperature_lr=0.0,
+        )
+        with torch.no_grad():
+            ensemble = learner.critic.ensemble
+            for parameter in ensemble.parameters():
+                parameter.zero_()
+            ensemble.weights[0][:, 1] = torch.tensor([1.0, -1.0])  # relu(a), relu(-a)
+            slopes = torch.tensor([1.0, -3.0])
+            ensemble.weights[1][:, :, 0] = slopes[:, None] * torch.tensor([1.0, -1.0])
+        for _ in range(150):
+            learner._actor_step({"obs/state": torch.zeros(64, 1), "reward": torch.zeros(64)})
+        obs = {"state": torch.zeros(1, 1)}
+        action = learner.policy.act(obs, {}, torch.zeros(1, 1))[0].item()
+        assert action == pytest.approx(expected, abs=0.15)
+
+
+def test_bandit_is_solved() -> None:
+    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    lrs = {"critic_lr": 3e-3, "actor_lr": 3e-3, "temperature_lr": 1e-2}
+    learner = make(spec, batch_size=64, initial_temperature=0.05, target_entropy=-3.0, **lrs)
+    for _ in range(600):
+        action = torch.rand(64, 1) * 2 - 1
+        zeros = torch.zeros(64, 1)
+        learner.update(
+            {
+                "obs/state": zeros,
+                "action": action,
+                "reward": 1 - (action[:, 0] - 0.5).square(),
+                "discount": torch.zeros(64),
+                "next_obs/state": zeros,
+            }
+        )
+    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
+    with torch.no_grad():
+        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
+    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
+    obs = {"state": torch.zeros(1, 1)}
+    best = learner.policy.act(obs, {}, torch.zeros(1, 1))[0].item()
+    assert best == pytest.approx(0.5, abs=0.1)
+
+
+def test_value_of_a_constant_reward() -> None:
+    """r = 1 for ever with discount 0.5: Q = 1 / (1 - 0.5) = 2."""
+    learner = make(tau=0.05, critic_lr=3e-3, batch_size=32, entropy_in_backup=False)
+    for _ in range(500):
+        batch = batch_of(32)
+        learner.update(batch | {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)})
+    q = learner.critic({"state": torch.randn(20, 3)}, torch.rand(20, 2) * 2 - 1)
+    torch.testing.assert_close(q, torch.full((2, 20), 2.0), atol=0.2, rtol=0)
+
+
+def test_critics_see_what_the_policy_may_not() -> None:
+    spec = SPEC.with_obs(**{"critic/mass": Leaf((1,))})
+    learner = make(spec)
+    learner.update(batch_of(4, spec))
+    obs = {"state": torch.zeros(1, 3), "critic/mass": torch.zeros(1, 1)}
+    heavy = obs | {"critic/mass": torch.ones(1, 1)}
+    action, noise = torch.zeros(1, 2), torch.zeros(1, 2)
+    assert not torch.equal(learner.critic(obs, action), learner.critic(heavy, action))
+    same = [learner.policy.act(seen, {}, noise)[0] for seen in (obs, heavy)]
+    assert torch.equal(*same)
+
+
+def test_learns_to_reach() -> None:
+    """The real collector, replay and update; a policy that stands still scores about -15."""
+    torch.manual_seed(0)
+    env = Reach(8)
+    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [64, 64]}
+    policy = build(node, spec=env.spec)
+    settings = {"hidden": [64, 64], "batch_size": 128, "initial_temperature": 0.1}
+    lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
+    node = {"_target_": "embodied.learners.sac.Sac", **settings, **lrs}
+    learner = build(node, policy=policy, spec=env.spec)
+    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    for step in range(700):
+        if step == 50:
+            rollout.act_with(policy)
+        replay.add(rollout.step()[0])
+        if step >= 50:
+            learner.update(replay.sample(128))
+    assert score(policy, Reach(50)) > -5.5  # full speed from everywhere scores about -3.5
+
+
+@torch.no_grad()
+def score(policy: torch.nn.Module, env: Reach) -> float:
+    """Mean return of one deterministic episode a row."""
+    obs, total = env.reset(seed=1), torch.zeros(env.num_envs)
+    for _ in range(20):
+        step = env.step(policy.act(obs, {}, policy.draw(env.num_envs))[0][:, 0])
+        obs, total = step.obs, total + step.reward
+    return total.mean().item()
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"subset=3 is not in 1\.\.2"):
+        make(subset=3)
+    spec = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 3), dt=0.1)
+    with pytest.raises(ConfigError, match="continuous actions"):
+        make(spec)
+    policy = build({"_target_": "policies.random.Random"}, spec=SPEC)
+    with pytest.raises(ConfigError, match="density"):
+        build({"_target_": "embodied.learners.sac.Sac"}, policy=policy, spec=SPEC)
+    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
+        make(cuda_graph=True).update(batch_of(4))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_update_learns_like_a_plain_one() -> None:
+    spec = SPEC
+    for settings in ({}, {"critics": 4, "layer_norm": True, "utd": 2}):
+        learner = make(spec, cuda_graph=True, entropy_in_backup=False, tau=0.05, **settings)
+        learner.to("cuda")
+        for _ in range(300):
+            batch = batch_of(learner.batch_size)
+            batch |= {"reward": torch.ones(learner.batch_size)}
+            batch |= {"discount": torch.full((learner.batch_size,), 0.5)}
+            metrics = learner.update({key: leaf.cuda() for key, leaf in batch.items()})
+        assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.4)
+
+
+def plain(ensemble: Ensemble, x: Tensor, which: int) -> Tensor:
+    """One member, with torch's ordinary layers."""
+    last = len(ensemble.weights) - 1
+    for i in range(last + 1):
+        x = x @ ensemble.weights[i][which] + ensemble.biases[i][which]
+        if i < last:
+            if ensemble.layer_norm:
+                scale, shift = ensemble.scales[i][which, 0], ensemble.shifts[i][which, 0]
+                x = torch.nn.functional.layer_norm(x, x.shape[-1:], scale, shift)
+            x = torch.relu(x)
+    return x
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("out", [1, 3])
+def test_ensemble_is_its_members(layer_norm: bool, out: int) -> None:
+    torch.manual_seed(0)
+    ensemble = Ensemble(3, 4, (8, 6), out, layer_norm)
+    if layer_norm:
+        for parameter in [*ensemble.scales, *ensemble.shifts]:
+            torch.nn.init.normal_(parameter)
+    x = torch.randn(5, 4, requires_grad=True)
+    found, each = ensemble(x), torch.stack([plain(ensemble, x, i) for i in range(3)])
+    torch.testing.assert_close(found, each)
+    inputs = [x, *ensemble.parameters()]
+    weights = torch.randn_like(found)
+    grads = torch.autograd.grad((found * weights).sum(), inputs)
+    expected = torch.autograd.grad((each * weights).sum(), inputs)
+    for one, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_adam_is_torchs() -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.randn(3))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    here, there = Adam(ours, 0.01), torch.optim.Adam(theirs, 0.01, fused=True)
+    for step in range(6):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        here.step()
+        there.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+        if step == 2:  # its own state, then torch's
+            here.load_state_dict(copy.deepcopy(here.state_dict()))
+        if step == 4:
+            here.load_state_dict(
+                here.state_dict() | copy.deepcopy({"state": there.state_dict()["state"]})
+            )
+    with pytest.raises(RuntimeError, match="without a gradient"):
+        here.step()
