@@ -36,12 +36,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of `path`; appends a line to RUN/evaluations.jsonl."""
+    """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
     import torch
 
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.loops import report
     from embodied.loops.evaluate import evaluate
     from embodied.loops.run import pick_device
 
@@ -60,6 +61,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     row = summary(saved, node, result)
     with (saved.parent.parent / "evaluations.jsonl").open("a") as sink:
         sink.write(json.dumps(row) + "\n")
+    report.write(saved.parent.parent)
     return row
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from embodied.commands import add_overrides
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, resolve
 
 if TYPE_CHECKING:
     from embodied.loops.log import Log
@@ -78,7 +78,8 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     if not any(word.startswith(("experiment=", "env=")) for word in words):
         known = ", ".join(options("experiment", search_folders(folders)))
         raise ConfigError(
-            f"say what to train: experiment=NAME (known: {known}) or env=NAME policy=NAME learner=NAME"
+            f"say what to train: experiment=NAME (known: {known}), "
+            "or env=NAME policy=NAME learner=NAME"
         )
     made = compose("train", words, folders)
     node, choices = made.node, made.choices
@@ -116,7 +117,8 @@ def facts(node: Node) -> dict[str, str]:
     from embodied.loops.run import pick_device
 
     finetune = node.get("finetune")
-    unit = f"{node['steps']:,}"
+    offline = resolve(node["learner"]["_target_"]).data == "offline"
+    unit = "updates" if offline else "environment steps"
     return {
         "run": f"{node['name']}, seed {node['seed']}",
         "env": described(node["env"]),
@@ -125,7 +127,7 @@ def facts(node: Node) -> dict[str, str]:
         "learner": described(node["learner"]),
         **({"demos": str(node["demos"])} if node.get("demos") else {}),
         "device": f"{pick_device(node['device'])}, {node['threads']} thread(s)",
-        "steps": unit,
+        "steps": f"{node['steps']:,} {unit}",
         "folder": str(node["output"]),
     }
 

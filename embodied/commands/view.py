@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", type=Path, help="a run folder or a checkpoint")
+    add_overrides(parser, "a RUN folder or a checkpoint in one; env=NAME to look at a world alone")
     parser.add_argument("--port", type=int, default=8080, help="on localhost (default: 8080)")
-    parser.epilog = "example:\n  embodied view outputs/clone --port 8081"
+    parser.epilog = (
+        "examples:\n"
+        "  embodied view outputs/clone\n"
+        "  embodied view outputs/clone env.task=push --port 8081\n"
+        "  embodied view env=fr3_insert"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.core import checkpoint
     from embodied.viewer import serve
 
-    checkpoint.find(args.path)
-    serve(args.path, args.port)
+    runs = [word for word in args.words if "=" not in word or Path(word).exists()]
+    words = [word for word in args.words if word not in runs]
+    if len(runs) > 1 or not args.words:
+        raise ConfigError("say what to view: embodied view RUN, or embodied view env=NAME")
+    path = Path(runs[0]) if runs else None
+    serve(path, _env(path, words, args.config_dir) if words else None, args.port)
+
+
+def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, Any]:
+    """The environment that `words` say, starting from that of the run."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+
+    if path is None:
+        return compose("eval", words, folders).node["env"]
+    file = checkpoint.find(path).parent.parent / "run.yaml"
+    trained = yaml.safe_load(file.read_text())["env"]
+    return compose("eval", words, folders, {"env/as_trained": trained}).node["env"]

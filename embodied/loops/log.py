@@ -58,6 +58,8 @@ class Log:
     def write(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Append metrics of `step` (numbers, or 0-d tensors: only here are they waited for)."""
         values = {key: float(value) for key, value in metrics.items()}
+        if not values:
+            return
         if not self._opened:
             self._open(step if self._cut is None else self._cut)
         line = {"step": step, "seconds": round(time.monotonic() - self._began, 3), **values}

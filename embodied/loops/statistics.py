@@ -54,9 +54,9 @@ def bootstrap_interval(
     statistic maps [samples, runs * tasks] to [samples]; None: the interquartile mean.
     """
     table = np.asarray(scores, dtype=np.float64)
-    table = table.reshape(len(table), -1)
     if not table.size:
         raise ValueError("an interval needs at least one score")
+    table = table.reshape(len(table), -1)
     runs, tasks = table.shape
     picks = np.random.default_rng(seed).integers(runs, size=(samples, runs, tasks))
     drawn = table[picks, np.arange(tasks)].reshape(samples, -1)
