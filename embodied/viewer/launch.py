@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import find
 from embodied.core.env import VecEnv
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 
 
-class ViewerError(RuntimeError):
+class ViewerError(ConfigError):
     """The viewer cannot start, in one line that says what to type."""
 
 

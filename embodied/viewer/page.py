@@ -70,6 +70,12 @@ class Page:
     def stale(self) -> bool:
         return any(part.stale for part in self.parts)
 
+    @property
+    def rests(self) -> bool:
+        """Whether the page stays at the end of an episode: the environment itself is already at
+        its next start, which would be shown too early."""
+        return bool(self.session.episode.end)
+
     def changed(self) -> None:
         """The session has moved on, or a setting is another."""
         for part in self.parts:
@@ -91,7 +97,8 @@ class Page:
             part(force)
 
     def _status_part(self) -> None:
-        text = self.spec.text or type(self.session.env).__name__
+        env = self.session.env
+        text = self.spec.text or getattr(getattr(env, "config", None), "id", type(env).__name__)
         self.server.gui.add_markdown(f"**{text[:1].upper()}{text[1:]}**")
         self.status = self.server.gui.add_markdown("")
         self.note = self.server.gui.add_markdown(
@@ -200,13 +207,13 @@ class Page:
             self.viewer.set_task(task)
 
     def _draw_scene(self) -> None:
-        # The environment has moved on to its next start; the page stays at the end for a while.
-        if self.scene is not None and not self.session.episode.end:
+        if self.scene is not None and not self.rests:
             self.scene.show()
 
     def _draw_status(self) -> None:
         self.status.content = self.status_text()
-        self.words.content = self.session.describe()
+        if not self.rests:
+            self.words.content = self.session.describe()
         viewer = self.viewer
         self.play.label, self.play.icon = (
             ("Pause", "player-pause") if viewer.playing else ("Play", "player-play")
@@ -237,7 +244,7 @@ class Page:
     def _draw_picture(self) -> None:
         view = self.view.value
         self.picture.visible = view != OFF
-        if view == OFF:
+        if view == OFF or self.rests:
             return
         try:
             self.picture.image = self._picture(view)

@@ -93,4 +93,9 @@ def _scales(low: float, high: float) -> dict[str, uplot.Scale]:
 
 
 def _plot(height: int, low: float, high: float) -> dict[str, Any]:
-    return {"height": height, "scales": _scales(low, high), "legend": uplot.Legend(show=True)}
+    return {
+        "height": height,
+        "scales": _scales(low, high),
+        "legend": uplot.Legend(show=True),
+        "padding": (10, 24, 0, 0),
+    }

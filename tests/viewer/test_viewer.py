@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from embodied.core import checkpoint
 from embodied.core.build import build
-from embodied.viewer import serve
+from embodied.viewer import ViewerError, serve
 from embodied.viewer.plots import reward_range, thinned
 from embodied.viewer.viewer import Viewer
 from tests import worlds
@@ -144,7 +144,16 @@ def test_playing_goes_on_and_pausing_stops(viewer: Viewer) -> None:
 
 def test_the_end_is_shown_before_the_next_seed_begins(viewer: Viewer) -> None:
     viewer.choose("zero")
-    viewer.step(viewer.session.env.horizon)
+    viewer.step(viewer.session.env.horizon - 1)
+    viewer.refresh()
+    shown = [np.array(frame.position) for frame in viewer.page.scene.frames]
+    words = viewer.page.words.content
+    viewer.step()
+    viewer.refresh()
+    # The environment is at its next start already.
+    assert np.abs(physics(viewer).xpos - np.stack(shown)).max() > 0.01
+    assert (np.stack([f.position for f in viewer.page.scene.frames]) == np.stack(shown)).all()
+    assert viewer.page.words.content == words != viewer.session.describe()
     episode = viewer.session.episode
     assert (episode.end, episode.steps, episode.success) == ("out of time", 80, False)
     assert "out of time" in viewer.page.status_text()
@@ -194,7 +203,7 @@ def test_task_sliders_are_native_and_reach_the_world_and_the_drawing(viewer: Vie
 
 
 def test_wrong_choices_name_the_right_ones(viewer: Viewer) -> None:
-    with pytest.raises(RuntimeError, match='did you mean "demonstrator"'):
+    with pytest.raises(ViewerError, match='did you mean "demonstrator"'):
         viewer.choose("demonstrater")
     viewer.press(lambda: viewer.choose("demonstrater"))
     viewer.refresh()
