@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import torch
 from viser import ViserServer
@@ -24,6 +24,7 @@ from embodied.viewer.page import SPEEDS, Page
 from embodied.viewer.session import Session, choices_for
 
 Command = tuple[Callable[[], None], "Future[None]"]
+CLOSED = "the viewer is closed"
 REST = 0.8
 """How long the end of an episode is shown, s."""
 FRAMES = 1 / 30
@@ -131,9 +132,11 @@ class Viewer:
     def _do(self, command: Callable[[], None]) -> None:
         if self._thread is threading.current_thread():
             return command()
-        if not self._thread.is_alive():
-            raise RuntimeError("the viewer is closed")
-        self.ask(command).result()
+        answer = self.ask(command)
+        while not wait([answer], timeout=0.5).done:
+            if not self._thread.is_alive():
+                raise RuntimeError(CLOSED)
+        answer.result()
 
     def _run(self, seed: int) -> None:
         try:
@@ -154,7 +157,7 @@ class Viewer:
             self._obey(self._pause_length())
             if self.playing and time.monotonic() >= self._due:
                 self._guarded(self._advance)
-            self.page.refresh()
+            self._guarded(self.page.refresh)
 
     def _pause_length(self) -> float:
         """How long to wait for a command, s: until something else is due."""
@@ -182,7 +185,7 @@ class Viewer:
         """Nobody may wait for a thread that has ended."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._next()[1].cancel()
+                self._next()[1].set_exception(RuntimeError(CLOSED))
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:
