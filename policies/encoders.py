@@ -45,8 +45,9 @@ class Encoder(nn.Module):
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
         shapes = [seen[name].shape for name in self.images]
-        self.cameras = nn.ModuleList(_cameras(shapes, images or ImageConfig()))
-        self.size = flat + sum(camera.size for camera in self.cameras)
+        cameras = _cameras(shapes, images or ImageConfig())
+        self.cameras = nn.ModuleList(cameras)
+        self.size = flat + sum(camera.size for camera in cameras)
 
     def flat(self, obs: Tensors) -> Tensor:
         """The vector leaves side by side [n, flat], in their own units."""

@@ -87,7 +87,8 @@ class Gaussian(Policy):
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions [n, size], drawn in from the rim by 1e-5."""
-        return self._log_prob(*self(obs), action).sum(1)
+        mean, log_std = self(obs)
+        return self._log_prob(mean, log_std, action).sum(1)
 
     def _log_prob(self, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
         u = torch.atanh(action.clamp(-1 + 1e-5, 1 - 1e-5))

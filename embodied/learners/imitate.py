@@ -9,7 +9,9 @@ and flow policies need (Chi et al., 2023).
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,25 +47,24 @@ class Imitate(Learner):
         self.adam = torch.optim.AdamW(
             policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
-        self.decay = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.adam, max(total_steps, 1), eta_min=config.lr / 10
-        )
+        self.done, self.total = 0, max(total_steps, 1)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
         self.adam.zero_grad()
         loss = self.online.loss(batch).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
         self.adam.step()
-        self.decay.step()
-        with torch.no_grad():
-            averaged, online = list(self.policy.parameters()), list(self.online.parameters())
-            torch._foreach_lerp_(averaged, online, 1 - self._ema())
+        self.done += 1
+        self._average(min(self.config.ema, (1 + self.done) / (10 + self.done)))
         return {"loss": loss.detach(), "grad_norm": norm}
 
-    def _ema(self) -> float:
-        done = self.decay.last_epoch
-        return min(self.config.ema, (1 + done) / (10 + done))
+    @torch.no_grad()
+    def _average(self, ema: float) -> None:
+        averaged: list[Tensor] = list(self.policy.parameters())
+        trained: list[Tensor] = list(self.online.parameters())
+        torch._foreach_lerp_(averaged, trained, 1 - ema)  # pyright: ignore[reportPrivateImportUsage]
 
     def fit(self, rows: Tensors) -> None:
         self.online.fit(rows)
@@ -72,9 +73,14 @@ class Imitate(Learner):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {"adam": self.adam}
 
-    def get_state(self) -> dict[str, object]:
-        return {**super().get_state(), "decay": self.decay.state_dict()}
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "done": self.done}
 
-    def set_state(self, state: dict[str, object]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.decay.load_state_dict(state["decay"])
+        self.done = state["done"]
+
+
+def cosine(lr: float, progress: float) -> float:
+    """From `lr` at progress 0 to a tenth of it at 1, and no further."""
+    return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))

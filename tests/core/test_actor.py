@@ -1,0 +1,152 @@
+"""The chunk queue: what each row plays, and when it decides anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from policies.flow import Config, Flow
+from policies.gaussian import Config as GaussianConfig
+from policies.gaussian import Gaussian
+
+SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+NEVER = torch.zeros(2, dtype=torch.bool)
+
+
+class Counting(Policy):
+    """Plans o, o + 0.1, o + 0.2 .. and counts its decisions; noise shifts the plan."""
+
+    spec, chunk = SPEC, 4
+
+    def initial(self, n: int) -> Tensors:
+        return {"count": torch.zeros(n, dtype=torch.int64), "row/age": torch.zeros(n)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.full((n, 1), 1000.0 if explore else 0.0)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return {**obs, "before": carry["count"]}, carry
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        count = carry["count"] + 1
+        plan = obs["state"] + noise + 0.1 * torch.arange(4)
+        return plan[:, :, None], {"count": count, "row/age": 10.0 * count}
+
+
+def at(*values: float) -> Tensors:
+    return {"state": torch.tensor(values)[:, None]}
+
+
+def flags(*values: int) -> Tensor:
+    return torch.tensor(values).bool()
+
+
+def played(actor: Actor, obs: Tensors, first: Tensor) -> list[float]:
+    return [round(value, 4) for value in actor(obs, first).flatten().tolist()]
+
+
+def test_a_chunk_is_played_and_then_comes_a_decision() -> None:
+    actor = Actor(Counting(), 2, execute=3)
+    assert played(actor, at(1, 2), ~NEVER) == [1.0, 2.0]
+    assert actor.decided.tolist() == [True, True]
+    assert played(actor, at(50, 50), NEVER) == [1.1, 2.1]
+    assert actor.decided.tolist() == [False, False]
+    assert played(actor, at(50, 50), NEVER) == [1.2, 2.2]
+    assert played(actor, at(5, 6), NEVER) == [5.0, 6.0]  # after three steps of four
+    assert actor.decided.tolist() == [True, True]
+    assert actor.carry["count"].tolist() == [2, 2]
+
+
+def test_one_row_begins_again_alone() -> None:
+    actor = Actor(Counting(), 2)
+    played(actor, at(1, 2), ~NEVER)
+    assert played(actor, at(7, 8), flags(0, 1)) == [1.1, 8.0]
+    assert actor.decided.tolist() == [False, True]
+    assert actor.carry["count"].tolist() == [1, 1]  # row 1 starts from `initial`
+    assert actor.seen["state"].flatten().tolist() == [1, 8]  # what each running decision saw
+    assert [played(actor, at(9, 9), NEVER) for _ in range(2)] == [[1.2, 8.1], [1.3, 8.2]]
+    assert played(actor, at(3, 9), NEVER) == [3.0, 8.3]  # row 0's four steps are over
+    assert played(actor, at(9, 4), NEVER) == [3.1, 4.0]
+    assert actor.carry["count"].tolist() == [2, 2]
+    assert actor.seen["before"].tolist() == [1, 1]
+
+
+def test_beginning_again_when_all_decide_also_clears_the_carry() -> None:
+    actor = Actor(Counting(), 2, execute=1)
+    played(actor, at(1, 2), ~NEVER)
+    assert played(actor, at(3, 4), flags(1, 0)) == [3.0, 4.0]
+    assert actor.carry["count"].tolist() == [1, 2]
+
+
+def test_choice_and_rows_are_what_a_learner_stores() -> None:
+    actor = Actor(Counting(), 2, execute=2)
+    played(actor, at(1, 2), ~NEVER)
+    torch.testing.assert_close(actor.choice, torch.tensor([[1.0, 1.1], [2.0, 2.1]]))
+    assert actor.rows["age"].tolist() == [10, 10]
+    actor.carry["row/action"] = torch.zeros(2, 5)
+    assert actor.choice.shape == (2, 5) and set(actor.rows) == {"age"}
+
+
+def test_exploring_reaches_the_noise() -> None:
+    assert played(Actor(Counting(), 1, explore=True), at(1), flags(1)) == [1001.0]
+
+
+def test_peek_sees_as_the_next_decision_would_and_changes_nothing() -> None:
+    actor = Actor(Counting(), 2)
+    played(actor, at(1, 2), ~NEVER)
+    before = {key: value.clone() for key, value in actor.get_state().items()}
+    assert actor.peek(at(5, 6))["before"].tolist() == [1, 1]
+    after = actor.get_state()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_execute_has_to_fit_the_chunk() -> None:
+    for wrong in (0, 5):
+        with pytest.raises(ValueError, match=rf"execute={wrong} is not in 1\.\.4"):
+            Actor(Counting(), 1, execute=wrong)
+
+
+def test_some_rows_deciding_equals_all_rows_deciding() -> None:
+    """Rows out of step with each other play what each would play alone."""
+    torch.manual_seed(0)
+    policy = Gaussian(GaussianConfig(chunk=4, hidden=(16,)), SPEC)
+    together = Actor(policy, 3, execute=3)
+    alone = [Actor(policy, 1, execute=3) for _ in range(3)]
+    for t in range(30):
+        obs = {"state": torch.randn(3, 1)}
+        first = torch.rand(3) < 0.2 if t else torch.ones(3, dtype=torch.bool)
+        actions = together(obs, first)
+        for i, actor in enumerate(alone):
+            one = actor({"state": obs["state"][i : i + 1]}, first[i : i + 1])
+            torch.testing.assert_close(actions[i : i + 1], one)
+            assert together.decided[i] == actor.decided[0]
+
+
+def test_a_restored_actor_goes_on_exactly() -> None:
+    torch.manual_seed(0)
+    policy = Flow(Config(chunk=4, width=16), SPEC)
+    actor = Actor(policy, 2, execute=3)
+    script = [({"state": torch.randn(2, 1)}, torch.rand(2) < 0.3) for _ in range(12)]
+    actor(script[0][0], ~NEVER)
+    for obs, first in script[1:4]:
+        actor(obs, first)
+    state, generator = actor.get_state(), torch.get_rng_state()
+    went_on = [actor(obs, first) for obs, first in script[4:]]
+    restored = Actor(policy, 2, execute=3)
+    restored.set_state(state)
+    torch.set_rng_state(generator)
+    for (obs, first), expected in zip(script[4:], went_on, strict=True):
+        assert torch.equal(restored(obs, first), expected)
+
+
+def test_states_are_flat() -> None:
+    actor = Actor(Counting(), 2)
+    played(actor, at(1, 2), ~NEVER)
+    state = actor.get_state()
+    assert {"cursor", "plan", "carry/count", "carry/row/age", "seen/state"} <= set(state)
+    assert all(len(value) == 2 for value in state.values())
