@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -28,12 +28,10 @@ class Parser(argparse.ArgumentParser):
 def verbs() -> dict[str, str]:
     """The commands by name, with the sentence that says what each does; none is imported."""
     folder = Path(commands.__path__[0])
-    names = [m.name for m in pkgutil.iter_modules([str(folder)]) if not m.name.startswith("_")]
+    names = [m.name for m in pkgutil.iter_modules([str(folder)])]
+    texts = {name: (folder / f"{name}.py").read_text() for name in names}
     return {
-        name: (ast.get_docstring(ast.parse((folder / f"{name}.py").read_text())) or "").split("\n")[
-            0
-        ]
-        for name in names
+        name: (ast.get_docstring(ast.parse(t)) or "").split("\n")[0] for name, t in texts.items()
     }
 
 
@@ -85,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         sys.exit(STOPPED)
+    except BrokenPipeError:  # whoever read our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         if (line := mistake(error)) is None:
             raise

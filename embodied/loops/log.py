@@ -63,8 +63,11 @@ class Log:
         if not self._opened:
             self._open(step if self._cut is None else self._cut)
         line = {"step": step, "seconds": round(time.monotonic() - self._began, 3), **values}
-        with self.file.open("a") as sink:
-            sink.write(json.dumps(line) + "\n")
+        try:
+            with self.file.open("a") as sink:
+                sink.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk does not say which file it was
+            raise OSError(error.errno, error.strerror, str(self.file)) from error
         self.last |= values
         if self._wandb is not None:
             self._wandb.log(values, step=step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_steps_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> Non
     again.write(35, {"train/loss": 7.0})
     assert steps(tmp_path) == [10, 20, 35]
     assert again.last == {"train/loss": 7.0, "train/extra": 20.0}
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files makes the real write fail as a full disk does."""
+    log = Log(tmp_path)
+    log.write(10, {"train/loss": 1.0})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"metrics\.jsonl"):
+            log.write(20, {"train/loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps(tmp_path) == [10]
 
 
 def test_the_clock_goes_on(tmp_path: Path) -> None:

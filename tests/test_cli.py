@@ -1,0 +1,270 @@
+"""The command line: mistakes are one line, and every experiment runs in its smallest size."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodied.cli import main, verbs
+from embodied.compose import PACKAGED, compose, options
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, resolve
+from embodied.loops.log import read_metrics
+
+EXPERIMENTS = list(options("experiment", [PACKAGED]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int | str | None
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs a command in this process as the console script does."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: str | Path) -> Outcome:
+        with pytest.raises(SystemExit) as stopped:
+            main([str(word) for word in words])
+        shown = self.capsys.readouterr()
+        return Outcome(stopped.value.code, shown.out, shown.err)
+
+
+@pytest.fixture
+def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("trian", 'no command "trian" (did you mean "train"?)'),
+        ("train", "say what to train: experiment=NAME (known: "),
+        (
+            "train experiment=pendulum_sc",
+            'no experiment "pendulum_sc" (did you mean "pendulum_sac"?)',
+        ),
+        ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
+        ("train experiment=pendulum_sac eval.episods=3", '"episods" in eval (did you mean'),
+        ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
+        ("train experiment=pendulum_sac learner=sax", 'no learner "sax" (did you mean "sac"?)'),
+        ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
+        ("train experiment=pendulum_sac steps=[1", 'cannot read "steps=[1"'),
+        ("train experiment=pendulum_sac steps", 'cannot read "steps"'),
+        ("train experiment=pendulum_sac finetune.bound=1", "no finetune is chosen"),
+        ("train experiment=pendulum_sac name=${nope}", "'nope' not found"),
+        ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
+        ("train experiment=pendulum_sac --speed 3", "--speed is not understood"),
+        ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
+        ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
+        ("train experiment=fr3_lift_flow size=debug output={out}", "needs demonstrations"),
+        ("train experiment=fr3_lift_dsrl size=debug output={out}", "init=RUN"),
+        ("train experiment=fr3_lift_dsrl init={empty} size=debug output={out}", "no checkpoint"),
+        ("train resume={empty}", "no checkpoint"),
+        ("resume {empty}", "no checkpoint"),
+        ("eval {empty}", "no checkpoint"),
+        ("eval", "say what to evaluate"),
+        ("view", "say what to view"),
+        ("view {empty}", "checkpoint"),
+        ("bench sax", "no suite"),
+        ("list polcies", 'no "polcies" (did you mean "policies"?)'),
+        ("demos", "arguments are required"),
+        ("demos info /nowhere", "/nowhere"),
+        ("demos collect env=fr3_lift", "out is not given"),
+        ("demos collect env=hopper out={out}", "no demonstrator for hopper"),
+        ("demos convert robomimick /nowhere {out}", 'did you mean "robomimic"?'),
+        ("demos convert robomimic /nowhere {out}", "/nowhere does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line(embodied: Shell, tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"{out}": tmp_path / "out", "{empty}": tmp_path / "empty"}
+    for mark, place in places.items():
+        line = line.replace(mark, str(place))
+    outcome = embodied(*line.split())
+    assert outcome.code == 2
+    assert outcome.err.startswith("embodied: ") and outcome.err.count("\n") == 1, outcome.err
+    assert says in outcome.err
+
+
+def test_a_fault_of_ours_is_not_hidden(embodied: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import embodied.commands.list as command
+
+    def broken(name: str) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(command, "plural", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["list", "envs"])
+
+
+def test_help_is_quick_because_it_loads_nothing() -> None:
+    """No command's module, torch or Hydra is imported for --help; every verb is in it."""
+    code = (
+        "import sys\nfrom embodied.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert not {'torch', 'hydra', 'numpy', 'rich'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in verbs())
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_each_command_explains_itself(embodied: Shell, verb: str) -> None:
+    outcome = embodied(verb, "--help")
+    assert outcome.code == 0 and f"usage: embodied {verb}" in outcome.out
+    assert verbs()[verb].endswith(".")
+
+
+def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
+    for group, word in (("env", "envs"), ("policy", "policies"), ("experiment", "experiments")):
+        shown = embodied("list", word).out
+        for name in options(group, [PACKAGED]):
+            line = next(line for line in shown.splitlines() if line.split()[:1] == [name])
+            assert len(line.split()) > 2, line
+
+
+def test_own_folders_and_packages(
+    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's YAML is found by flag and by environment variable; classes need `allow`."""
+    (tmp_path / "yaml" / "env").mkdir(parents=True)
+    (tmp_path / "yaml" / "env" / "dot.yaml").write_text(
+        "# A dot.\n_target_: dotworld.Dot\nsize: 3\n"
+    )
+    (tmp_path / "dotworld.py").write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Config:\n"
+        "    size: int = 1\nclass Dot:\n    def __init__(self, config: Config) -> None: ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["env=dot", "policy=gaussian", "learner=sac"]
+    with pytest.raises(ConfigError, match="there is no env"):
+        compose("train", words)
+    with pytest.raises(ConfigError, match=r'add its package with allow=\["dotworld"\]'):
+        compose("train", words, ["yaml"])
+    made = compose("train", [*words, "allow=[dotworld]", "env.size=4"], ["yaml"])
+    assert made.node["env"] == {"_target_": "dotworld.Dot", "size": 4}
+    assert made.choices["env"] == "dot" and "allow" not in made.node
+    with pytest.raises(ConfigError, match='no setting "sise"'):
+        compose("train", [*words, "allow=[dotworld]", "env.sise=4"], ["yaml"])
+    monkeypatch.setenv("EMBODIED_CONFIGS", "yaml")
+    assert "A dot." in embodied("list", "envs").out
+
+
+def test_an_own_option_may_not_hide_ours(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "pendulum.yaml").write_text("_target_: envs.gym.Gym\n")
+    with pytest.raises(ConfigError, match="rename it"):
+        compose("train", ["experiment=pendulum_sac"], [tmp_path])
+
+
+def test_the_order_of_precedence() -> None:
+    """Defaults, then the experiment, then the size, then the command line; all of it plain."""
+    node = compose("train", ["experiment=pendulum_sac"]).node
+    assert (node["steps"], node["eval"]["episodes"], node["threads"]) == (10000, 50, 1)
+    small = compose("train", ["experiment=pendulum_sac", "size=debug", "start=7"]).node
+    assert small["steps"] < 1000 and small["start"] == 7
+    assert small["eval"]["episodes"] < 10 and small["learner"]["batch_size"] < 100
+    assert type(small) is dict and type(small["learner"]) is dict
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    """For lift and insert: a few demonstrations, and a clone of them."""
+    folder = tmp_path_factory.mktemp("inputs")
+    made: dict[str, dict[str, Path]] = {}
+    for task in ("lift", "insert"):
+        demos, clone = folder / f"{task}-demos", folder / f"{task}-clone"
+        for line in (
+            f"demos collect env=fr3_{task} episodes=3 num_envs=3 out={demos}",
+            f"train experiment=fr3_{task}_flow size=debug steps=20 demos={demos} output={clone}",
+        ):
+            with pytest.raises(SystemExit) as stopped:
+                main(line.split())
+            assert stopped.value.code == 0
+        made[task] = {"demos": demos, "clone": clone}
+    return made
+
+
+def needed(node: dict[str, Any], inputs: dict[str, dict[str, Path]]) -> list[str]:
+    """What an experiment has to be given on the command line."""
+    have = inputs.get(node["env"].get("task", ""), {})
+    words = []
+    if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
+        words.append(f"demos={have['demos']}")
+    if node.get("finetune"):
+        words.append(f"init={have['clone']}")
+    return words
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs(
+    embodied: Shell, tmp_path: Path, inputs: dict[str, dict[str, Path]], experiment: str
+) -> None:
+    words = needed(compose("train", [f"experiment={experiment}"]).node, inputs)
+    run = tmp_path / "run"
+    outcome = embodied("train", f"experiment={experiment}", "size=debug", f"output={run}", *words)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.split()[:2] == ["run", f"{experiment},"]
+    assert f"embodied view {run}" in outcome.out.splitlines()[-2]
+    rows = read_metrics(run)
+    assert rows[-1]["step"] >= 240 and "eval/return" in rows[-1]
+    assert any("loss" in key for row in rows for key in row), "no update was logged"
+    page = (run / "report.html").read_text()
+    assert experiment in page and "eval/return" in page
+
+
+def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = ["train", "experiment=pendulum_sac", "size=debug", f"output={run}"]
+    assert embodied(*first).code == 0
+    again = embodied(*first)
+    assert again.code == 2 and f"resume={run}" in again.err
+    assert embodied("resume", run, "steps=300").code == 0
+    assert checkpoint.find(run).name == "00000300"
+    steps = [row["step"] for row in read_metrics(run)]
+    assert steps == sorted(steps) and steps[-1] == 300
+    wrong = embodied("resume", run, "policy=flow")
+    assert wrong.code == 2 and "policy cannot be chosen here" in wrong.err
+    outcome = embodied("eval", run, f"{run}/checkpoints/00000240", "episodes=3", "num_envs=3")
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["episodes"]) for row in rows] == [(300, 3), (240, 3)]
+    assert "Evaluations" in (run / "report.html").read_text()
+    other = embodied("eval", run, "env=hopper", "episodes=3")
+    assert other.code == 2 and "do not fit" in other.err and other.err.count("\n") == 1
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    """A real SIGINT to a real process: exit 130, a checkpoint, one line with the command."""
+    run = tmp_path / "run"
+    words = ["train", "experiment=pendulum_sac", "size=debug", "steps=1000000", f"output={run}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embodied.cli", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    saved = checkpoint.find(run)
+    assert process.returncode == 130
+    assert err == f"embodied: stopped; saved {saved}; go on with: embodied train resume={run}\n"
