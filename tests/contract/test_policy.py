@@ -188,3 +188,14 @@ def test_discrete_actions_are_refused_or_played(node: dict[str, object]) -> None
         return
     actions = decide(policy, observations(spec, 4), policy.draw(4))
     assert actions.dtype == torch.int64 and actions.shape == (4, policy.chunk)
+
+
+def test_deciding_and_learning_stay_on_the_device(policy: Policy) -> None:
+    """The meta device refuses tensors of another device, and any look at a value."""
+    batch = demonstrations(policy, 4)
+    policy.to("meta")
+    obs = each(observations(policy.spec, 4), lambda value: value.to("meta"))
+    noise = policy.draw(4, explore=True)
+    assert noise.is_meta and decide(policy, obs, noise).is_meta
+    if type(policy).loss is not Policy.loss:
+        assert policy.loss(each(batch, lambda value: value.to("meta"))).is_meta

@@ -150,3 +150,14 @@ def test_states_are_flat() -> None:
     state = actor.get_state()
     assert {"cursor", "plan", "carry/count", "carry/row/age", "seen/state"} <= set(state)
     assert all(len(value) == 2 for value in state.values())
+
+
+def test_what_was_saved_does_not_change_afterwards() -> None:
+    actor = Actor(Counting(), 2)
+    played(actor, at(1, 2), ~NEVER)
+    played(actor, at(7, 8), flags(0, 1))  # from here on the rows are out of step
+    state = actor.get_state()
+    before = {key: value.clone() for key, value in state.items()}
+    for _ in range(6):
+        played(actor, at(3, 3), NEVER)
+    assert all(torch.equal(before[key], state[key]) for key in before)
