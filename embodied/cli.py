@@ -8,12 +8,13 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from embodied import commands
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, build, nearest
 
 STOPPED = 130
 
@@ -103,11 +104,25 @@ def mistake(error: Exception) -> str | None:
 
     if isinstance(error, ConfigError | CheckpointError | DatasetError | SpecMismatch | NotFinite):
         return " ".join(str(error).split())
+    if isinstance(error, ValueError) and (where := _refused(error)) is not None:
+        return f"{where}{' '.join(str(error).split())}"
     if isinstance(error, ModuleNotFoundError) and not _ours(error.name):
         return f'the package {error.name} is missing: pip install "embodied-rl[all]"'
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return None
+
+
+def _refused(error: ValueError) -> str | None:
+    """Whether settings were refused: raised while `build` made something of them (whose name is
+    returned), or by a constructor of ours."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, _ in frames:
+        if frame.f_code is build.__code__:
+            return f"{frame.f_locals['node'].get('_target_')}: "
+    last, _ = frames[-1]
+    ours = _ours(last.f_globals.get("__name__"))
+    return "" if ours and last.f_code.co_name in ("__init__", "__post_init__") else None
 
 
 def _ours(module: str | None) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from embodied.cli import main, verbs
+from embodied.cli import main, mistake, verbs
 from embodied.compose import PACKAGED, compose, options
-from embodied.core import checkpoint
+from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
 from embodied.loops.log import read_metrics
 
@@ -65,6 +66,11 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac steps", 'cannot read "steps"'),
         ("train experiment=pendulum_sac finetune.bound=1", "no finetune is chosen"),
         ("train experiment=pendulum_sac name=${nope}", "'nope' not found"),
+        ("train experiment=pendulum_sac steps=0", "steps=0 should be at least 1"),
+        ("train experiment=pendulum_sac eval.episodes=0", "eval.episodes=0 should be at least 1"),
+        ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
+        ("train experiment=fr3_lift_sac env.task=lfit output={out}", "envs.fr3.Fr3: no FR3 task"),
+        ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
         ("train experiment=pendulum_sac --speed 3", "--speed is not understood"),
         ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
@@ -108,6 +114,19 @@ def test_a_fault_of_ours_is_not_hidden(embodied: Shell, monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "plural", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["list", "envs"])
+
+
+def test_whose_fault_it_is() -> None:
+    """A package that is not installed is for the user to mend, one of ours that is not there, and a
+    ValueError from the middle of a computation, are not."""
+    missing = ModuleNotFoundError("No module named 'viser'", name="viser")
+    assert mistake(missing) == 'the package viser is missing: pip install "embodied-rl[all]"'
+    assert mistake(ModuleNotFoundError("gone", name="embodied.gone")) is None
+    with pytest.raises(ValueError) as found:
+        tensors.length({"a": torch.zeros(2), "b": torch.zeros(3)})
+    assert mistake(found.value) is None
+    file_error = OSError(28, "No space left on device", "run/metrics.jsonl")
+    assert mistake(file_error) == "run/metrics.jsonl: No space left on device"
 
 
 def test_help_is_quick_because_it_loads_nothing() -> None:

@@ -6,6 +6,13 @@ A module's first line is what `embodied --help` says; `args.words` are `key=valu
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from embodied.core.build import ConfigError, Node
+
+if TYPE_CHECKING:
+    import torch
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
@@ -18,3 +25,26 @@ def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="DIR",
         help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
     )
+
+
+def require_at_least(node: Node, least: Mapping[str, float]) -> None:
+    """ConfigError for a number of `node` ("eval.episodes") that is below what makes sense."""
+    for key, low in least.items():
+        value = node
+        for name in key.split("."):
+            value = value[name]
+        if isinstance(value, int | float) and value < low:
+            raise ConfigError(f"{key}={value} should be at least {low:g}")
+
+
+def device_of(name: str) -> torch.device:
+    """The device that `device=NAME` means; ConfigError if this machine does not have it."""
+    import torch
+
+    from embodied.loops.run import pick_device
+
+    if name.split(":")[0] not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"there is no device {name!r} (known: auto, cpu, cuda, cuda:1, ...)")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: torch finds no GPU here; use device=cpu")
+    return pick_device(name)

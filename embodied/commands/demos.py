@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from embodied.commands import add_overrides
+from embodied.commands import add_overrides, require_at_least
 from embodied.core.build import ConfigError
 
 
@@ -47,9 +47,17 @@ def collect_command(args: argparse.Namespace) -> None:
     from embodied.data.collect import CollectConfig, collect
 
     config = parse(CollectConfig, node, "collect")
-    with Progress() as progress:
-        task = progress.add_task("episodes", total=config.episodes)
-        kept, played = collect(config, lambda kept, played: progress.update(task, completed=kept))
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
+    try:
+        with Progress() as progress:
+            task = progress.add_task("episodes", total=config.episodes)
+            kept, played = collect(
+                config, lambda kept, played: progress.update(task, completed=kept)
+            )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"what is in {config.out} is kept; the same command goes on"
+        ) from stop
     share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
     print(f"{config.out}: {share}")
     print(f"next: embodied demos info {config.out}")

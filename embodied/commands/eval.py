@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import add_overrides
+from embodied.commands import add_overrides, device_of, require_at_least
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.core.build import build
     from embodied.loops import report
     from embodied.loops.evaluate import evaluate
-    from embodied.loops.run import pick_device
 
     saved = checkpoint.find(path)
     trained = trained_with(saved)
     node = compose("eval", words, folders, {"env/as_trained": trained["env"]}).node
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
     env = build(node["env"] | {"num_envs": count})
     try:
-        policy = checkpoint.load_policy(saved, env.spec, pick_device(node["device"]))
+        policy = checkpoint.load_policy(saved, env.spec, device_of(node["device"]))
         execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:

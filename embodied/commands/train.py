@@ -10,11 +10,24 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from embodied.commands import add_overrides
+from embodied.commands import add_overrides, device_of, require_at_least
 from embodied.core.build import ConfigError, Node, resolve
 
 if TYPE_CHECKING:
     from embodied.loops.log import Log
+
+LEAST = {
+    "steps": 1,
+    "start": 0,
+    "ratio": 0,
+    "seed": 0,
+    "threads": 1,
+    "replay_size": 1,
+    "demo_episodes": 1,
+    "demo_fraction": 0,
+    "eval.episodes": 1,
+    "eval.num_envs": 1,
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +59,7 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     from embodied.loops.run import RunConfig
 
     parse(RunConfig, node, "run")
+    require_at_least(node, LEAST)
     folder = Path(node["output"])
     with Log(folder, node["wandb"]) as log:
         log.begin(facts(node), node["steps"], step, node)
@@ -114,8 +128,6 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 def facts(node: Node) -> dict[str, str]:
     """What the first lines of a run say."""
-    from embodied.loops.run import pick_device
-
     finetune = node.get("finetune")
     offline = resolve(node["learner"]["_target_"]).data == "offline"
     unit = "updates" if offline else "environment steps"
@@ -126,7 +138,7 @@ def facts(node: Node) -> dict[str, str]:
         **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
         "learner": described(node["learner"]),
         **({"demos": str(node["demos"])} if node.get("demos") else {}),
-        "device": f"{pick_device(node['device'])}, {node['threads']} thread(s)",
+        "device": f"{device_of(node['device'])}, {node['threads']} thread(s)",
         "steps": f"{node['steps']:,} {unit}",
         "folder": str(node["output"]),
     }
