@@ -1,4 +1,4 @@
-"""Fast: the same update, compiled or replayed as a CUDA graph."""
+"""Fast: an update recorded once as a CUDA graph and replayed, without the cost of launching it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 
 Update = Callable[[Tensors], Tensors]
-
-
-def faster(update: Update, compile: bool, cuda_graph: bool) -> Update:
-    """`update` with the speed-ups that were asked for; both do the same arithmetic."""
-    if compile:
-        update = torch.compile(update)  # pyright: ignore[reportUnknownMemberType]
-    return Graph(update) if cuda_graph else update
 
 
 class Graph:
