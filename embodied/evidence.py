@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ def command(line: str, out: Path) -> None:
     words = shlex.split(line)
     if words[0] in ("python", "embodied"):
         words[0] = str(Path(sys.executable).with_name(words[0]))
+    shutil.rmtree(out, ignore_errors=True)  # of a run that did not end
     began = time.perf_counter()
     with Path(f"{out}.log").open("w") as log:
         code = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
@@ -143,14 +145,15 @@ def row(facts: dict[str, Any]) -> str:
     """One line of the table: interquartile means over seeds, 95% bootstrap intervals."""
     base = np.asarray(facts["scores"][facts["baseline"]])
     result = np.asarray(facts["scores"][facts["result"]])
-    low, high = bootstrap_interval(result - base)
+    gain = result - base
+    low, high = bootstrap_interval(gain)
     cells = [
         facts["method"],
         facts["task"],
         str(len(facts["seeds"])),
         f"{facts['baseline']}: {shown(base)}",
         f"{facts['result']}: {shown(result)}",
-        f"{number(float(np.mean(result - base)))} [{number(low)}, {number(high)}]",
+        f"{number(iqm(gain))} [{number(low)}, {number(high)}]",
         f"{facts['minutes'][facts['result']]:.1f}",
         f"{facts['date']} {(facts['commit'] or 'unknown')[:8]}",
     ]

@@ -102,5 +102,5 @@ class Reach(VecEnv):
     def set_state(self, state: Tensors) -> Tensors:
         self.place, self.age = state["place"].clone(), state["age"].clone()
         for generator, words in zip(self.generators, state["generator"], strict=True):
-            generator.set_state(words)
+            generator.set_state(words.clone())
         return {"state": self.place}

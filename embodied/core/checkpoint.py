@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from embodied.core.build import build
@@ -65,10 +66,10 @@ def save(
             shutil.rmtree(folder)
         partial.rename(folder)
         _sync(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError, RuntimeError) as error:  # each library has its own
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"could not write {folder}: {error.strerror or error}; "
+            f"could not write {folder}: {error}; "
             "free some space and resume from the checkpoint before"
         ) from error
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -105,7 +106,7 @@ def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
     """Raise NotFinite with the row and the leaf when anything that leaves an environment is NaN."""
     for key, value in {"reward": reward, **obs}.items():
         # A sum is NaN or infinite if any element is: one cheap reduction instead of a mask.
-        if value.is_floating_point() and not torch.isfinite(value.sum()):
+        if value.is_floating_point() and not math.isfinite(value.sum().item()):
             bad = ~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1)
             if bad.any():
                 rows = bad.nonzero().flatten().tolist()[:5]

@@ -32,7 +32,7 @@ class Mix:
         return sum(len(source) for source in self.sources)
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows; ValueError unless `n` is a multiple of the period or a source has other keys."""
+        """`n` rows; ValueError if `n` is not a multiple of the period or keys differ."""
         if n % self.period:
             raise ValueError(f"a batch of {n} rows cannot be mixed exactly in {self.counts}")
         times = n // self.period

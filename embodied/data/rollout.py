@@ -157,6 +157,8 @@ class Window:
         leaving[self.slot] |= self.used[self.slot]  # the oldest: n decisions have passed
         self.used = self.used & ~leaving
         at, who = leaving.nonzero(as_tuple=True)
+        if not len(who):
+            return {}
         out = {key: value[at, who] for key, value in self.held.items()}
         return out | {k: rows[k].index_select(0, who) for k in rows if k.startswith("next_obs/")}
 

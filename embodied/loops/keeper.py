@@ -55,24 +55,33 @@ class Keeper:
         self.saved = step
         self.interrupted = False
         self.episodes = Episodes()
+        self.updates: list[Mapping[str, Tensor]] = []
 
     @property
     def running(self) -> bool:
         return self.step < self.steps and not self.interrupted
 
     def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
-        """`steps` more are done; `metrics` are the newest update's, `step` the newest step."""
+        """`steps` more are done; `metrics` are the newest update's (may be none)."""
         before, self.step = self.step, self.step + steps
         if step is not None:
             self.episodes.add(step)
+        if metrics:
+            self.updates.append(metrics)
         if self._due(self.every.log, before):
-            values = {f"train/{key}": float(value) for key, value in metrics.items()}
-            self.log.write(self.step, values | self.episodes.drain())
+            self.log.write(self.step, self._means() | self.episodes.drain())
         self.log.advance(self.step)
         if self._due(self.every.evaluate, before):
             self.evaluate(self.step)
         if self._due(self.every.save, before):
             self.keep()
+
+    def _means(self) -> dict[str, float]:
+        """Metrics averaged over the updates since the last line; waits for the device only here."""
+        updates, self.updates = self.updates, []
+        keys = updates[-1].keys() if updates else ()
+        stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
+        return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
 
     def keep(self) -> None:
         """Save, unless this step has been saved."""

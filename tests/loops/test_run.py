@@ -121,7 +121,7 @@ def test_interrupt_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_killed_while_saving_keeps_the_last_checkpoint(tmp_path: Path) -> None:
-    """kill -9 at arbitrary moments of a process that saves all the time leaves whole checkpoints."""
+    """kill -9 of a process that saves all the time leaves whole checkpoints."""
     code = (
         "import sys; sys.path.insert(0, '.')\n"
         "from tests.loops.test_run import *\n"
@@ -165,11 +165,11 @@ def test_full_disk_is_one_line_and_keeps_the_old(tmp_path: Path) -> None:
 
 def test_another_spec_is_refused_with_both_sides(tmp_path: Path) -> None:
     run(settings(tmp_path / "run", steps=100))
-    other = {"_target_": "tests.worlds.Counter"}
+    other = {"_target_": "tests.worlds.Counter", "num_envs": 2}
     with pytest.raises(SpecMismatch, match=r"obs/state: float32\[1\] \| float32\[2\]"):
         from embodied.core.build import build
 
-        checkpoint.load_policy(tmp_path / "run", build(other, config=None).spec)
+        checkpoint.load_policy(tmp_path / "run", build(other).spec)
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_nan_from_an_environment_stops_the_run(tmp_path: Path) -> None:
         run(node)
 
 
-def Broken(num_envs: int) -> Any:  # noqa: N802  (a target for build)
+def Broken(num_envs: int) -> Any:
     from tests.worlds import Reach
 
     env = Reach(num_envs)
