@@ -35,9 +35,9 @@ from policies.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class Config:
-    """`utd` critic steps a update, each on its own `batch_size` rows; `subset` of the `critics` in
-    the target. `target_entropy`: per action element (the usual total of -A is -1 here). `compile` and
-    `cuda_graph` change speed only and are for GPUs (compiled, a CPU took 27% longer)."""
+    """`utd` critic steps an update, each on its own `batch_size` rows; `subset` of the `critics` in
+    the target. `target_entropy`: per action element (the usual total of -A is -1 here). `compile`
+    and `cuda_graph` change speed only and are for GPUs (compiled, a CPU took 27% longer)."""
 
     batch_size: int = 256
     utd: int = 1
