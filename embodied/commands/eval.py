@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     if not runs:
         raise ConfigError("say what to evaluate: embodied eval RUN [RUN ...] [episodes=200]")
     rows = [evaluate_run(Path(path), words, args.config_dir) for path in runs]
-    _print_table(rows)
+    print_table(rows)
 
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
     return row
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -93,18 +93,17 @@ def _play(
 
 @torch.no_grad()
 def film(
-    policy: Policy, env: VecEnv, seed: int, steps: int, execute: int | None = None
-) -> tuple[Tensor, Tensor, bool]:
-    """Frames [T, H, W, 3] (uint8) and rewards [T] of one episode of row 0, and whether it won."""
-    actor = Actor(policy, env.num_envs, execute)
-    obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-    frames, rewards, won = [env.render(0)], [], False
-    for _ in range(steps):
-        step = env.step(actor(obs, first))
-        obs, first = step.obs, step.ended
-        rewards.append(step.reward[0])
-        won = won or bool(step.log["success"][0]) if "success" in step.log else won
-        if bool(first[0]):
-            break
-        frames.append(env.render(0))
-    return torch.stack(frames), torch.stack(rewards), won
+    policy: Policy, env: VecEnv, seed: int, row: int = 0, execute: int | None = None
+) -> Tensor:
+    """Frames [T, H, W, 3] (uint8) of the first episode of `row`: the one that `evaluate` plays with
+    the same environment and seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        actor = Actor(policy, env.num_envs, execute)
+        obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        frames: list[Tensor] = []
+        while not frames or not bool(first[row]):
+            frames.append(env.render(row))
+            step = env.step(actor(obs, first))
+            obs, first = step.obs, step.ended
+        return torch.stack(frames)

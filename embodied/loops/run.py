@@ -195,21 +195,25 @@ class Parts:
         self.policy.train()
         return result.metrics()
 
-    def film(self, folder: Path, steps: int = 400) -> None:
-        """One evaluation episode as MP4, where the environment has a camera."""
+    def film(self, folder: Path) -> None:
+        """One success and one failure of the evaluation as MP4, where there is a camera."""
         from embodied.loops.video import write_mp4
 
-        env: VecEnv = build(self.config.env | {"num_envs": 1})
+        settings, execute = self.config.eval, self.config.execute
+        env: VecEnv = build(self.config.env | {"num_envs": min(8, settings.episodes)})
         try:
-            frames, _, won = film(
-                self.policy, env, self.config.eval.seed, steps, self.config.execute
-            )
+            env.reset(settings.seed)
+            env.render(0)
         except NotImplementedError:
             return
-        finally:
-            env.close()
-        name = "success.mp4" if won else "failure.mp4"
-        write_mp4(folder / name, frames, fps=round(1 / env.spec.dt))
+        result = evaluate(self.policy, env, env.num_envs, settings.seed, execute)
+        won = torch.zeros(env.num_envs) if result.success is None else result.success
+        names = ("episode", "episode") if result.success is None else ("failure", "success")
+        for wanted, name in enumerate(names):
+            for row in (won == wanted).nonzero().flatten().tolist()[:1]:
+                frames = film(self.policy, env, settings.seed, row, execute)
+                write_mp4(folder / f"{name}.mp4", frames, fps=1 / env.spec.dt)
+        env.close()
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
         """A checkpoint to act from and to go on from; older ones keep what acting needs."""
