@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     out, seed = args.out, args.seed
     demos, clone, steered = out / "demos", out / "clone", out / "steered"
-    print("\n1/4  30 hesitant demonstrations of lifting a cube\n")
-    words = ["env=fr3_lift", "demonstrator.quality=0.3", "episodes=30", f"out={demos}"]
+    print("\n1/4  40 hesitant demonstrations of lifting a cube\n")
+    words = ["env=fr3_lift", "demonstrator.quality=0.3", "episodes=40", f"out={demos}"]
     collect_command(argparse.Namespace(words=words, config_dir=[]))
     print("\n2/4  clone them with a flow policy\n")
     go("fr3_lift_flow", clone, seed, f"demos={demos}")
