@@ -1,8 +1,5 @@
 """Off-screen pictures of MuJoCo scenes (EGL), made only when someone asks for one."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
 """FR3 tasks on a table in batched MuJoCo, driven by the controller that drives the real arm."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

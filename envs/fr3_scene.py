@@ -1,8 +1,5 @@
 """The FR3 on its table as a MuJoCo model: light for physics, or with every mesh for pictures."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import mujoco

@@ -5,9 +5,6 @@ clock, a task vector and the `memory` arrays of the subclass; rows that end are 
 `step`, from their own generator, after the true successor was read.
 """
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from abc import abstractmethod

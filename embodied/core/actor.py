@@ -32,7 +32,7 @@ class Actor:
         self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
         self.cursor = torch.full((n,), self.execute, device=self.device)
         self.every = torch.arange(n, device=self.device)
-        self.carry = policy.initial(n)
+        self.carry: Tensors = policy.initial(n)
         self.plan = torch.empty(0)
         self.seen: Tensors = {}
         self.decided = torch.zeros(n, dtype=torch.bool, device=self.device)

@@ -8,8 +8,8 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, cast
 
 ALLOWED = ["embodied.", "envs.", "policies.", "real_robot.", "torch.optim."]
 Node = dict[str, Any]  # a nested `_target_` node that its owner builds with its own context
@@ -110,9 +110,9 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
 def plain(value: Any) -> Any:
     """Mappings and sequences as dict and list, so that YAML can write them."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item) for item in cast(Sequence[Any], value)]
     return value
 
 
@@ -128,17 +128,18 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return value
         words = [str(arg) for arg in args]
         raise ConfigError(f"{where}={value!r} is not allowed{nearest(str(value), words)}")
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return parse(hint, value, where)
-    if origin is tuple and isinstance(value, list | tuple):
-        if args[-1] is not Ellipsis and len(args) != len(value):
-            raise ConfigError(f"{where} needs {len(args)} values, got {list(value)!r}")
-        each = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        return tuple(_typed(h, v, where) for h, v in zip(each, value, strict=True))
-    if origin is dict and isinstance(value, Mapping):
-        return {str(k): _typed(args[1], v, where) for k, v in value.items()}
-    if origin is list and isinstance(value, list | tuple):
-        return [_typed(args[0], v, where) for v in value]
+    if isinstance(value, Mapping):
+        settings = cast(Mapping[str, Any], value)
+        if dataclasses.is_dataclass(hint):
+            return parse(hint, settings, where)
+        if origin in (dict, Mapping):
+            return {str(k): _typed(args[1], v, where) for k, v in settings.items()}
+    if isinstance(value, list | tuple):
+        items = cast(Sequence[Any], value)
+        if origin is tuple:
+            return _typed_tuple(args, items, where)
+        if origin is list:
+            return [_typed(args[0], item, where) for item in items]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is float and isinstance(value, str):
@@ -147,10 +148,19 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except ValueError as error:
             raise ConfigError(f"{where}={value!r} is not a number") from error
-    if (hint is int and isinstance(value, bool)) or not isinstance(value, origin or hint):
+    kind: Any = origin or hint
+    if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
         raise ConfigError(f"{where}={value!r} should be {name}")
-    return value
+    return cast(Any, value)
+
+
+def _typed_tuple(hints: tuple[Any, ...], items: Sequence[Any], where: str) -> tuple[Any, ...]:
+    if hints[-1] is Ellipsis:
+        hints = (hints[0],) * len(items)
+    if len(hints) != len(items):
+        raise ConfigError(f"{where} needs {len(hints)} values, got {list(items)!r}")
+    return tuple(_typed(hint, item, where) for hint, item in zip(hints, items, strict=True))
 
 
 def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:

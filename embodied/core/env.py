@@ -109,5 +109,5 @@ def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
         if value.is_floating_point() and not math.isfinite(value.sum().item()):
             bad = ~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1)
             if bad.any():
-                rows = bad.nonzero().flatten().tolist()[:5]
+                rows = [int(row) for row in bad.nonzero().flatten()[:5]]
                 raise NotFinite(f"{name}: {key} is not finite in rows {rows}; the run stops here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> No
     Names of elements and units are for people and are not compared; a task vector only matters to
     who hands out tasks. `dt` is compared to a part in a million.
     """
-    lines = []
+    lines: list[str] = []
     for name in sorted({*here.obs, *there.obs}):
         lines += _difference(f"obs/{name}", here.obs.get(name), there.obs.get(name))
     lines += _difference("act", here.act, there.act)
@@ -152,4 +152,4 @@ def _listed(bound: Bound) -> float | list[float] | None:
 
 
 def _tupled(bound: Any) -> Bound:
-    return tuple(bound) if isinstance(bound, list) else bound
+    return tuple(cast(list[float], bound)) if isinstance(bound, list) else bound

@@ -180,10 +180,11 @@ class Parts:
 
     @property
     def eval_env(self) -> VecEnv:
-        if self._eval_env is None:
+        env = self._eval_env
+        if env is None:
             count = min(self.config.eval.num_envs, self.config.eval.episodes)
-            self._eval_env = build(self.config.env | {"num_envs": count})
-        return self._eval_env
+            env = self._eval_env = build(self.config.env | {"num_envs": count})
+        return env
 
     def evaluate(self) -> dict[str, float]:
         """Success and return on the held-out starts."""

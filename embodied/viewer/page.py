@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from viser import ViserServer
+from viser import Icon, ViserServer
 
 from embodied.viewer.plots import Plots
 from embodied.viewer.scene import Scene, look_at
@@ -108,7 +108,7 @@ class Page:
 
     def _play_part(self) -> None:
         gui, viewer = self.server.gui, self.viewer
-        self.play = gui.add_button("Play", icon="player-play")
+        self.play = gui.add_button("Play", icon=Icon.PLAYER_PLAY)
         self.play.on_click(
             lambda _: viewer.press(lambda: viewer.pause() if viewer.playing else viewer.play())
         )
@@ -216,7 +216,7 @@ class Page:
             self.words.content = self.session.describe()
         viewer = self.viewer
         self.play.label, self.play.icon = (
-            ("Pause", "player-pause") if viewer.playing else ("Play", "player-play")
+            ("Pause", Icon.PLAYER_PAUSE) if viewer.playing else ("Play", Icon.PLAYER_PLAY)
         )
         self.policy.value, self.speed.value = self.session.chosen, viewer.speed
         self.explore.value = self.session.explore

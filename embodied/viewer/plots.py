@@ -46,11 +46,14 @@ class Plots:
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`."""
         rows = thinned(episode.steps)
-        t, rewards, actions = np.zeros(1), np.zeros(1), np.zeros((1, self.curves))
+        t: NDArray[np.float64] = np.zeros(1)
+        rewards: NDArray[np.float64] = np.zeros(1)
+        actions: NDArray[np.float64] = np.zeros((1, self.curves))
         if episode.steps:
-            t = (rows + 1) * self.dt
-            rewards = np.array(episode.rewards)
-            actions = np.array([episode.actions[row][: self.curves] for row in rows])
+            t = np.asarray((rows + 1) * self.dt, np.float64)
+            rewards = np.array(episode.rewards, np.float64)
+            shown = [episode.actions[row][: self.curves] for row in rows]
+            actions = np.array(shown, np.float64)
             wanted = reward_range(rewards)
             if wanted != self.range:
                 self.range, self.rewards.scales = wanted, _scales(*wanted)

@@ -5,9 +5,6 @@ where the peg's tip is against the true hole is seen exactly, as a camera at the
 it. A plan made once from the first misses; correcting on the way does not.
 """
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

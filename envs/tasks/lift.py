@@ -1,8 +1,5 @@
 """Lift: grasp a cube and raise it ten centimetres."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Push: slide a cube over the table to a goal with the closed hand."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

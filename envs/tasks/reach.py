@@ -1,8 +1,5 @@
 """Reach: bring the tool point to a goal in the air."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Task: what an FR3 is asked to do on its table: objects, starts, success and reward terms."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,5 @@
 """The FR3's own kinematics against MuJoCo's, and the controller's promises."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 import mujoco
 import numpy as np
 import pytest

@@ -1,8 +1,5 @@
 """The FR3 tasks: determinism, exact save and restore, true successors, success and bad input."""
 
-# MuJoCo's names come from compiled modules that pyright cannot read.
-# pyright: reportAttributeAccessIssue=false
-
 import numpy as np
 import pytest
 import torch
