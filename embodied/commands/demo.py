@@ -22,14 +22,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     out, seed = args.out, args.seed
     demos, clone, steered = out / "demos", out / "clone", out / "steered"
-    print("\n1/4  40 hesitant demonstrations of lifting a cube\n")
-    words = ["env=fr3_lift", "demonstrator.quality=0.3", "episodes=40", f"out={demos}"]
+    print("\n1/4  60 hesitant demonstrations of lifting a cube\n")
+    words = ["env=fr3_lift", "demonstrator.quality=0.2", "episodes=60", f"out={demos}"]
     collect_command(argparse.Namespace(words=words, config_dir=[]))
     print("\n2/4  clone them with a flow policy\n")
     go("fr3_lift_flow", clone, seed, f"demos={demos}")
     print("\n3/4  improve the clone by choosing its noise; the only reward is success\n")
     go("fr3_lift_dsrl", steered, seed, f"init={clone}")
-    print(f"\n4/4  {EPISODES} held-out starts for each: lift the cube within two seconds\n")
+    print(f"\n4/4  {EPISODES} held-out starts for each: lift the cube within 2.25 seconds\n")
     rows = [
         evaluate_run(run, [f"episodes={EPISODES}", f"seed={HELD_OUT}"], [])
         for run in (clone, steered)
