@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from embodied.cli import main, mistake, verbs
+from embodied.commands.bench import suites
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
@@ -84,7 +87,11 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("eval", "say what to evaluate"),
         ("view", "say what to view"),
         ("view {empty}", "checkpoint"),
+        ("view env=pendulum port=many", "port=many should be a number"),
+        ("view port=8081", "say what to view"),
         ("bench sax", "no suite"),
+        ("bench envs ot=x", "did you mean out=DIR?"),
+        ("bench envs --fast", "--fast is not understood"),
         ("list polcies", 'no "polcies" (did you mean "policies"?)'),
         ("demos", "arguments are required"),
         ("demos info /nowhere", "/nowhere"),
@@ -287,3 +294,22 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     saved = checkpoint.find(run)
     assert process.returncode == 130
     assert err == f"embodied: stopped; saved {saved}; go on with: embodied train resume={run}\n"
+
+
+def test_settings_of_view_and_bench_are_words(
+    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`port=` opens the viewer there (as its own advice says), `out=` is where JSON goes."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        outcome = embodied("view", "env=pendulum", f"port={taken}")
+        assert outcome.code == 2 and f"port {taken} is taken; try port=" in outcome.err
+    places: list[Path] = []
+    suite = next(iter(suites()))
+    module = importlib.import_module(f"embodied.bench.{suite}")
+    monkeypatch.setattr(module, "run", places.append)
+    assert embodied("bench", suite, f"out={tmp_path}").code == 0
+    assert embodied("bench", suite).code == 0
+    assert places == [tmp_path, Path("outputs/bench")]

@@ -6,7 +6,7 @@ A module's first line is what `embodied --help` says; `args.words` are `key=valu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from embodied.core.build import ConfigError, Node
@@ -25,6 +25,13 @@ def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="DIR",
         help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
     )
+
+
+def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
+    """The value of the last `key=value` among `words` (None: not given), and the other words."""
+    own = [word for word in words if word.startswith(f"{key}=")]
+    rest = [word for word in words if word not in own]
+    return (own[-1].partition("=")[2] if own else None), rest
 
 
 def require_at_least(node: Node, least: Mapping[str, float]) -> None:

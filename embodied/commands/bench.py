@@ -8,6 +8,7 @@ import pkgutil
 from pathlib import Path
 
 from embodied import bench
+from embodied.commands import take
 from embodied.core.build import ConfigError, nearest
 
 
@@ -29,7 +30,8 @@ def suites() -> dict[str, str]:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", metavar="SUITE", help=f"one of {', '.join(suites())}")
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where JSON goes")
+    parser.add_argument("words", nargs="*", metavar="out=DIR", help="where JSON goes")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="as out=DIR")
     lines = [f"  {name:10} {sentence}" for name, sentence in suites().items()]
     parser.epilog = "\n".join(["suites:", *lines])
 
@@ -37,4 +39,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.suite not in (known := suites()):
         raise ConfigError(f'there is no suite "{args.suite}"{nearest(args.suite, known)}')
-    importlib.import_module(f"{bench.__name__}.{args.suite}").run(args.out)
+    out, rest = take(args.words, "out")
+    if rest or out == "":
+        raise ConfigError(
+            f'"{rest[0] if rest else "out="}" is not understood; did you mean out=DIR?'
+        )
+    module = importlib.import_module(f"{bench.__name__}.{args.suite}")
+    module.run(args.out if out is None else Path(out))
