@@ -18,6 +18,7 @@ import torch
 
 from embodied.cli import main, mistake, verbs
 from embodied.commands.bench import suites
+from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
@@ -313,3 +314,18 @@ def test_settings_of_view_and_bench_are_words(
     assert embodied("bench", suite, f"out={tmp_path}").code == 0
     assert embodied("bench", suite).code == 0
     assert places == [tmp_path, Path("outputs/bench")]
+
+
+def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:
+    words = ["experiment=pendulum_sac"]
+    made = [
+        fresh([*words, *more], [])["output"]
+        for more in ([], ["seed=3"], ["size=debug"], ["name=mine", "seed=3"], ["output=here"])
+    ]
+    assert made == [
+        "outputs/pendulum_sac-0",
+        "outputs/pendulum_sac-3",
+        "outputs/pendulum_sac-debug-0",
+        "outputs/mine-3",
+        "here",
+    ]

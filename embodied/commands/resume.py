@@ -11,7 +11,7 @@ from embodied.commands.train import train
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run folder, or one of its checkpoints")
     add_overrides(parser, "settings to change, such as steps=200000")
-    parser.epilog = "example:\n  embodied resume outputs/pendulum_sac/20260131-120000"
+    parser.epilog = "example:\n  embodied resume outputs/pendulum_sac-0"
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,8 +99,10 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
     name = choices.get("experiment") or "-".join(part for part in parts if part)
     node["name"] = node["name"] or name
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    node["output"] = str(node["output"] or Path("outputs") / node["name"] / now)
+    size = choices.get("size") or "full"
+    # Runs of other seeds or sizes may start in the same second: they must not share a folder.
+    marks = [node["name"], *([] if size == "full" else [size]), str(node["seed"])]
+    node["output"] = str(node["output"] or Path("outputs") / "-".join(marks))
     if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
         raise ConfigError(
             f"{node['output']} holds a run already: go on with resume={node['output']}, "
