@@ -120,7 +120,7 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
         if key in groups:
             if isinstance(value, str) and value not in (known := options(key, search)):
                 raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
-        elif any((folder / key).is_dir() for folder in search) and isinstance(value, str):
+        elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(
                 f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."
             )

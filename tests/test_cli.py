@@ -76,6 +76,8 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=fr3_lift_sac env.task=lfit output={out}", "envs.fr3.Fr3: no FR3 task"),
         ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
+        ("train experiment=pendulum_sac name=3", "name=3 should be str"),
+        ("train experiment=pendulum_sac demonstrator=lift", 'no setting "demonstrator"'),
         ("train experiment=pendulum_sac --speed 3", "--speed is not understood"),
         ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
         ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
@@ -163,6 +165,13 @@ def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
         for name in options(group, [PACKAGED]):
             line = next(line for line in shown.splitlines() if line.split()[:1] == [name])
             assert len(line.split()) > 2, line
+
+
+def test_list_knows_the_groups_that_users_fill(embodied: Shell, tmp_path: Path) -> None:
+    assert "reward/NAME.yaml" in embodied("list", "rewards").out
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "near.yaml").write_text("# Near.\n_target_: my_lab.near.Near\n")
+    assert embodied("list", "rewards", "--config-dir", tmp_path).out.split() == ["near", "Near."]
 
 
 def test_own_folders_and_packages(

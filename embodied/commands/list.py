@@ -12,6 +12,8 @@ import yaml
 from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, nearest
 
+EMPTY = ("reward", "teacher", "robot", "filter")  # groups that only users may have filled
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "a group, such as policies")
@@ -26,12 +28,15 @@ def run(args: argparse.Namespace) -> None:
 
     folders = search_folders(args.config_dir)
     groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
+    groups |= {*EMPTY}
     names = {plural(group): group for group in sorted(groups)}
     if not args.words:
         raise ConfigError(f"say what to list: {', '.join(names)}")
     for word in args.words:
         if (group := names.get(word, word)) not in groups:
             raise ConfigError(f'there are no "{word}"{nearest(word, names)}')
+        if not options(group, folders):
+            print(f"none yet; a file DIR/{group}/NAME.yaml is one, with --config-dir DIR")
         table = Table.grid(padding=(0, 3))
         for name, file in options(group, folders).items():
             table.add_row(name, sentence(file))

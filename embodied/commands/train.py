@@ -101,7 +101,7 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     node["name"] = node["name"] or name
     size = choices.get("size") or "full"
     # Runs of other seeds or sizes may start in the same second: they must not share a folder.
-    marks = [node["name"], *([] if size == "full" else [size]), str(node["seed"])]
+    marks = [str(node["name"]), *([] if size == "full" else [size]), str(node["seed"])]
     node["output"] = str(node["output"] or Path("outputs") / "-".join(marks))
     if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
         raise ConfigError(
