@@ -147,7 +147,7 @@ def _as_they_end(policy: Policy, env: VecEnv, seed: int) -> Iterator[tuple[int, 
         for row in first.nonzero().flatten().tolist():
             window = tape[begin[row] - dropped :]
             episode = tt.stack([{k: v[row] for k, v in frame.items()} for frame in window])
-            last = {f"next_obs/{name}": value[row] for name, value in step.next_obs.items()}
+            last = {f"next_obs/{name}": value[row].clone() for name, value in step.next_obs.items()}
             yield turn[row] * rows + row, {**episode, **last}
             begin[row], turn[row] = dropped + len(tape), turn[row] + 1
         old = min(begin) - dropped

@@ -36,6 +36,24 @@ def silent(kept: int, played: int) -> None:
     """Nobody watches."""
 
 
+class Reusing(Counter):
+    """A world that writes every successor into the same memory, as a simulator of a user's may."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        if not hasattr(self, "memory"):
+            self.memory = step.next_obs["state"].clone()
+        self.memory.copy_(step.next_obs["state"])
+        return replace(step, next_obs={"state": self.memory})
+
+
+def test_a_held_episode_keeps_its_own_end() -> None:
+    """The third of row 0 ends at 9 but waits for row 1 to end at 10: its final state is still 3."""
+    env = Reusing(Config())
+    episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 6))
+    assert [episode["next_obs/state"].item() for episode in episodes] == [3, 105, 3, 105, 3, 105]
+
+
 def test_episodes_come_in_turns_not_as_they_end() -> None:
     """Rows of 3 and 5 steps end in the order 3 5 3 3 5 3; in turns they alternate."""
     env = Counter(Config())
