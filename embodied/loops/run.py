@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 
@@ -16,6 +14,7 @@ from embodied.core.build import ConfigError, Node, build, parse, plain, resolve
 from embodied.core.env import VecEnv
 from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
+from embodied.core.rng import rng_state, seed_everything, set_rng_state
 from embodied.core.spec import require_same
 from embodied.data.dataset import Dataset, chunks, transitions
 from embodied.data.mix import Mix, Relabel
@@ -274,22 +273,3 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch (all devices), numpy and random."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def rng_state() -> dict[str, Any]:
-    """The generators that training draws from."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])

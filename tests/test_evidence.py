@@ -1,0 +1,65 @@
+"""The evidence runner: every study is well formed, runs what is missing, and counts right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied import evidence
+from embodied.core.build import ConfigError, parse
+
+
+@pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
+def test_studies_are_well_formed(file: Path) -> None:
+    study: evidence.Study = parse(evidence.Study, yaml.safe_load(file.read_text()), file.stem)
+    assert {study.baseline, study.result} <= study.arms.keys()
+    for arm, line in study.arms.items():
+        words = line.format(work="W", out=f"W/{arm}-0", seed=0).split()
+        assert words[0] in ("embodied", "python")
+        assert f"output=W/{arm}-0" in words and "seed=0" in words
+        for word in words:
+            if word.startswith("experiment="):
+                assert Path(f"configs/experiment/{word.partition('=')[2]}.yaml").exists()
+
+
+def test_a_small_study_from_command_to_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two arms that write their score; the difference is paired by seed."""
+    code = (
+        "import sys, json, pathlib; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True);"
+        "(p / 'metrics.jsonl').write_text(json.dumps({'eval/x': float(sys.argv[2])}) + chr(10))"
+    )
+    (tmp_path / "score.py").write_text(code)
+    study = {
+        "method": "more",
+        "task": "writing numbers",
+        "claim": "two is more than one",
+        "metric": "eval/x",
+        "seeds": [0, 1],
+        "arms": {
+            "one": f"python {tmp_path}/score.py {{out}} {{seed}}",
+            "two": f"python {tmp_path}/score.py {{out}} 1{{seed}}",
+        },
+        "baseline": "one",
+        "result": "two",
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.setattr(evidence, "STUDIES", tmp_path)
+    monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
+    for _ in range(2):  # the second time nothing is run again: score.py would fail on its folder
+        evidence.run("tiny", tmp_path / "work", workers=2)
+    facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
+    assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0]}
+    evidence.write_table()
+    table = (tmp_path / "evidence.md").read_text()
+    assert "| 10 [10, 10] |" in table
+    assert "one: 0.5 (0, 1)" in table
+
+
+def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"failed with 3; see .*out\.log"):
+        evidence.command('python -c "raise SystemExit(3)"', tmp_path / "out")
