@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -60,23 +60,43 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", help=f"of {', '.join(known)}; all without names")
     parser.add_argument("--work", type=Path, default=Path("outputs/evidence"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--finished", action="store_true", help="run nothing: write down the seeds that are done"
+    )
     args = parser.parse_args()
     for name in args.studies:
         if name not in known:
             raise SystemExit(f"evidence: no study {name}{nearest(name, known)}")
     for name in args.studies or known:
-        run(name, args.work / name, args.workers)
+        study: Study = parse(Study, yaml.safe_load((STUDIES / f"{name}.yaml").read_text()), name)
+        work = args.work / name
+        if not args.finished:
+            run(study, work, args.workers)
+        if seeds := finished(study, work):
+            write_down(name, replace(study, seeds=seeds), work)
     write_table()
 
 
-def run(name: str, work: Path, workers: int) -> None:
-    """Run what is missing of a study and write its JSON."""
-    study: Study = parse(Study, yaml.safe_load((STUDIES / f"{name}.yaml").read_text()), name)
+def run(study: Study, work: Path, workers: int) -> None:
+    """Run what is missing of a study."""
     work.mkdir(parents=True, exist_ok=True)
     for number, line in enumerate(study.prepare):
         command(line.format(work=work), work / f"prepare-{number}")
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda seed: run_seed(study, work, seed), study.seeds))
+
+
+def finished(study: Study, work: Path) -> tuple[int, ...]:
+    """The seeds of which every arm is done."""
+    return tuple(
+        seed
+        for seed in study.seeds
+        if all((work / f"{arm}-{seed}.done").exists() for arm in study.arms)
+    )
+
+
+def write_down(name: str, study: Study, work: Path) -> None:
+    """Write a study's JSON."""
     scores = {
         arm: [last(work / f"{arm}-{seed}", study.metric) for seed in study.seeds]
         for arm in study.arms

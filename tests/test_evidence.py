@@ -47,11 +47,12 @@ def test_a_small_study_from_command_to_table(
         "baseline": "one",
         "result": "two",
     }
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(study))
-    monkeypatch.setattr(evidence, "STUDIES", tmp_path)
+    tiny: evidence.Study = parse(evidence.Study, study, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
     for _ in range(2):  # the second time nothing is run again: score.py would fail on its folder
-        evidence.run("tiny", tmp_path / "work", workers=2)
+        evidence.run(tiny, tmp_path / "work", workers=2)
+    assert evidence.finished(tiny, tmp_path / "work") == (0, 1)
+    evidence.write_down("tiny", tiny, tmp_path / "work")
     facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
     assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0]}
     evidence.write_table()
