@@ -338,3 +338,13 @@ def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:
         "outputs/mine-3",
         "here",
     ]
+
+
+def test_the_demo_in_its_smallest_size(embodied: Shell, tmp_path: Path) -> None:
+    done = embodied("demo", "--out", tmp_path / "demo", "size=debug")
+    assert done.code in (0, None), done.err
+    assert "4/4" in done.out
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
+    for run in ("clone", "steered"):
+        checkpoint.load_policy(tmp_path / "demo" / run)
+        assert (tmp_path / "demo" / run / "report.html").exists()

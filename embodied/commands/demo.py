@@ -16,6 +16,7 @@ EPISODES, HELD_OUT = 200, 20_000
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="where it all goes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="for both trainings")
     parser.epilog = "An interrupted demo goes on where it stopped: type the same command again."
 
 
@@ -26,9 +27,9 @@ def run(args: argparse.Namespace) -> None:
     words = ["env=fr3_lift", "demonstrator.quality=0.2", "episodes=60", f"out={demos}"]
     collect_command(argparse.Namespace(words=words, config_dir=[]))
     print("\n2/4  clone them with a flow policy\n")
-    go("fr3_lift_flow", clone, seed, f"demos={demos}")
+    go("fr3_lift_flow", clone, seed, f"demos={demos}", *args.words)
     print("\n3/4  improve the clone by choosing its noise; the only reward is success\n")
-    go("fr3_lift_dsrl", steered, seed, f"init={clone}")
+    go("fr3_lift_dsrl", steered, seed, f"init={clone}", *args.words)
     print(f"\n4/4  {EPISODES} held-out starts for each: lift the cube within 2.25 seconds\n")
     rows = [
         evaluate_run(run, [f"episodes={EPISODES}", f"seed={HELD_OUT}"], [])
@@ -41,12 +42,12 @@ def run(args: argparse.Namespace) -> None:
     print(f"next: embodied view {steered}        the arm in your browser")
 
 
-def go(experiment: str, output: Path, seed: int, start: str) -> None:
+def go(experiment: str, output: Path, seed: int, *words: str) -> None:
     """Train, or go on with what an interrupted demo left, or do nothing where it is done."""
     if any(output.glob("checkpoints/[0-9]*/about.json")):
         train([f"resume={output}"])
     else:
-        train([f"experiment={experiment}", f"output={output}", f"seed={seed}", start])
+        train([f"experiment={experiment}", f"output={output}", f"seed={seed}", *words])
 
 
 def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
