@@ -49,7 +49,7 @@ class Rollout:
     def step(self) -> tuple[Tensors, Step]:
         """One control step of every row; returns the rows that closed in it (perhaps none)."""
         action = self.actor(self.obs, self.first)
-        step = self.env.step(action)
+        step = self.env.step(action.to(self.env.device))
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)
