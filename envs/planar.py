@@ -1,0 +1,124 @@
+"""Two gaps: a point has to pass a wall through either of two gaps.
+
+The smallest world in which demonstrations have two modes: both gaps are right, and their average
+is the wall between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+
+STRIDE = 0.05  # how far an action of 1 moves the point, in units of the square's side
+WALL, GAPS, HALF = (0.45, 0.55), (0.25, 0.75), 0.08
+GOAL, NEAR = (0.95, 0.5), 0.06
+
+
+@dataclass(frozen=True)
+class Config:
+    """`horizon` in steps; reaching the goal ends an episode and pays 1."""
+
+    num_envs: int = 16
+    horizon: int = 50
+    seed: int = 0
+
+
+class TwoGap(VecEnv):
+    """Observation: position in the unit square; action: velocity. The wall only stops."""
+
+    def __init__(self, config: Config) -> None:
+        self.num_envs, self.horizon = config.num_envs, config.horizon
+        names = ("x", "y")
+        self.spec = Spec(
+            {"state": Leaf((2,), low=0.0, high=1.0, names=names)},
+            Leaf((2,), low=-1.0, high=1.0, names=names),
+            dt=0.1,
+            text="pass the wall through either gap and go to the goal",
+        )
+        self.generators = [torch.Generator() for _ in range(self.num_envs)]
+        self.place = torch.zeros(self.num_envs, 2)
+        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._seed(config.seed, torch.ones(self.num_envs, dtype=torch.bool))
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        for row in mask.nonzero().flatten().tolist():
+            self.generators[row].manual_seed(seed * 1_000_003 + row)
+
+    def _begin(self, mask: Tensor) -> None:
+        for row in mask.nonzero().flatten().tolist():
+            x, y = torch.rand(2, generator=self.generators[row])
+            self.place[row] = torch.stack([0.03 + 0.1 * x, 0.4 + 0.2 * y])
+            self.age[row] = 0
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        if seed is not None:
+            self._seed(seed, rows)
+        self._begin(rows)
+        return {"state": self.place.clone()}
+
+    def step(self, action: Tensor) -> Step:
+        self.place = moved(self.place, STRIDE * action.clamp(-1, 1))
+        self.age = self.age + 1
+        following = {"state": self.place.clone()}
+        won = (self.place - torch.tensor(GOAL)).norm(dim=1) < NEAR
+        late = (self.age >= self.horizon) & ~won
+        self._begin(won | late)
+        obs = {"state": self.place.clone()}
+        return Step(obs, following, won.float(), won, late, {"success": won})
+
+    def get_state(self) -> Tensors:
+        words = torch.stack([generator.get_state() for generator in self.generators])
+        return {"place": self.place.clone(), "age": self.age.clone(), "generator": words}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.place, self.age = state["place"].clone(), state["age"].clone()
+        for generator, words in zip(self.generators, state["generator"], strict=True):
+            generator.set_state(words.clone())
+        return {"state": self.place.clone()}
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        """A map: wall dark, goal green, the point red."""
+        y, x = torch.meshgrid(
+            torch.linspace(1, 0, height), torch.linspace(0, 1, width), indexing="ij"
+        )
+        grid = torch.stack([x, y], 2)
+        picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
+        picture[inside(grid)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
+        for place, radius, colour in (
+            (torch.tensor(GOAL), NEAR, [80, 170, 100]),
+            (self.place[row], 0.02, [200, 60, 50]),
+        ):
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
+        return picture
+
+    def describe(self, row: int = 0) -> str:
+        x, y = self.place[row].tolist()
+        side = "before" if x < WALL[0] else "behind" if x > WALL[1] else "in"
+        return f"The point is at ({x:.2f}, {y:.2f}), {side} the wall; the goal is at {GOAL}."
+
+
+def inside(place: Tensor) -> Tensor:
+    """Whether places [..., 2] are in the wall."""
+    x, y = place[..., 0], place[..., 1]
+    open_ = torch.stack([(y - gap).abs() < HALF for gap in GAPS]).any(0)
+    return (x > WALL[0]) & (x < WALL[1]) & ~open_
+
+
+def moved(place: Tensor, stride: Tensor) -> Tensor:
+    """Move along x, then along y, each only where it does not lead into the wall [n, 2]."""
+    for axis in (0, 1):
+        step = torch.zeros_like(stride)
+        step[:, axis] = stride[:, axis]
+        there = (place + step).clamp(0, 1)
+        place = torch.where(inside(there)[:, None], place, there)
+    return place
