@@ -221,25 +221,26 @@ def test_the_order_of_precedence() -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
-    """For lift and insert: a few demonstrations, and a clone of them."""
+    """For each environment that is cloned: a few demonstrations, and a clone of them."""
     folder = tmp_path_factory.mktemp("inputs")
     made: dict[str, dict[str, Path]] = {}
-    for task in ("lift", "insert"):
-        demos, clone = folder / f"{task}-demos", folder / f"{task}-clone"
+    for env in ("fr3_lift", "fr3_insert", "two_gap"):
+        demos, clone = folder / f"{env}-demos", folder / f"{env}-clone"
         for line in (
-            f"demos collect env=fr3_{task} episodes=3 num_envs=3 out={demos}",
-            f"train experiment=fr3_{task}_flow size=debug steps=20 demos={demos} output={clone}",
+            f"demos collect env={env} episodes=3 num_envs=3 out={demos}",
+            f"train experiment={env}_flow size=debug steps=20 demos={demos} output={clone}",
         ):
             with pytest.raises(SystemExit) as stopped:
                 main(line.split())
             assert stopped.value.code == 0
-        made[task] = {"demos": demos, "clone": clone}
+        made[env] = {"demos": demos, "clone": clone}
     return made
 
 
-def needed(node: dict[str, Any], inputs: dict[str, dict[str, Path]]) -> list[str]:
+def needed(experiment: str, inputs: dict[str, dict[str, Path]]) -> list[str]:
     """What an experiment has to be given on the command line."""
-    have = inputs.get(node["env"].get("task", ""), {})
+    made = compose("train", [f"experiment={experiment}"])
+    node, have = made.node, inputs.get(made.choices["env"], {})
     words = []
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
         words.append(f"demos={have['demos']}")
@@ -252,7 +253,7 @@ def needed(node: dict[str, Any], inputs: dict[str, dict[str, Path]]) -> list[str
 def test_every_experiment_runs(
     embodied: Shell, tmp_path: Path, inputs: dict[str, dict[str, Path]], experiment: str
 ) -> None:
-    words = needed(compose("train", [f"experiment={experiment}"]).node, inputs)
+    words = needed(experiment, inputs)
     run = tmp_path / "run"
     outcome = embodied("train", f"experiment={experiment}", "size=debug", f"output={run}", *words)
     assert outcome.code == 0, outcome.err
