@@ -13,7 +13,7 @@ def seed_everything(seed: int) -> None:
     """Seed torch (all devices), numpy and random."""
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
 
 
 def rng_state() -> dict[str, Any]:
