@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("info:success", "info:is_success")
+NO_REWARD = np.zeros(1, np.float32)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class EnvPool(VecEnv):
         rows = self._every if mask is None else np.flatnonzero(mask.numpy()).astype(np.int32)
         if len(rows):
             self._pool._reset(rows)
-            fresh = self._tensors(self._pool._recv())
+            fresh = self._fresh()
             self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
         return self._now
 
@@ -115,10 +116,10 @@ class EnvPool(VecEnv):
         if len(rows):
             # The ended rows start over on the pool's threads while this one goes on.
             self._pool._reset(rows)
-        following = self._tensors(state)
+        following = self._tensors(state, state[self._reward])
         self._now = following
         if len(rows):
-            self._now = replace_rows(following, rows, self._tensors(self._pool._recv()))
+            self._now = replace_rows(following, rows, self._fresh())
         return Step(
             obs=self._now,
             next_obs=following,
@@ -131,10 +132,14 @@ class EnvPool(VecEnv):
     def close(self) -> None:
         self._pool.close()
 
-    def _tensors(self, state: list[np.ndarray]) -> Tensors:
+    def _fresh(self) -> Tensors:
+        """First observations; EnvPool leaves the reward slot of a reset unwritten."""
+        return self._tensors(self._pool._recv(), NO_REWARD)
+
+    def _tensors(self, state: list[np.ndarray], reward: np.ndarray) -> Tensors:
         """EnvPool's arrays by name, in the dtypes of the spec; NotFinite when one is not."""
         native = {entry.name: state[slot] for entry, slot in self._slots}
-        require_finite_arrays(state[self._reward], native, self.config.id)
+        require_finite_arrays(reward, native, self.config.id)
         obs = {}
         for entry, _ in self._slots:
             value = native[entry.name]

@@ -41,7 +41,7 @@ class Viewer:
         self.session = Session(env, *choices_for(env, run))
         self.playing, self.speed, self.problem = False, 1.0, ""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._closing, self._due = threading.Event(), 0.0
+        self._closing, self._ended, self._due = threading.Event(), threading.Event(), 0.0
         with contextlib.redirect_stdout(io.StringIO()):
             self.server = ViserServer(HOST, port, label="embodied", verbose=False)
         # The page could otherwise ask for a tunnel that shows it to the whole internet.
@@ -100,8 +100,9 @@ class Viewer:
 
     def wait(self) -> None:
         """Serve until the viewer is closed from another thread, or Ctrl-C is pressed."""
-        while self._thread.is_alive():
-            self._thread.join(0.5)
+        # Not `Thread.join`: Ctrl-C inside it can leave a running thread marked as ended (3.11).
+        while not self._ended.wait(0.5):
+            pass
 
     def close(self) -> None:
         """End the thread, the server and the environment; safe to call twice."""
@@ -151,6 +152,7 @@ class Viewer:
         finally:
             self._refuse()
             self.session.env.close()
+            self._ended.set()
 
     def _serve(self) -> None:
         while not self._closing.is_set():
