@@ -25,7 +25,8 @@ class ImageConfig:
 
 
 class Encoder(nn.Module):
-    """Vector leaves (sorted by name, standardised) and image leaves (one CNN each) to [n, size].
+    """Vector leaves (sorted by name, standardised), image leaves (one CNN each) and leaves of
+    symbols (one-hot, as they are) to [n, size].
 
     `critic/*` and `privileged/*` leaves are skipped unless `asymmetric`.
     """
@@ -38,7 +39,8 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
-        self.vectors = [name for name, leaf in seen.items() if not leaf.is_image]
+        named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
+        self.vectors = [k for k, v in seen.items() if not v.is_image and not v.is_symbol]
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = Standard(flat)
@@ -47,7 +49,9 @@ class Encoder(nn.Module):
         shapes = [seen[name].shape for name in self.images]
         cameras = _cameras(shapes, images or ImageConfig())
         self.cameras = nn.ModuleList(cameras)
+        self.symbols = OneHot(named) if named else None
         self.size = flat + sum(camera.size for camera in cameras)
+        self.size += self.symbols.size if self.symbols is not None else 0
 
     def flat(self, obs: Tensors) -> Tensor:
         """The vector leaves side by side [n, flat], in their own units."""
@@ -58,12 +62,37 @@ class Encoder(nn.Module):
     def forward(self, obs: Tensors) -> Tensor:
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
+        if self.symbols is not None:
+            parts.append(self.symbols(obs))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def fit(self, rows: Tensors) -> None:
         """Set the normaliser from rows with `obs/*`."""
         if self.vectors:
             self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
+
+
+class OneHot(nn.Module):
+    """Leaves of symbols (in the given order) to [n, size]: a 1 for what each element is, else 0.
+
+    One scatter for all of them: element i of value v is column start[i] + v. A symbol above its
+    leaf's `high` is the environment's mistake and is not looked for here (a look costs a wait).
+    """
+
+    start: Tensor
+
+    def __init__(self, leaves: Mapping[str, Leaf]) -> None:
+        super().__init__()
+        self.names = list(leaves)
+        count = torch.tensor([count for leaf in leaves.values() for count in leaf.symbols])
+        self.size = int(count.sum())
+        self.register_buffer("start", count.cumsum(0) - count, persistent=False)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        parts = [obs[name].reshape(len(obs[name]), -1).long() for name in self.names]
+        column = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) + self.start
+        zeros = torch.zeros(len(column), self.size, device=column.device)
+        return zeros.scatter_(1, column, 1.0)
 
 
 class Camera(nn.Module):

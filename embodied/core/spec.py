@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 Bound = float | tuple[float, ...] | None
+SYMBOL = "symbol"  # the unit of numbers that are names
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+_ZERO = (None, 0)
 
 
 class SpecMismatch(ValueError):
@@ -27,6 +30,11 @@ class Leaf:
 
     Continuous actions are in [-1, 1]; discrete actions are shape `()`, dtype "int64", from 0 to
     `high` inclusive. Images are uint8, height x width x channels.
+
+    An integer leaf of the unit "symbol" holds names written as numbers (the kind of a cell, a word,
+    a direction): whole numbers from 0 to `high` inclusive, one `high` for all elements or one per
+    element of the flattened leaf. Symbols have no order: they are never an image, never normalised,
+    and encoders see each of them one-hot.
     """
 
     shape: tuple[int, ...]
@@ -43,7 +51,25 @@ class Leaf:
 
     @property
     def is_image(self) -> bool:
-        return self.dtype == "uint8" and len(self.shape) == 3
+        return self.dtype == "uint8" and len(self.shape) == 3 and not self.is_symbol
+
+    @property
+    def is_symbol(self) -> bool:
+        return self.unit == SYMBOL and self.dtype in INTEGERS
+
+    @property
+    def symbols(self) -> tuple[int, ...]:
+        """How many different symbols each element of the flattened leaf can be: its high + 1.
+
+        ValueError when this is not a leaf of symbols, or their number is not known.
+        """
+        highs = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
+        if not self.is_symbol or None in highs or len(highs) != self.size or self.low not in _ZERO:
+            raise ValueError(
+                f"not a leaf of symbols: {_shown(self)}, unit {self.unit!r}; it needs an integer "
+                f'dtype, unit="{SYMBOL}", low=0, and one high or one for each of {self.size}'
+            )
+        return tuple(int(cast(float, high)) + 1 for high in highs)
 
     def zeros(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """A zero tensor [n, *shape] of this leaf's dtype."""
@@ -114,8 +140,8 @@ class Spec:
 def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
     """Raise SpecMismatch that prints both sides of every difference, or return.
 
-    Names of elements and units are for people and are not compared; a task vector only matters to
-    who hands out tasks. `dt` is compared to a part in a million.
+    Names of elements and units are for people and are not compared, but a symbol is no number; a
+    task vector only matters to who hands out tasks. `dt` is compared to a part in a million.
     """
     lines: list[str] = []
     for name in sorted({*here.obs, *there.obs}):
@@ -134,8 +160,8 @@ def _difference(name: str, here: Leaf | None, there: Leaf | None) -> list[str]:
     same = (
         here is not None
         and there is not None
-        and (here.shape, here.dtype, here.low, here.high)
-        == (there.shape, there.dtype, there.low, there.high)
+        and (here.shape, here.dtype, here.low, here.high, here.is_symbol)
+        == (there.shape, there.dtype, there.low, there.high, there.is_symbol)
     )
     return [] if same else [f"{name}: {_shown(here)} | {_shown(there)}"]
 
@@ -144,7 +170,8 @@ def _shown(leaf: Leaf | None) -> str:
     if leaf is None:
         return "absent"
     bounds = "" if leaf.low is None and leaf.high is None else f" in [{leaf.low}, {leaf.high}]"
-    return f"{leaf.dtype}{list(leaf.shape)}{bounds}"
+    kind = " (symbols)" if leaf.is_symbol else ""
+    return f"{leaf.dtype}{list(leaf.shape)}{kind}{bounds}"
 
 
 def _listed(bound: Bound) -> float | list[float] | None:

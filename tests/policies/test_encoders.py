@@ -92,6 +92,25 @@ def test_shared_cameras_are_one_network() -> None:
         Encoder({**obs, "left": Leaf((8, 8, 3), "uint8")}, ImageConfig(shared=True))
 
 
+def test_symbols_are_one_hot_last_and_never_normalised() -> None:
+    cells = Leaf((1, 2, 2), "uint8", 0, (2, 1, 2, 1), unit="symbol")
+    turn = Leaf((), "int64", 0, 3, unit="symbol")
+    assert cells.symbols == (3, 2, 3, 2) and turn.symbols == (4,)
+    encoder = Encoder({"turn": turn, "cells": cells, "z": Leaf((1,))})
+    rows = {
+        "cells": torch.tensor([[[[2, 0], [1, 1]]], [[[0, 1], [0, 0]]]], dtype=torch.uint8),
+        "turn": torch.tensor([3, 0]),
+        "z": torch.tensor([[5.0], [7.0]]),
+    }
+    encoder.fit({f"obs/{name}": value for name, value in rows.items()})
+    seen = encoder(rows)
+    assert encoder.size == 15 and seen.dtype == torch.float32
+    # z standardised; then the cells' four elements (3, 2, 3, 2 columns), then the turn's four.
+    assert seen[0].tolist() == [-1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1]
+    assert seen[1].tolist() == [1, 1, 0, 0, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0]
+    assert torch.equal(Encoder({"turn": turn})(rows), torch.eye(4)[[3, 0]])
+
+
 def test_nothing_to_see_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to see"):
         Encoder({"critic/force": Leaf((3,))})
