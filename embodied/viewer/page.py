@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from viser import Icon, ViserServer
 
+from embodied.viewer.look import look_at
 from embodied.viewer.plots import Plots
-from embodied.viewer.scene import Scene, look_at
+from embodied.viewer.scene import Scene
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer

@@ -1,41 +1,18 @@
-"""A MuJoCo scene as viser nodes: a frame for each body, its geoms below it, poses sent per frame.
+"""A scene as viser nodes: a frame for each body, its shapes below it, poses sent per frame.
 
 /world                     moved against the followed body
 /world/BODY                pose of the body (position, quaternion)
-/world/BODY/GEOM           a mesh, fixed in the body
+/world/BODY/SHAPE          a mesh, fixed in the body
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import mujoco
 import numpy as np
-from numpy.typing import NDArray
 from viser import FrameHandle, MeshHandle, ViserServer
 
-from embodied.core.env import VecEnv
-from embodied.viewer.shapes import mesh_of, plane_half, rgba_of
+from embodied.viewer.look import Array, Look, Shape
 
-Look = Callable[[], tuple[mujoco.MjModel, mujoco.MjData]]
-DRAWN_GROUPS = 3
-"""Geom groups below this are drawn, as MuJoCo's own viewer does; the others are for contacts."""
-
-
-def look_at(env: VecEnv) -> Look | None:
-    """How to get model and data of row 0, or None where the environment is not MuJoCo.
-
-    Our MuJoCo worlds have `scene(row)`; a Gymnasium one holds its model unwrapped.
-    """
-    scene = getattr(env, "scene", None)
-    if scene is not None:
-        return lambda: scene(0)
-    first = next(iter(getattr(env, "envs", ())), None)
-    inner: Any = getattr(first, "unwrapped", None)
-    if isinstance(getattr(inner, "model", None), mujoco.MjModel):
-        return lambda: (inner.model, inner.data)
-    return None
+Key = tuple[int, str]
 
 
 class Scene:
@@ -43,37 +20,38 @@ class Scene:
 
     def __init__(self, server: ViserServer, look: Look) -> None:
         self.server, self.look, self.follow = server, look, False
-        model, data = look()
         self.root = server.scene.add_frame("/world", show_axes=False)
-        self.names = [f"/world/{_node(model.body(i).name, i)}" for i in range(model.nbody)]
-        self.frames = [server.scene.add_frame(name, show_axes=False) for name in self.names]
-        self.geoms: dict[int, MeshHandle] = {}
-        self.styles: dict[int, bytes] = {}
+        self.followed = look.followed()
+        self.bodies: list[str] = []
+        self.names: list[str] = []
+        self.frames: list[FrameHandle] = []
+        self.meshes: dict[Key, MeshHandle] = {}
+        self.styles: dict[Key, bytes] = {}
         self.undrawn = 0
-        self.followed = _followed(model)
-        self._sent: tuple[NDArray[Any], NDArray[Any]] | None = None
+        self._sent: tuple[Array, Array] | None = None
         self.restyle()
-        self._floor(model)
         self.show()
-        self._aim(model, data)
+        self._aim()
 
     def restyle(self) -> None:
-        """Draw the geoms whose shape, place or colour differs from what the page has."""
-        model, _ = self.look()
-        self.undrawn = 0
-        for geom in range(model.ngeom):
-            if model.geom_group[geom] >= DRAWN_GROUPS or rgba_of(model, geom)[3] == 0:
-                continue
-            style = _style(model, geom)
-            if self.styles.get(geom) != style:
-                self._draw(model, geom)
-                self.styles[geom] = style
-            self.undrawn += geom not in self.geoms
+        """Draw the shapes that are new or look different; remove those that are gone."""
+        bodies = list(self.look.bodies())
+        if bodies != self.bodies:
+            self._begin(bodies)
+        shapes = {(shape.body, shape.name): shape for shape in self.look.shapes()}
+        for key in self.styles.keys() - shapes.keys():
+            del self.styles[key]
+            if key in self.meshes:
+                self.meshes.pop(key).remove()
+        for key, shape in shapes.items():
+            if self.styles.get(key) != shape.style:
+                self._draw(key, shape)
+                self.styles[key] = shape.style
+        self.undrawn = len(self.styles) - len(self.meshes)
 
     def show(self) -> None:
         """Send the poses of the bodies that moved; one message each for place and turn."""
-        _, data = self.look()
-        places, turns = data.xpos.copy(), data.xquat.copy()
+        places, turns = self.look.poses()
         before = self._sent
         with self.server.atomic():
             for body, frame in enumerate(self.frames):
@@ -88,80 +66,54 @@ class Scene:
         """The node of one body."""
         return self.frames[body]
 
-    def _offset(self, places: NDArray[Any]) -> tuple[float, float, float]:
+    def _begin(self, bodies: list[str]) -> None:
+        """New frames for a scene of other bodies."""
+        for frame in self.frames:
+            frame.remove()
+        self.meshes.clear()
+        self.styles.clear()
+        self._sent = None
+        self.bodies, self.names = bodies, [f"/world/{_node(body)}" for body in bodies]
+        self.frames = [self.server.scene.add_frame(name, show_axes=False) for name in self.names]
+
+    def _offset(self, places: Array) -> tuple[float, float, float]:
         if not self.follow or self.followed is None:
             return 0.0, 0.0, 0.0
         x, y, _ = places[self.followed]
         return -float(x), -float(y), 0.0
 
-    def _draw(self, model: mujoco.MjModel, geom: int) -> None:
-        mesh = mesh_of(model, geom)
+    def _draw(self, key: Key, shape: Shape) -> None:
+        mesh = shape.mesh()
         if mesh is None:
             return
-        red, green, blue, alpha = rgba_of(model, geom)
-        body = int(model.geom_bodyid[geom])
+        red, green, blue, alpha = shape.rgba
+        name = f"{self.names[shape.body]}/{_node(shape.name)}"
         # A node of the same name replaces the one before.
-        self.geoms[geom] = self.server.scene.add_mesh_simple(
-            f"{self.names[body]}/{_node(model.geom(geom).name, geom)}",
+        self.meshes[key] = self.server.scene.add_mesh_simple(
+            name,
             *mesh,
             color=(round(255 * red), round(255 * green), round(255 * blue)),
             opacity=None if alpha >= 1 else alpha,
-            position=model.geom_pos[geom],
-            wxyz=model.geom_quat[geom],
+            position=shape.place,
+            wxyz=shape.turn,
         )
-
-    def _floor(self, model: mujoco.MjModel) -> None:
-        """Lines on planes, or nothing tells that a walker moves."""
-        for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE.value):
-            x, y = plane_half(model.geom_size[geom])
-            body = int(model.geom_bodyid[geom])
+        if shape.lines is not None:
             self.server.scene.add_grid(
-                f"{self.names[body]}/lines_{geom}",
-                2 * x,
-                2 * y,
+                f"{name}/lines",
+                *shape.lines,
                 cell_thickness=0.0,
                 section_color=(150, 150, 150),
                 fade_distance=25.0,
-                position=model.geom_pos[geom] + np.array([0.0, 0.0, 0.002]),
-                wxyz=model.geom_quat[geom],
+                position=(0.0, 0.0, 0.002),
             )
 
-    def _aim(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Look from the scene's first camera, or from in front of all that moves."""
-        camera = self.server.initial_camera
-        moving = data.xpos[1:] if model.nbody > 1 else data.xpos
-        middle = moving.mean(0)
-        if model.ncam:
-            place, forward = data.cam_xpos[0], -data.cam_xmat[0].reshape(3, 3)[:, 2]
-            reach = max(float(np.dot(middle - place, forward)), 0.1)
-            target = place + reach * forward
-            # A little back, as the panel takes part of the window.
-            camera.position, camera.look_at = target - 1.25 * reach * forward, target
-            camera.fov = float(np.radians(model.cam_fovy[0]))
-            return
-        size = max(float(np.linalg.norm(moving - middle, axis=1).max()), 0.5)
-        camera.position = middle + size * np.array([2.0, -2.5, 1.2])
-        camera.look_at = middle
+    def _aim(self) -> None:
+        camera, eye = self.server.initial_camera, self.look.eye()
+        camera.position, camera.look_at = eye.place, eye.target
+        if eye.fov is not None:
+            camera.fov = eye.fov
 
 
-def _node(name: str, index: int) -> str:
-    """A node name for a body or geom: unique, and without the path's own separator."""
-    return f"{index}_{name.replace('/', '.')}" if name else str(index)
-
-
-def _followed(model: mujoco.MjModel) -> int | None:
-    """The body that the model's first camera tracks, where it does."""
-    tracking = (
-        mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
-        mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
-    )
-    if model.ncam and model.cam_mode[0] in tracking and model.cam_bodyid[0] > 0:
-        return int(model.cam_bodyid[0])
-    return None
-
-
-def _style(model: mujoco.MjModel, geom: int) -> bytes:
-    """Everything about a geom that the page would have to draw anew."""
-    fields = (model.geom_size, model.geom_pos, model.geom_quat)
-    numbers = [*(field[geom] for field in fields), np.array(rgba_of(model, geom))]
-    return np.concatenate(numbers).tobytes()
+def _node(name: str) -> str:
+    """A node name without the path's own separator."""
+    return name.replace("/", ".")

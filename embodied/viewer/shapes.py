@@ -1,63 +1,18 @@
-"""Triangles and colours of MuJoCo geoms, in each geom's own frame."""
+"""Triangles of plain shapes, in each shape's own frame."""
 
 from __future__ import annotations
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 Vertices = NDArray[np.float32]
 Faces = NDArray[np.uint32]
 Mesh = tuple[Vertices, Faces]
+"""Vertices [V, 3] (m) and faces [F, 3], counter-clockwise seen from outside."""
 SEGMENTS = 32
-ENDLESS = 20.0
-"""Half the side of a plane that has no end, m."""
 
 
-def mesh_of(model: mujoco.MjModel, geom: int) -> Mesh | None:
-    """Vertices [V, 3] (m) and faces [F, 3] of one geom; None for kinds that cannot be drawn."""
-    kind, size = mujoco.mjtGeom(int(model.geom_type[geom])), model.geom_size[geom]
-    shape = mujoco.mjtGeom
-    if kind == shape.mjGEOM_MESH:
-        return _asset(model, int(model.geom_dataid[geom]))
-    if kind == shape.mjGEOM_BOX:
-        return box(size)
-    if kind == shape.mjGEOM_PLANE:
-        return box(np.array([*plane_half(size), 0.0]))
-    if kind == shape.mjGEOM_SPHERE:
-        return lathe(_rounded(size[0], 0.0))
-    if kind == shape.mjGEOM_ELLIPSOID:
-        vertices, faces = lathe(_rounded(1.0, 0.0))
-        return vertices * size.astype(np.float32), faces
-    if kind == shape.mjGEOM_CAPSULE:
-        return lathe(_rounded(size[0], size[1]))
-    if kind == shape.mjGEOM_CYLINDER:
-        r, h = size[:2]
-        # Corners are there twice, so that the rim stays sharp when normals are averaged.
-        return lathe(np.array([(0, -h), (r, -h), (r, -h), (r, h), (r, h), (0, h)]))
-    return None
-
-
-def rgba_of(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, float]:
-    """The geom's colour in [0, 1], as MuJoCo chooses between geom and material; a texture counts
-    with its mean."""
-    rgba, material = model.geom_rgba[geom], int(model.geom_matid[geom])
-    if material >= 0 and np.allclose(rgba, (0.5, 0.5, 0.5, 1.0)):
-        rgba = model.mat_rgba[material].copy()
-        texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB.value])
-        if texture >= 0:
-            rgba[:3] *= _mean_colour(model, texture)
-    r, g, b, a = (float(value) for value in rgba)
-    return r, g, b, a
-
-
-def plane_half(size: NDArray[np.float64]) -> tuple[float, float]:
-    """Half sides of a plane geom, m; a side of 0 has no end in MuJoCo."""
-    x, y = (float(side) if side > 0 else ENDLESS for side in size[:2])
-    return x, y
-
-
-def box(half: NDArray[np.float64]) -> Mesh:
+def box(half: NDArray[np.floating]) -> Mesh:
     """A box with half sides `half` [3]; every side has corners of its own, so edges are sharp."""
     square = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], np.float64)
     sides = []
@@ -72,6 +27,23 @@ def box(half: NDArray[np.float64]) -> Mesh:
     corners = np.array([(0, 1, 2), (0, 2, 3)])
     faces = np.concatenate([corners + 4 * i for i in range(6)])
     return vertices.astype(np.float32), faces.astype(np.uint32)
+
+
+def ball(radius: float) -> Mesh:
+    """A sphere round the origin."""
+    return lathe(_rounded(radius, 0.0))
+
+
+def capsule(radius: float, half: float) -> Mesh:
+    """A capsule along z: its straight part reaches `half` above and below the middle."""
+    return lathe(_rounded(radius, half))
+
+
+def cylinder(radius: float, half: float) -> Mesh:
+    """A cylinder along z."""
+    # Corners are there twice, so that the rim stays sharp when normals are averaged.
+    r, h = radius, half
+    return lathe(np.array([(0, -h), (r, -h), (r, -h), (r, h), (r, h), (0, h)]))
 
 
 def lathe(profile: NDArray[np.float64], segments: int = SEGMENTS) -> Mesh:
@@ -94,22 +66,3 @@ def _rounded(radius: float, half: float) -> NDArray[np.float64]:
     angle = np.linspace(-np.pi / 2, np.pi / 2, 18)
     height = radius * np.sin(angle) + np.where(angle < 0, -half, half)
     return np.stack([radius * np.cos(angle), height], 1)
-
-
-def _asset(model: mujoco.MjModel, mesh: int) -> Mesh:
-    """A mesh asset, with one vertex for each (position, normal) pair, so that creases stay."""
-    vertex, count = model.mesh_vertadr[mesh], model.mesh_vertnum[mesh]
-    first, faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
-    corners = model.mesh_face[first : first + faces].reshape(-1).astype(np.int64)
-    normals = model.mesh_facenormal[first : first + faces].reshape(-1).astype(np.int64)
-    key = corners * (int(normals.max()) + 1) + normals
-    _, index, inverse = np.unique(key, return_index=True, return_inverse=True)
-    places = model.mesh_vert[vertex : vertex + count][corners[index]]
-    return places.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
-
-
-def _mean_colour(model: mujoco.MjModel, texture: int) -> NDArray[np.float64]:
-    start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
-    pixels = int(model.tex_width[texture]) * int(model.tex_height[texture])
-    values = model.tex_data[start : start + pixels * channels].reshape(pixels, channels)
-    return values[:, :3].mean(0) / 255.0

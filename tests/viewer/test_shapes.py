@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from embodied.viewer.shapes import ENDLESS, mesh_of, rgba_of
+from embodied.viewer.mujoco_scene import ENDLESS, mesh_of, rgba_of
 
 SCENE = """
 <mujoco>
