@@ -17,6 +17,7 @@ from embodied.core.tensors import Tensors, each, nest
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ACT = Leaf((3,), low=-1.0, high=1.0)
+CHOICE = Leaf((), "int64", 0, 3)
 SPECS = {
     "state": Spec({"state": Leaf((5,))}, ACT, dt=0.05),
     "cameras": Spec(
@@ -25,6 +26,15 @@ SPECS = {
             "front": Leaf((24, 32, 3), "uint8"),
             "wrist": Leaf((16, 16, 3), "uint8"),
             "critic/contact": Leaf((2,)),
+        },
+        ACT,
+        dt=0.05,
+    ),
+    "symbols": Spec(
+        {
+            "state": Leaf((5,)),
+            "cells": Leaf((2, 2, 2), "uint8", 0, (4, 2) * 4, unit="symbol"),
+            "turn": Leaf((), "int64", 0, 3, unit="symbol"),
         },
         ACT,
         dt=0.05,
@@ -40,26 +50,41 @@ def node(request: pytest.FixtureRequest) -> dict[str, object]:
 @pytest.fixture(params=SPECS)
 def policy(request: pytest.FixtureRequest, node: dict[str, object]) -> Policy:
     torch.manual_seed(0)
-    built: Policy = build(node, spec=SPECS[request.param])
+    built = made(node, SPECS[request.param])
     built.fit(demonstrations(built, 64))
     return built.eval()
 
 
+def made(node: dict[str, object], spec: Spec) -> Policy:
+    """The policy for `spec`; one that refuses continuous actions gets discrete ones."""
+    try:
+        return build(node, spec=spec)
+    except ConfigError:
+        return build(node, spec=spec.with_act(CHOICE))
+
+
 def observations(spec: Spec, n: int) -> Tensors:
-    return {
-        name: torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
-        if leaf.is_image
-        else 3 * torch.randn(n, *leaf.shape) + 1
-        for name, leaf in spec.obs.items()
-    }
+    return {name: observation(leaf, n) for name, leaf in spec.obs.items()}
+
+
+def observation(leaf: Leaf, n: int) -> Tensor:
+    if leaf.is_image:
+        return torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
+    if leaf.is_symbol:
+        drawn = torch.rand(n, leaf.size) * torch.tensor(leaf.symbols)
+        return drawn.view(n, *leaf.shape).to(getattr(torch, leaf.dtype))
+    return 3 * torch.randn(n, *leaf.shape) + 1
 
 
 def demonstrations(policy: Policy, n: int) -> Tensors:
     """Actions that depend on the state; the last steps of some chunks are not valid."""
     obs = observations(policy.spec, n)
-    target = torch.tanh(obs["state"][:, : policy.spec.act.size])
+    if policy.spec.act == CHOICE:
+        target = obs["state"][:, :4].argmax(1)
+    else:
+        target = torch.tanh(obs["state"][:, : policy.spec.act.size])
     valid = torch.arange(policy.chunk) < torch.randint(1, policy.chunk + 1, (n, 1))
-    action = target[:, None].expand(n, policy.chunk, -1).contiguous()
+    action = target[:, None].expand(n, policy.chunk, *target.shape[1:]).contiguous()
     return {**nest(obs, "obs"), "action": action, "valid": valid}
 
 
@@ -76,24 +101,29 @@ def test_there_are_policies() -> None:
 def test_actions_have_the_shape_and_range_of_the_contract(policy: Policy) -> None:
     obs = observations(policy.spec, 6)
     actions = decide(policy, obs, 5 * policy.draw(6, explore=True))
-    assert actions.shape == (6, policy.chunk, 3)
-    assert actions.dtype == torch.float32
-    assert actions.abs().max() <= 1
-    assert actions.std() > 1e-3  # it does act
+    act = policy.spec.act
+    assert actions.shape == (6, policy.chunk, *act.shape)
+    assert actions.dtype == getattr(torch, act.dtype)
+    if act == CHOICE:
+        assert actions.min() >= 0 and actions.max() <= 3
+    else:
+        assert actions.abs().max() <= 1
+    assert actions.float().std() > 1e-3  # it does act
 
 
 def test_the_chunk_is_what_was_asked_for(node: dict[str, object]) -> None:
-    policy = build({**node, "chunk": 3}, spec=SPECS["state"])
+    policy = made({**node, "chunk": 3}, SPECS["state"])
     assert policy.chunk == 3
-    assert decide(policy, observations(policy.spec, 2), policy.draw(2)).shape == (2, 3, 3)
+    shape = decide(policy, observations(policy.spec, 2), policy.draw(2)).shape
+    assert shape == (2, 3, *policy.spec.act.shape)
 
 
 def test_the_same_noise_gives_the_same_action(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 4), policy.draw(4, explore=True)
+    obs, noise = observations(policy.spec, 20), policy.draw(20, explore=True)
     one = decide(policy, obs, noise)
     torch.manual_seed(1)
     assert torch.equal(one, decide(policy, obs, noise))
-    assert not torch.equal(one, decide(policy, obs, noise + 1))
+    assert not torch.equal(one, decide(policy, obs, policy.draw(20, explore=True)))
 
 
 def test_noise_comes_from_the_default_generator(policy: Policy) -> None:
@@ -118,10 +148,10 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
 
 
 def test_observations_matter_and_those_of_the_critic_do_not(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 4), policy.draw(4)
+    obs, noise = observations(policy.spec, 300), policy.draw(300, explore=True)
     actions = decide(policy, obs, noise)
     for name in obs:
-        changed = {**obs, name: observations(policy.spec, 4)[name]}
+        changed = {**obs, name: observations(policy.spec, 300)[name]}
         same = torch.equal(actions, decide(policy, changed, noise))
         assert same == name.startswith("critic/"), name
     without = {name: value for name, value in obs.items() if not name.startswith("critic/")}
@@ -167,8 +197,9 @@ def test_steps_that_are_not_valid_teach_nothing(policy: Policy) -> None:
         pytest.xfail("has no imitation loss")
     batch = demonstrations(policy, 8)
     losses = []
-    for filler in (0.0, 0.9):
-        action = torch.where(batch["valid"][..., None], batch["action"], filler)
+    valid = batch["valid"].view(8, policy.chunk, *[1] * len(policy.spec.act.shape))
+    for filler in (0, 2) if policy.spec.act == CHOICE else (0.0, 0.9):
+        action = torch.where(valid, batch["action"], filler)
         torch.manual_seed(0)
         losses.append(policy.loss({**batch, "action": action}))
     # A network that sees the whole noisy chunk also sees its tail: only the error is masked.
@@ -180,7 +211,7 @@ def test_steps_that_are_not_valid_teach_nothing(policy: Policy) -> None:
 
 
 def test_discrete_actions_are_refused_or_played(node: dict[str, object]) -> None:
-    spec = Spec({"state": Leaf((5,))}, Leaf((), "int64", 0, 3), dt=0.05)
+    spec = SPECS["state"].with_act(CHOICE)
     try:
         policy = build(node, spec=spec)
     except ConfigError as error:

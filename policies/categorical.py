@@ -1,0 +1,97 @@
+"""Categorical: one of K discrete actions, chosen by logits and Gumbel noise.
+
+a = argmax_k (logit_k(o) + g_k), g_k = -log(-log u): a is then drawn from softmax(logits) (Gumbel,
+1954; Maddison et al., 2014), and without noise it is the most likely action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError
+from embodied.core.nets import mlp, per_row
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from policies.encoders import Encoder, ImageConfig
+from policies.random import Config as RandomConfig
+from policies.random import Random
+
+
+@dataclass(frozen=True)
+class Config:
+    """`chunk`: actions of one decision, each with logits of its own, independent given the
+    observation; `zero_head`: start with all actions equally likely."""
+
+    chunk: int = 1
+    hidden: tuple[int, ...] = (256, 256)
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
+    layer_norm: bool = False
+    zero_head: bool = False
+    images: ImageConfig = field(default_factory=ImageConfig)
+
+
+class Categorical(Policy):
+    """Noise [n, chunk, K] is standard Gumbel to explore, zero to act by the most likely action."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        high = spec.act.high
+        if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
+            raise ConfigError("this policy needs discrete actions, not continuous ones")
+        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.count = int(high) + 1
+        self.encoder = Encoder(spec.obs, config.images)
+        self.net = mlp(
+            self.encoder.size,
+            config.hidden,
+            config.chunk * self.count,
+            config.activation,
+            config.layer_norm,
+        )
+        if config.zero_head:
+            head = self.net[-1]
+            assert isinstance(head, torch.nn.Linear)
+            torch.nn.init.zeros_(head.weight)
+            torch.nn.init.zeros_(head.bias)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        """Log-probabilities [n, chunk, K] of all actions."""
+        logits = self.net(self.encoder(obs)).view(-1, self.chunk, self.count)
+        return functional.log_softmax(logits, 2)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        noise = torch.zeros(n, self.chunk, self.count, device=self.encoder.norm.mean.device)
+        return noise.exponential_().log_().neg_() if explore else noise
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        return (self(obs) + noise).argmax(2), carry
+
+    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Log-probability [n] of given actions ([n] or [n, chunk], int64), differentiable."""
+        return self._chosen(self(obs), action).sum(1)
+
+    def entropy(self, obs: Tensors) -> Tensor:
+        """Entropy [n] in nats, summed over the chunk, differentiable."""
+        logs = self(obs)
+        return -(logs.exp() * logs).sum((1, 2))
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Cross-entropy, averaged over the valid steps, [n]."""
+        logs = self(under(batch, "obs"))
+        return per_row(-self._chosen(logs, batch["action"])[..., None], batch["valid"])
+
+    def _chosen(self, logs: Tensor, action: Tensor) -> Tensor:
+        return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
+
+    def first(self) -> Policy:
+        """Uniform actions."""
+        return Random(RandomConfig(chunk=self.chunk), self.spec)
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
