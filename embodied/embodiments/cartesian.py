@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from embodied.embodiments import fr3
-from embodied.embodiments.fr3 import Floats
+from embodied.embodiments.arrays import Floats, constant, namespace, solve
 
 Reference = dict[str, Floats]
 
@@ -55,7 +55,13 @@ class CartesianDelta:
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of robots that stand at `q` [B, 7] with hands `width` [B] m open."""
         place, turn, _ = fr3.forward(q)
-        return {"place": place, "turn": turn, "q": q.copy(), "width": width.copy()}
+        copy = namespace(q).asarray
+        return {
+            "place": place,
+            "turn": turn,
+            "q": copy(q, copy=True),
+            "width": copy(width, copy=True),
+        }
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference
@@ -64,32 +70,35 @@ class CartesianDelta:
 
         `action` [B, A] in [-1, 1], `q` [B, 7] measured joint angles.
         """
+        xp = namespace(q)
         place, turn = self._moved(action, q, reference)
         joints = self._solved(place, turn, reference["q"])
         aim = (action[:, -1] + 1) / 2 * fr3.OPEN
         change = 2 * fr3.FINGER_SPEED * self.config.dt
-        width = reference["width"] + np.clip(aim - reference["width"], -change, change)
+        width = reference["width"] + xp.clip(aim - reference["width"], -change, change)
         return joints, width, {"place": place, "turn": turn, "q": joints, "width": width}
 
     def reach(self, place: Floats, start: Floats | None = None, iterations: int = 12) -> Floats:
         """Joint angles [B, 7] that put the tool at `place` [B, 3], pointing down as at home."""
-        q = np.tile(fr3.HOME, (len(place), 1)) if start is None else start.copy()
-        turn = np.broadcast_to(np.diag([1.0, -1.0, -1.0]), (len(place), 3, 3))
+        xp = namespace(place)
+        q = xp.tile(constant(fr3.HOME, place), (len(place), 1)) if start is None else start
+        turn = xp.broadcast_to(constant(np.diag([1.0, -1.0, -1.0]), place), (len(place), 3, 3))
         for _ in range(iterations):
-            q = np.clip(q + _step(place, turn, q, 0.01, 0.3), fr3.LOWER, fr3.UPPER)
+            q = _within_limits(q + _step(place, turn, q, 0.01, 0.3))
         return q
 
     def _moved(self, action: Floats, q: Floats, reference: Reference) -> tuple[Floats, Floats]:
         """The reference pose after `action`, inside the box and near the measured pose."""
-        config = self.config
+        config, xp = self.config, namespace(q)
         here, facing, _ = fr3.forward(q)
         place = reference["place"] + config.step * action[:, :3]
         place = here + _shortened(place - here, config.lead)
-        place = np.clip(place, config.low, config.high)
+        place = xp.clip(place, constant(config.low, place), constant(config.high, place))
         if config.turning == "none":
             return place, reference["turn"]
-        vector = np.zeros((len(action), 3))
-        vector[:, 3 - (action.shape[1] - 4) :] = config.turn * action[:, 3:-1]
+        # A yaw alone is the last of the three rotations.
+        unturned = xp.zeros_like(action[:, : 7 - action.shape[1]])
+        vector = xp.concatenate([unturned, config.turn * action[:, 3:-1]], 1)
         turn = fr3.rotation(vector) @ reference["turn"]
         ahead = _shortened(fr3.rotation_error(turn, facing), config.lead_turn)
         return place, fr3.rotation(ahead) @ facing
@@ -97,26 +106,32 @@ class CartesianDelta:
     def _solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint target for a tool pose, within joint and velocity limits of the last target `q`."""
         config, start = self.config, q
-        most = config.speed * fr3.VELOCITY * config.dt
+        most = constant(config.speed * fr3.VELOCITY * config.dt, q)
         for _ in range(config.iterations):
             q = q + _step(place, turn, q, config.damping, config.pull)
-            q = np.clip(q, start - most, start + most)
-        return np.clip(q, fr3.LOWER, fr3.UPPER)
+            q = namespace(q).clip(q, start - most, start + most)
+        return _within_limits(q)
+
+
+def _within_limits(q: Floats) -> Floats:
+    return namespace(q).clip(q, constant(fr3.LOWER, q), constant(fr3.UPPER, q))
 
 
 def _step(place: Floats, turn: Floats, q: Floats, damping: float, pull: float) -> Floats:
     """One damped least-squares step [B, 7] from `q` towards the tool pose."""
     here, facing, jacobian = fr3.forward(q)
-    error = np.concatenate([place - here, fr3.rotation_error(turn, facing)], 1)
-    home = pull * (fr3.HOME - q)
+    xp = namespace(q)
+    error = xp.concatenate([place - here, fr3.rotation_error(turn, facing)], 1)
+    home = pull * (constant(fr3.HOME, q) - q)
     # J+ (e - J home) + home is J+ e + (I - J+ J) home with one solve.
-    rest = error - np.einsum("bij,bj->bi", jacobian, home)
-    square = jacobian @ jacobian.transpose(0, 2, 1) + damping**2 * np.eye(6)
-    solved = np.linalg.solve(square, rest[:, :, None])
-    return (jacobian.transpose(0, 2, 1) @ solved)[:, :, 0] + home
+    rest = error - xp.einsum("bij,bj->bi", jacobian, home)
+    square = jacobian @ jacobian.mT + constant(damping**2 * np.eye(6), q)
+    solved = solve(square, rest[:, :, None])
+    return (jacobian.mT @ solved)[:, :, 0] + home
 
 
 def _shortened(vector: Floats, longest: float) -> Floats:
     """Vectors [B, 3], scaled down to at most `longest`."""
-    length = np.linalg.norm(vector, axis=1, keepdims=True)
-    return vector * np.minimum(1.0, longest / np.maximum(length, 1e-12))
+    xp = namespace(vector)
+    length = xp.linalg.norm(vector, axis=1, keepdims=True)
+    return vector * xp.clip(longest / xp.clip(length, 1e-12, None), None, 1.0)

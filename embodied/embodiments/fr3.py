@@ -2,8 +2,8 @@
 
 The kinematic chain is the manufacturer's (modified Denavit-Hartenberg) one, read as seven frames
 that each turn about their own z axis; poses are of the tool point between the finger pads. All
-functions work on B robots at once and need numpy only, so that the driver of a real arm and the
-simulator share them.
+functions work on B robots at once, on numpy arrays (all that the driver of a real arm needs) or on
+torch tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from embodied.embodiments.arrays import Floats, constant, namespace
 
 JOINTS = tuple(f"fr3_joint{i}" for i in range(1, 8))
 FINGERS = ("finger_joint1", "finger_joint2")
@@ -55,25 +55,29 @@ def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     The Jacobian's first three rows are the tool point's linear velocity, the last three the angular
     velocity, both in the base frame, per rad/s of each joint.
     """
-    count = len(q)
-    turn, place = np.broadcast_to(np.eye(3), (count, 3, 3)), np.zeros((count, 3))
-    axes, origins = np.empty((count, 7, 3)), np.empty((count, 7, 3))
-    cos, sin = np.cos(q), np.sin(q)
+    xp = namespace(q)
+    offsets, cos, sin = constant(_OFFSETS, q), xp.cos(q), xp.sin(q)
+    with_cos, with_sin, still = constant(_CHAIN, q)
+    frames = still + cos[:, :, None, None] * with_cos + sin[:, :, None, None] * with_sin
+    turn, place = xp.broadcast_to(constant(_EYE, q), (len(q), 3, 3)), xp.zeros_like(q[:, :3])
+    axes, origins = [], []
     for i in range(7):
-        place = place + turn @ _OFFSETS[i]
-        turn = turn @ (_FIXED[i] @ _about_z(cos[:, i], sin[:, i]))
-        axes[:, i], origins[:, i] = turn[:, :, 2], place
-    place = place + turn @ _TOOL_OFFSET
-    jacobian = np.empty((count, 6, 7))
-    jacobian[:, :3] = np.cross(axes, place[:, None] - origins).transpose(0, 2, 1)
-    jacobian[:, 3:] = axes.transpose(0, 2, 1)
-    return place, turn @ _HAND, jacobian
+        place = place + turn @ offsets[i]
+        turn = turn @ frames[:, i]
+        axes.append(turn[:, :, 2])
+        origins.append(place)
+    place = place + turn @ constant(_TOOL_OFFSET, q)
+    axis, origin = xp.stack(axes, 2), xp.stack(origins, 2)
+    lever = place[:, :, None] - origin
+    jacobian = xp.concatenate([xp.linalg.cross(axis, lever, axis=1), axis], 1)
+    return place, turn @ constant(_HAND, q), jacobian
 
 
 def rotation_error(target: Floats, actual: Floats) -> Floats:
     """Rotation vector [B, 3] (base frame, rad) that turns `actual` into `target` [B, 3, 3]."""
-    relative = target @ actual.transpose(0, 2, 1)
-    skew = np.stack(
+    xp = namespace(target)
+    relative = target @ actual.mT
+    skew = xp.stack(
         [
             relative[:, 2, 1] - relative[:, 1, 2],
             relative[:, 0, 2] - relative[:, 2, 0],
@@ -81,21 +85,20 @@ def rotation_error(target: Floats, actual: Floats) -> Floats:
         ],
         1,
     )
-    sine = np.linalg.norm(skew, axis=1) / 2
-    cosine = (np.trace(relative, axis1=1, axis2=2) - 1) / 2
-    angle = np.arctan2(sine, cosine)
+    sine = xp.linalg.norm(skew, axis=1) / 2
+    cosine = (relative[:, 0, 0] + relative[:, 1, 1] + relative[:, 2, 2] - 1) / 2
+    angle = xp.arctan2(sine, cosine)
     # For a small turn angle / (2 sine) tends to 1/2.
-    return skew * np.where(sine > 1e-9, angle / np.maximum(2 * sine, 1e-12), 0.5)[:, None]
+    return skew * xp.where(sine > 1e-9, angle / xp.clip(2 * sine, 1e-12, None), 0.5)[:, None]
 
 
 def rotation(vector: Floats) -> Floats:
     """Rotation matrices [B, 3, 3] of rotation vectors [B, 3] (Rodrigues' formula)."""
-    angle = np.linalg.norm(vector, axis=1)[:, None, None]
-    axis = vector / np.maximum(angle[:, 0], 1e-12)
-    cross = np.zeros((len(vector), 3, 3))
-    cross[:, 0, 1], cross[:, 0, 2], cross[:, 1, 2] = -axis[:, 2], axis[:, 1], -axis[:, 0]
-    cross[:, 1, 0], cross[:, 2, 0], cross[:, 2, 1] = axis[:, 2], -axis[:, 1], axis[:, 0]
-    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+    xp = namespace(vector)
+    angle = xp.linalg.norm(vector, axis=1)[:, None, None]
+    axis = vector / xp.clip(angle[:, 0], 1e-12, None)
+    cross = (axis[:, :, None, None] * constant(_CROSS, vector)).sum(1)
+    return constant(_EYE, vector) + xp.sin(angle) * cross + (1 - xp.cos(angle)) * (cross @ cross)
 
 
 def mjcf() -> Path:
@@ -108,19 +111,22 @@ def mjcf() -> Path:
     return Path(package.origin).parent / "assets" / "fr3.xml"
 
 
-def _about_x(angle: float) -> Floats:
+def _about_x(angle: float) -> NDArray[np.float64]:
     cos, sin = round(np.cos(angle)), round(np.sin(angle))
     return np.array([[1.0, 0.0, 0.0], [0.0, cos, -sin], [0.0, sin, cos]])
 
 
-def _about_z(cos: Floats, sin: Floats) -> Floats:
-    turn = np.zeros((len(cos), 3, 3))
-    turn[:, 0, 0], turn[:, 0, 1] = cos, -sin
-    turn[:, 1, 0], turn[:, 1, 1] = sin, cos
-    turn[:, 2, 2] = 1.0
-    return turn
+def _chain() -> NDArray[np.float64]:
+    """What turns each frame in the one before, [3, 7, 3, 3]: the parts that go with the cosine and
+    with the sine of its joint angle, and the part that stays. The twists are quarter turns: whole
+    numbers, not cosines that are nearly zero."""
+    fixed = np.stack([_about_x(angle) for angle in _TWISTS])
+    return np.stack([fixed @ _ABOUT_Z[0], fixed @ _ABOUT_Z[1], fixed @ _ABOUT_Z[2]])
 
 
-# The twists are quarter turns: whole numbers, not cosines that are nearly zero.
-_FIXED = np.stack([_about_x(angle) for angle in _TWISTS])
-_HAND = _about_z(np.array([np.cos(_TOOL_TURN)]), np.array([np.sin(_TOOL_TURN)]))[0]
+_EYE = np.eye(3)
+# Multiplied by a vector's elements and summed: the matrix that takes the cross product with it.
+_CROSS = np.cross(_EYE[:, None], _EYE[None]).mT
+_ABOUT_Z = np.stack([np.diag([1.0, 1.0, 0.0]), _CROSS[2], np.diag([0.0, 0.0, 1.0])])
+_CHAIN = _chain()
+_HAND = np.cos(_TOOL_TURN) * _ABOUT_Z[0] + np.sin(_TOOL_TURN) * _ABOUT_Z[1] + _ABOUT_Z[2]

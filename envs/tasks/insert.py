@@ -7,15 +7,16 @@ it. A plan made once from the first misses; correcting on the way does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import mujoco
-import numpy as np
-from numpy.typing import NDArray
 
+from embodied.embodiments.arrays import constant, namespace
 from envs.tasks.task import (
     STIFF,
+    Flags,
     Floats,
     Parameter,
     Params,
@@ -39,21 +40,30 @@ LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
 def tip_from_hole(view: View) -> Floats:
     """The peg's tip [n, 3] against the middle of the hole's rim."""
     tip = view.place["peg"] + TIP * _axis(view.turn["peg"])
-    rim = view.place["hole"].copy()
-    rim[:, 2] += TOP
-    return tip - rim
+    return tip - _rim(view)
 
 
 def above(view: View) -> Floats:
     """The tip is on the hole's axis."""
-    return 1 - np.tanh(np.linalg.norm(tip_from_hole(view)[:, :2], axis=1) / 0.01)
+    away = _from_axis(tip_from_hole(view))
+    return 1 - namespace(away).tanh(away / 0.01)
 
 
 def inserted(view: View) -> Floats:
     """How much of the way in the tip is, in [0, 1], counted on the axis only."""
     tip = tip_from_hole(view)
-    inside = np.linalg.norm(tip[:, :2], axis=1) < 0.002
-    return np.where(inside, np.clip(-tip[:, 2] / DEPTH, 0.0, 1.0), 0.0)
+    xp = namespace(tip)
+    return xp.where(_from_axis(tip) < 0.002, xp.clip(-tip[:, 2] / DEPTH, 0.0, 1.0), 0.0)
+
+
+def _rim(view: View) -> Floats:
+    """The middle of the hole's rim [n, 3]."""
+    return view.place["hole"] + constant((0.0, 0.0, TOP), view.place["hole"])
+
+
+def _from_axis(tip: Floats) -> Floats:
+    """How far tips [n, 3] against the rim are from the hole's axis [n]."""
+    return namespace(tip).linalg.norm(tip[:, :2], axis=1)
 
 
 class Insert(Task):
@@ -85,34 +95,37 @@ class Insert(Task):
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
         radius = HOLE - param["clearance"]
-        shaft = np.stack([radius, np.full_like(radius, 0.018), np.zeros_like(radius)], 1)
-        tip = np.stack([radius - CHAMFER, np.full_like(radius, 0.02), np.zeros_like(radius)], 1)
+        xp = namespace(radius)
+        zero = xp.zeros_like(radius)
+        shaft = xp.stack([radius, xp.full_like(radius, 0.018), zero], 1)
+        tip = xp.stack([radius - CHAMFER, xp.full_like(radius, 0.02), zero], 1)
         return {("geom_size", "shaft"): shaft, ("geom_size", "tip"): tip}
 
     def start(self, param: Params, draws: Floats) -> Start:
-        count = len(draws)
-        hole = np.stack([param["hole_x"], param["hole_y"], np.zeros(count)], 1)
+        count, xp = len(draws), namespace(draws)
+        zero = xp.zeros_like(draws[:, 0])
+        hole = xp.stack([param["hole_x"], param["hole_y"], zero], 1)
         away = spread(draws[:, :3], (-0.05, -0.05, 0.02), (0.05, 0.05, 0.06))
-        angle = 2 * np.pi * draws[:, 3]
-        wrong = np.stack([np.cos(angle), np.sin(angle), np.zeros(count)], 1)
+        angle = 2 * math.pi * draws[:, 3]
+        wrong = xp.stack([xp.cos(angle), xp.sin(angle), zero], 1)
         slip = spread(draws[:, 4:6], (-0.002, -0.003), (0.002, 0.003))
-        held = np.stack([slip[:, 0], np.zeros(count), slip[:, 1]], 1)
-        ready = hole + np.array([0.0, 0.0, TOP - TIP])
+        held = xp.stack([slip[:, 0], zero, slip[:, 1]], 1)
+        ready = hole + constant((0.0, 0.0, TOP - TIP), hole)
         return Start(
             tool=ready + away,
-            width=np.full(count, 2 * HANDLE - 0.0002),
+            width=xp.full_like(zero, 2 * HANDLE - 0.0002),
             marker={"hole": hole},
             memory={"wrong": param["hole_error"][:, None] * wrong},
-            held={"peg": (held, np.tile([1.0, 0.0, 0.0, 0.0], (count, 1)))},
+            held={"peg": (held, xp.tile(constant((1.0, 0.0, 0.0, 0.0), held), (count, 1)))},
         )
 
     def observe(self, view: View) -> Floats:
-        seen = view.place["hole"] + view.memory["wrong"] + [0.0, 0.0, TOP]
-        return np.concatenate([seen, tip_from_hole(view), view.place["peg"] - view.tool], 1)
+        seen, peg = _rim(view) + view.memory["wrong"], view.place["peg"]
+        return namespace(peg).concatenate([seen, tip_from_hole(view), peg - view.tool], 1)
 
-    def success(self, view: View) -> NDArray[np.bool_]:
+    def success(self, view: View) -> Flags:
         tip = tip_from_hole(view)
-        return (tip[:, 2] < -DEPTH) & (np.linalg.norm(tip[:, :2], axis=1) < 0.002)
+        return (tip[:, 2] < -DEPTH) & (_from_axis(tip) < 0.002)
 
     def describe(self, view: View) -> str:
         tip = 1000 * tip_from_hole(view)[0]
@@ -125,7 +138,9 @@ class Insert(Task):
 def _axis(turn: Floats) -> Floats:
     """The body's z axis [n, 3] for quaternions [n, 4]."""
     w, x, y, z = turn.T
-    return np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], 1)
+    return namespace(turn).stack(
+        [2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], 1
+    )
 
 
 def _peg(spec: mujoco.MjSpec) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import mujoco
-import numpy as np
-from numpy.typing import NDArray
 
+from embodied.embodiments.arrays import namespace
 from envs.tasks.task import (
+    Flags,
     Floats,
     Parameter,
     Params,
@@ -19,7 +19,9 @@ from envs.tasks.task import (
     View,
     add_box,
     centimetres,
+    distance,
     near,
+    sliding,
     spread,
     upright,
     yaw_of,
@@ -36,14 +38,15 @@ def approach(view: View) -> Floats:
 
 def grasp(view: View) -> Floats:
     """The hand has closed on the cube."""
-    close = np.linalg.norm(view.tool - view.place["cube"], axis=1) < 0.02
-    return (close & (view.width < 2.6 * view.param["cube_half"])).astype(float)
+    close = distance(view.tool, view.place["cube"]) < 0.02
+    holds = close & (view.width < 2.6 * view.param["cube_half"])
+    return holds * namespace(view.width).ones_like(view.width)
 
 
 def raised(view: View) -> Floats:
     """How much of the way up the cube has gone, in [0, 1]."""
     height = view.place["cube"][:, 2] - view.param["cube_half"]
-    return np.clip(height / RAISED, 0.0, 1.0)
+    return namespace(height).clip(height / RAISED, 0.0, 1.0)
 
 
 class Lift(Task):
@@ -72,26 +75,27 @@ class Lift(Task):
         add_box(spec, "cube", (LARGEST, LARGEST, LARGEST), (0.85, 0.23, 0.16, 1.0), 0.08)
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
-        friction = np.tile([1.0, 0.01, 0.001], (len(param["cube_half"]), 1))
-        friction[:, 0] = param["cube_friction"]
-        size = np.tile(param["cube_half"][:, None], (1, 3))
+        half, friction = param["cube_half"], sliding(param["cube_friction"])
+        size = namespace(half).tile(half[:, None], (1, 3))
         return {("geom_size", "cube"): size, ("geom_friction", "cube"): friction}
 
     def start(self, param: Params, draws: Floats) -> Start:
-        place = np.stack([param["cube_x"], param["cube_y"], param["cube_half"]], 1)
+        xp = namespace(draws)
+        place = xp.stack([param["cube_x"], param["cube_y"], param["cube_half"]], 1)
         tool = spread(draws, (0.40, -0.15, 0.15), (0.60, 0.15, 0.30))
-        open_hand = np.full(len(draws), 0.08)
+        open_hand = xp.full_like(draws[:, 0], 0.08)
         return Start(tool, open_hand, free={"cube": (place, upright(param["cube_yaw"]))})
 
     def observe(self, view: View) -> Floats:
         cube, yaw = view.place["cube"], yaw_of(view.turn["cube"])
+        xp = namespace(cube)
         # A cube looks the same after a quarter turn.
-        facing = np.stack([np.cos(4 * yaw), np.sin(4 * yaw), view.param["cube_half"]], 1)
-        return np.concatenate([cube, cube - view.tool, facing], 1)
+        facing = xp.stack([xp.cos(4 * yaw), xp.sin(4 * yaw), view.param["cube_half"]], 1)
+        return xp.concatenate([cube, cube - view.tool, facing], 1)
 
-    def success(self, view: View) -> NDArray[np.bool_]:
+    def success(self, view: View) -> Flags:
         high = view.place["cube"][:, 2] - view.param["cube_half"] > RAISED
-        return high & (np.linalg.norm(view.tool - view.place["cube"], axis=1) < 0.05)
+        return high & (distance(view.tool, view.place["cube"]) < 0.05)
 
     def describe(self, view: View) -> str:
         return (

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import mujoco
-import numpy as np
-from numpy.typing import NDArray
 
+from embodied.embodiments.arrays import namespace
 from envs.tasks.task import (
+    Flags,
     Floats,
     Parameter,
     Params,
@@ -20,7 +20,9 @@ from envs.tasks.task import (
     add_box,
     add_disc,
     centimetres,
+    distance,
     near,
+    sliding,
     spread,
     upright,
     yaw_of,
@@ -42,7 +44,8 @@ def arrive(view: View) -> Floats:
 
 def _behind(view: View) -> Floats:
     way = view.place["goal"] - view.place["cube"]
-    way = way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-9)
+    xp = namespace(way)
+    way = way / xp.clip(xp.linalg.norm(way, axis=1, keepdims=True), 1e-9, None)
     return view.place["cube"] - 0.04 * way
 
 
@@ -77,28 +80,27 @@ class Push(Task):
         add_disc(spec, "goal", 0.04, (0.20, 0.70, 0.35, 0.8))
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
-        friction = np.tile([1.0, 0.01, 0.001], (len(param["cube_friction"]), 1))
-        friction[:, 0] = param["cube_friction"]
-        return {("geom_friction", "cube"): friction}
+        return {("geom_friction", "cube"): sliding(param["cube_friction"])}
 
     def start(self, param: Params, draws: Floats) -> Start:
-        height = np.full(len(draws), HALF)
-        cube = np.stack([param["cube_x"], param["cube_y"], height], 1)
-        angle, distance = param["goal_angle"], param["goal_distance"]
-        zero = np.zeros_like(angle)
-        goal = cube + distance[:, None] * np.stack([np.cos(angle), np.sin(angle), zero], 1)
+        xp = namespace(draws)
+        height = xp.full_like(draws[:, 0], HALF)
+        cube = xp.stack([param["cube_x"], param["cube_y"], height], 1)
+        angle, away = param["goal_angle"], param["goal_distance"]
+        zero = xp.zeros_like(angle)
+        goal = cube + away[:, None] * xp.stack([xp.cos(angle), xp.sin(angle), zero], 1)
         tool = spread(draws, (0.40, -0.15, 0.12), (0.60, 0.15, 0.25))
         turn = upright(param["cube_yaw"])
         return Start(tool, zero, free={"cube": (cube, turn)}, marker={"goal": goal})
 
     def observe(self, view: View) -> Floats:
         cube, goal = view.place["cube"], view.place["goal"]
-        yaw = 4 * yaw_of(view.turn["cube"])
-        facing = np.stack([np.cos(yaw), np.sin(yaw)], 1)
-        return np.concatenate([cube, cube - view.tool, goal, goal - cube, facing], 1)
+        yaw, xp = 4 * yaw_of(view.turn["cube"]), namespace(cube)
+        facing = xp.stack([xp.cos(yaw), xp.sin(yaw)], 1)
+        return xp.concatenate([cube, cube - view.tool, goal, goal - cube, facing], 1)
 
-    def success(self, view: View) -> NDArray[np.bool_]:
-        return np.linalg.norm(view.place["cube"] - view.place["goal"], axis=1) < CLOSE
+    def success(self, view: View) -> Flags:
+        return distance(view.place["cube"], view.place["goal"]) < CLOSE
 
     def describe(self, view: View) -> str:
         cube, goal = view.place["cube"], view.place["goal"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import mujoco
-import numpy as np
-from numpy.typing import NDArray
 
+from embodied.embodiments.arrays import namespace
 from envs.tasks.task import (
+    Flags,
     Floats,
     Parameter,
     Params,
@@ -19,6 +19,7 @@ from envs.tasks.task import (
     View,
     add_marker,
     centimetres,
+    distance,
     near,
     spread,
 )
@@ -50,16 +51,17 @@ class Reach(Task):
         add_marker(spec, "goal", CLOSE, (0.20, 0.70, 0.35, 0.6))
 
     def start(self, param: Params, draws: Floats) -> Start:
-        goal = np.stack([param["goal_x"], param["goal_y"], param["goal_z"]], 1)
+        xp = namespace(draws)
+        goal = xp.stack([param["goal_x"], param["goal_y"], param["goal_z"]], 1)
         tool = spread(draws, (0.38, -0.20, 0.12), (0.60, 0.20, 0.35))
-        return Start(tool, np.zeros(len(draws)), marker={"goal": goal})
+        return Start(tool, xp.zeros_like(draws[:, 0]), marker={"goal": goal})
 
     def observe(self, view: View) -> Floats:
         goal = view.place["goal"]
-        return np.concatenate([goal, goal - view.tool], 1)
+        return namespace(goal).concatenate([goal, goal - view.tool], 1)
 
-    def success(self, view: View) -> NDArray[np.bool_]:
-        return np.linalg.norm(view.tool - view.place["goal"], axis=1) < CLOSE
+    def success(self, view: View) -> Flags:
+        return distance(view.tool, view.place["goal"]) < CLOSE
 
     def describe(self, view: View) -> str:
         tool, goal = centimetres(view.tool), centimetres(view.place["goal"])

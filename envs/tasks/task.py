@@ -1,17 +1,22 @@
-"""Task: what an FR3 is asked to do on its table: objects, starts, success and reward terms."""
+"""Task: what an FR3 is asked to do on its table: objects, starts, success and reward terms.
+
+A task's arithmetic is written over the `namespace` of what it is given, so that the same file runs
+on numpy arrays (MuJoCo on the CPU) and on torch tensors (MuJoCo Warp on the GPU).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mujoco
-import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from embodied.embodiments.arrays import Floats, constant, namespace
+
+Flags = Any
+"""bool [n], of the same library as Floats."""
 Params = Mapping[str, Floats]
 STIFF = (0.005, 1.0)
 """Contact time constant (s) of what is held: soft objects sink into the pads."""
@@ -99,7 +104,7 @@ class Task(ABC):
         """The task's part of the state observation, [n, len(names)]."""
 
     @abstractmethod
-    def success(self, view: View) -> NDArray[np.bool_]:
+    def success(self, view: View) -> Flags:
         """Whether each row has done it, [n]."""
 
     @abstractmethod
@@ -114,24 +119,38 @@ class Task(ABC):
 
 def upright(yaw: Floats) -> Floats:
     """Quaternions [n, 4] of turns about the vertical by `yaw` [n] (rad)."""
-    zero = np.zeros_like(yaw)
-    return np.stack([np.cos(yaw / 2), zero, zero, np.sin(yaw / 2)], 1)
+    xp = namespace(yaw)
+    zero = xp.zeros_like(yaw)
+    return xp.stack([xp.cos(yaw / 2), zero, zero, xp.sin(yaw / 2)], 1)
 
 
 def yaw_of(turn: Floats) -> Floats:
     """Heading [n] (rad) of quaternions [n, 4]."""
     w, x, y, z = turn.T
-    return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+    return namespace(turn).arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
 
 
 def spread(draws: Floats, low: tuple[float, ...], high: tuple[float, ...]) -> Floats:
     """Uniform numbers [n, k] stretched to a box."""
-    return np.asarray(low) + draws * (np.asarray(high) - np.asarray(low))
+    bottom = constant(low, draws)
+    return bottom + draws * (constant(high, draws) - bottom)
+
+
+def sliding(friction: Floats) -> Floats:
+    """Friction of a geom [n, 3] from its sliding part [n]; torsion and rolling are those of
+    `add_box`."""
+    like = namespace(friction).full_like
+    return namespace(friction).stack([friction, like(friction, 0.01), like(friction, 0.001)], 1)
 
 
 def near(a: Floats, b: Floats, scale: float) -> Floats:
     """1 where the points [n, 3] meet, falling with distance: 1 - tanh(distance / scale)."""
-    return 1 - np.tanh(np.linalg.norm(a - b, axis=1) / scale)
+    return 1 - namespace(a).tanh(distance(a, b) / scale)
+
+
+def distance(a: Floats, b: Floats) -> Floats:
+    """How far apart the points [n, 3] are, [n]."""
+    return namespace(a).linalg.norm(a - b, axis=1)
 
 
 def centimetres(place: Floats) -> str:

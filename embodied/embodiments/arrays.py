@@ -1,0 +1,46 @@
+"""One source for numpy and torch: kinematics, controllers and tasks run on whichever they are fed.
+
+Both libraries name nearly everything alike (`stack`, `tanh`, `linalg.norm(x, axis=1)`, `x.mT`), so
+code asks for the `namespace` of its argument and calls that; what differs is here. Numpy is all
+that the driver of a real arm needs: torch is only touched when a tensor comes in.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Floats = Any
+"""float64 numbers [B, ...]: a numpy array, or a torch tensor on any device."""
+
+
+def namespace(like: Floats) -> Any:
+    """The library of `like`: the numpy module or the torch module."""
+    return np if isinstance(like, np.ndarray) else sys.modules["torch"]
+
+
+def constant(value: ArrayLike, like: Floats) -> Floats:
+    """`value` as float64 of the kind and on the device of `like`; tensors are kept for next time,
+    so that asking again costs no transfer."""
+    array = np.asarray(value, np.float64)
+    if isinstance(like, np.ndarray):
+        return array
+    return _kept(array.tobytes(), array.shape, like.device)
+
+
+def solve(matrix: Floats, right: Floats) -> Floats:
+    """x of `matrix` [B, n, n] x = `right` [B, n, k]; the matrices have to be invertible."""
+    if isinstance(matrix, np.ndarray):
+        return np.linalg.solve(matrix, right)
+    # Looking for singular matrices would make the host wait for the device.
+    return namespace(matrix).linalg.solve_ex(matrix, right, check_errors=False)[0]
+
+
+@lru_cache(maxsize=512)
+def _kept(data: bytes, shape: tuple[int, ...], device: Any) -> Any:
+    array = np.frombuffer(data, np.float64).reshape(shape).copy()
+    return sys.modules["torch"].from_numpy(array).to(device)
