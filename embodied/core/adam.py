@@ -16,6 +16,8 @@ from torch import Tensor
 class Adam(torch.optim.Optimizer):
     """Same numbers as `torch.optim.Adam(fused=True)`, whose saved state it can load; one group.
 
+    `weight_decay` is Adam's own: decay * weight is added to the gradient (AdamW's is another).
+
     `step` uses up the gradients (they are None afterwards), so `zero_grad` is not needed. Every
     parameter must have one. Nothing here waits for the device: a step can be captured in a graph.
     """
@@ -28,8 +30,10 @@ class Adam(torch.optim.Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "fused": True})
+        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, {**own, "fused": True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -51,7 +55,7 @@ class Adam(torch.optim.Optimizer):
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            weight_decay=0.0,
+            weight_decay=group["weight_decay"],
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
@@ -61,6 +65,7 @@ class Adam(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self.param_groups[0].setdefault("weight_decay", 0.0)  # states saved before it existed
         self._moments = None
 
     def _gather(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

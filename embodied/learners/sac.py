@@ -23,13 +23,12 @@ from torch import Tensor, nn
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.ensemble import Ensemble
 from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
+from embodied.learners.critic import Critic, critic_loss
 from embodied.learners.learner import Learner
-from policies.encoders import Encoder
 from policies.gaussian import Gaussian
 
 
@@ -59,20 +58,6 @@ class Config:
     cuda_graph: bool = False
 
 
-class Critic(nn.Module):
-    """An encoder (which also sees `critic/*` observations) and an ensemble; Q-values [E, N]."""
-
-    def __init__(self, config: Config, spec: Spec, size: int) -> None:
-        super().__init__()
-        self.encoder = Encoder(spec.obs, asymmetric=True)
-        self.ensemble = Ensemble(
-            config.critics, self.encoder.size + size, config.hidden, 1, config.layer_norm
-        )
-
-    def forward(self, obs: Tensors, action: Tensor) -> Tensor:
-        return self.ensemble(torch.cat([self.encoder(obs), action], 1)).squeeze(-1)
-
-
 class Sac(Learner):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
@@ -90,7 +75,9 @@ class Sac(Learner):
         self.config, self.policy = config, policy
         self.gamma, self.n_step = config.gamma, config.n_step
         self.batch_size = config.utd * config.batch_size
-        self.critic = Critic(config, spec, policy.size)
+        self.critic = Critic(
+            spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
+        )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * policy.size
@@ -182,11 +169,6 @@ class Sac(Learner):
         super().set_state(state)
         if isinstance(self.steps, Graph):
             self.steps.forget()  # the optimizers hold new tensors
-
-
-def critic_loss(q: Tensor, backup: Tensor) -> Tensor:
-    """Sum over critics of the mean squared error; `q` [E, N], `backup` [N]."""
-    return (q - backup).square().mean(1).sum()
 
 
 def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""Critic: Q-values of an ensemble, from observations that the policy may not see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.ensemble import Ensemble
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from policies.encoders import Encoder
+
+
+class Critic(nn.Module):
+    """An encoder and `n` networks; Q-values [n, N] of observations and actions [N, size].
+
+    The encoder takes every observation, `critic/*` and `privileged/*` too, or only those named in
+    `obs`; a name that the world does not have is a ConfigError.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        size: int,
+        n: int,
+        hidden: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        activation: str = "relu",
+        obs: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        seen = spec.obs if obs is None else {name: _leaf(spec, name) for name in obs}
+        self.encoder = Encoder(seen, asymmetric=True)
+        self.ensemble = Ensemble(n, self.encoder.size + size, hidden, 1, layer_norm, activation)
+
+    def forward(self, obs: Tensors, action: Tensor, first: int | None = None) -> Tensor:
+        """Of all networks, or of the `first` few."""
+        return self.ensemble(torch.cat([self.encoder(obs), action], 1), first).squeeze(-1)
+
+
+def critic_loss(q: Tensor, backup: Tensor) -> Tensor:
+    """Sum over critics of the mean squared error; `q` [E, N], `backup` [N]."""
+    return (q - backup).square().mean(1).sum()
+
+
+def _leaf(spec: Spec, name: str) -> Leaf:
+    if name not in spec.obs:
+        raise ConfigError(f'critic_obs: there is no observation "{name}"{nearest(name, spec.obs)}')
+    return spec.obs[name]

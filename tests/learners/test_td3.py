@@ -1,0 +1,285 @@
+"""TD3: targets, delays, noise and weight decay by hand; a problem whose answer is known."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from embodied.core.adam import Adam
+from embodied.core.build import ConfigError, build
+from embodied.core.ensemble import Ensemble
+from embodied.core.nets import ACTIVATIONS
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, under
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
+from embodied.learners.td3 import Td3
+from tests.worlds import Reach
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make(spec: Spec = SPEC, **settings: object) -> Td3:
+    torch.manual_seed(0)
+    policy = build({"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, spec=spec)
+    given = {"hidden": [32], "batch_size": 4, **settings}
+    return build({"_target_": "embodied.learners.td3.Td3", **given}, policy=policy, spec=spec)
+
+
+def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
+    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
+    return {
+        **{f"obs/{name}": leaf for name, leaf in obs.items()},
+        "action": torch.rand(n, spec.act.size) * 2 - 1,
+        "reward": torch.arange(float(n)),
+        "discount": torch.full((n,), 0.9),
+        **{f"next_obs/{name}": leaf + 0.1 for name, leaf in obs.items()},
+    }
+
+
+@torch.no_grad()
+def slopes(learner: Td3, values: tuple[float, float]) -> None:
+    """Make target critic i answer 10 + values[i] * a_0, and the target policy act 0.4 and 0."""
+    ensemble = learner.target.ensemble
+    for parameter in [*ensemble.parameters(), *learner.policy_averages]:
+        parameter.zero_()
+    ensemble.weights[0][:, 3, :2] = torch.tensor([1.0, -1.0])  # relu(a_0), relu(-a_0)
+    ensemble.weights[1][:, :2, 0] = torch.tensor(values)[:, None] * torch.tensor([1.0, -1.0])
+    ensemble.biases[1].fill_(10.0)
+    learner.policy_averages[-1].copy_(torch.atanh(torch.tensor([0.4, 0.0])))
+
+
+def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise 0.2 e is cut off at 0.5, the action at 1, the smaller critic counts, the end is r."""
+    learner = make(noise_clip=0.5)
+    slopes(learner, (1.0, 2.0))
+    e = torch.tensor([[1.0, 9.0], [-9.0, 9.0], [4.0, 0.0], [1.0, 0.0]])
+    monkeypatch.setattr(torch, "randn_like", lambda like: e.clone())
+    reward = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    discount = torch.tensor([0.9, 0.9, 0.5, 0.0])
+    backup = learner._backup(reward, discount, under(batch_of(4), "next_obs"))
+    # a_0: 0.4 + 0.2; 0.4 - 0.5 (cut off), where twice the slope is less; 0.4 + 0.5; the end.
+    expected = [1 + 0.9 * 10.6, 2 + 0.9 * 9.8, 3 + 0.5 * 10.9, 4.0]
+    torch.testing.assert_close(backup, torch.tensor(expected))
+    assert not backup.requires_grad
+
+
+def test_smoothed_actions_stay_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(noise_clip=5.0, target_noise=2.0)
+    slopes(learner, (1.0, 1.0))
+    monkeypatch.setattr(torch, "randn_like", lambda like: torch.full_like(like, 2.0))
+    one = torch.ones(1)
+    backup = learner._backup(0 * one, one, under(batch_of(1), "next_obs"))
+    assert backup.item() == pytest.approx(11.0)  # 0.4 + 4 is cut off at 1
+
+
+def test_delays() -> None:
+    """Policy after 3 updates, every second; target critics every third; both from the start on."""
+    learner = make(policy_delay=2, target_delay=3, actor_start=3)
+    parts = {
+        "policy": learner.policy_weights,
+        "target_policy": learner.policy_averages,
+        "critic": learner.weights,
+        "target": learner.averages,
+    }
+    moved: dict[str, list[int]] = {name: [] for name in parts}
+    for update in range(1, 9):
+        before = {name: [p.detach().clone() for p in part] for name, part in parts.items()}
+        metrics = learner.update(batch_of(4))
+        assert ("actor_loss" in metrics) == (update >= 4)
+        for name, part in parts.items():
+            if any(not torch.equal(a, b) for a, b in zip(before[name], part, strict=True)):
+                moved[name].append(update)
+    every = [4, 6, 8]
+    assert moved == {
+        "policy": every,
+        "target_policy": every,
+        "critic": list(range(1, 9)),
+        "target": [3, 6],
+    }
+
+
+def test_targets_move_by_tau() -> None:
+    learner = make(policy_delay=1, target_delay=1, tau=0.3)
+    old = copy.deepcopy([*learner.averages, *learner.policy_averages])
+    learner.update(batch_of(4))
+    new = [*learner.weights, *learner.policy_weights]
+    for before, weight, after in zip(
+        old, new, [*learner.averages, *learner.policy_averages], strict=True
+    ):
+        torch.testing.assert_close(after, 0.7 * before + 0.3 * weight.detach())
+
+
+def test_the_policy_climbs_the_first_critic() -> None:
+    """With Q_1 = a_0 and Q_2 = -5 a_0 the action a_0 grows; the loss is minus its mean."""
+    learner = make(actor_lr=0.02)
+    with torch.no_grad():
+        ensemble = learner.critic.ensemble
+        for parameter in ensemble.parameters():
+            parameter.zero_()
+        ensemble.weights[0][:, 3, :2] = torch.tensor([1.0, -1.0])
+        signs = torch.tensor([1.0, -5.0])
+        ensemble.weights[1][:, :2, 0] = signs[:, None] * torch.tensor([1.0, -1.0])
+    batch = batch_of(16)
+    before = [weight.detach().clone() for weight in learner.weights]
+    acts = learner.policy(under(batch, "obs")).detach()
+    loss = learner._actor_step(batch)["actor_loss"]
+    assert loss.item() == pytest.approx(-acts[:, 0].mean().item(), rel=1e-5)
+    for _ in range(100):
+        learner._actor_step(batch)
+    assert learner.policy(under(batch, "obs"))[:, 0].min() > 0.9
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights, strict=True))
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.weights)
+
+
+def test_weight_decay_by_hand() -> None:
+    """The first step of Adam is lr g / (|g| + eps); L2 makes g = gradient + decay * weight."""
+    weight = torch.nn.Parameter(torch.tensor([2.0, -2.0, 2.0]))
+    weight.grad = torch.tensor([0.0, 0.0, -0.5])
+    adam = Adam([weight], lr=0.1, weight_decay=0.2)
+    adam.step()
+    # 0.4, -0.4 and -0.5 + 0.4: the signs decide where each goes.
+    torch.testing.assert_close(weight.detach(), torch.tensor([1.9, -1.9, 2.1]))
+    learner = make(weight_decay=0.25, critic_lr=0.0)
+    assert [a.param_groups[0]["weight_decay"] for a in learner.adams.values()] == [0.25, 0.25]
+    theirs = torch.nn.Parameter(torch.tensor([2.0, -2.0, 2.0]))
+    theirs.grad = torch.tensor([0.0, 0.0, -0.5])
+    torch.optim.Adam([theirs], 0.1, weight_decay=0.2, fused=True).step()
+    assert torch.equal(weight, theirs)
+
+
+def test_critics_see_exactly_what_they_are_given() -> None:
+    spec = SPEC.with_obs(**{"critic/state": Leaf((1,))})
+    learner = make(spec, critic_obs=["critic/state"])
+    assert learner.critic.encoder.size == 1 and learner.policy.encoder.size == 3
+    learner.update(batch_of(4, spec))
+    obs = {"state": torch.zeros(1, 3), "critic/state": torch.zeros(1, 1)}
+    action = torch.zeros(1, 2)
+    q = learner.critic(obs, action)
+    assert torch.equal(q, learner.critic(obs | {"state": torch.ones(1, 3)}, action))
+    assert not torch.equal(q, learner.critic(obs | {"critic/state": torch.ones(1, 1)}, action))
+    with pytest.raises(ConfigError, match='did you mean "critic/state"'):
+        make(spec, critic_obs=["critic/stat"])
+
+
+def test_counts_go_on_after_a_save() -> None:
+    learner = make(policy_delay=3, actor_start=1)
+    batches = [batch_of(4) for _ in range(6)]
+    for batch in batches[:2]:
+        learner.update(batch)
+    other = make(policy_delay=3, actor_start=1)
+    other.set_state(copy.deepcopy(learner.get_state()))
+    for each in (learner, other):
+        torch.manual_seed(1)
+        for batch in batches[2:]:
+            each.update(batch)
+    for one, two in zip(learner.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert other.updates == 6
+
+
+def test_normalisers_are_the_same_everywhere() -> None:
+    learner = make()
+    rows = batch_of(200)
+    rows["obs/state"] = 3 * rows["obs/state"] + 5
+    learner.fit(rows)
+    obs = under(rows, "obs")
+    assert torch.equal(learner.policy(obs), learner.target_policy(obs))
+    assert torch.equal(learner.critic(obs, rows["action"]), learner.target(obs, rows["action"]))
+    assert learner.critic.encoder(obs).std(0).sub(1).abs().max() < 0.01
+
+
+def test_bandit_is_solved() -> None:
+    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    learner = make(spec, batch_size=64, critic_lr=3e-3, actor_lr=3e-3)
+    zeros = torch.zeros(64, 1)
+    for _ in range(600):
+        action = torch.rand(64, 1) * 2 - 1
+        learner.update(
+            {
+                "obs/state": zeros,
+                "action": action,
+                "reward": 1 - (action[:, 0] - 0.5).square(),
+                "discount": torch.zeros(64),
+                "next_obs/state": zeros,
+            }
+        )
+    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
+    with torch.no_grad():
+        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
+    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
+    assert learner.policy({"state": torch.zeros(1, 1)}).item() == pytest.approx(0.5, abs=0.1)
+
+
+def test_learns_to_reach() -> None:
+    """The real collector, replay and update; a policy that stands still scores about -15."""
+    torch.manual_seed(0)
+    env = Reach(8)
+    node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
+    policy = build(node, spec=env.spec)
+    lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
+    node = {"_target_": "embodied.learners.td3.Td3", **lrs}
+    learner = build(node, policy=policy, spec=env.spec)
+    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    for step in range(700):
+        if step == 50:
+            rollout.act_with(policy)
+        replay.add(rollout.step()[0])
+        if step >= 50:
+            learner.update(replay.sample(128))
+    obs, total = (test := Reach(50)).reset(seed=1), torch.zeros(50)
+    for _ in range(20):
+        step = test.step(policy(obs).detach())
+        obs, total = step.obs, total + step.reward
+    assert total.mean().item() > -5.5  # full speed from everywhere scores about -3.5
+
+
+def test_refusals() -> None:
+    policy = build({"_target_": "policies.gaussian.Gaussian"}, spec=SPEC)
+    with pytest.raises(ConfigError, match="policy=deterministic"):
+        build({"_target_": "embodied.learners.td3.Td3"}, policy=policy, spec=SPEC)
+    with pytest.raises(ConfigError, match="at least 1"):
+        make(policy_delay=0)
+    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
+        make(cuda_graph=True).update(batch_of(4))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_ensembles_of_every_activation(activation: str, layer_norm: bool) -> None:
+    torch.manual_seed(0)
+    ensemble = Ensemble(3, 4, (8, 6), 1, layer_norm, activation)
+    x = torch.randn(5, 4, requires_grad=True)
+    parts = []
+    for i in range(3):
+        y = x
+        for j in range(3):
+            y = y @ ensemble.weights[j][i] + ensemble.biases[j][i]
+            if j < 2:
+                y = torch.nn.functional.layer_norm(y, y.shape[-1:]) if layer_norm else y
+                y = ACTIVATIONS[activation]()(y)
+        parts.append(y)
+    found, each = ensemble(x), torch.stack(parts)
+    torch.testing.assert_close(found, each)
+    torch.testing.assert_close(ensemble(x, 2), each[:2])
+    inputs = [x, *ensemble.weights, *ensemble.biases]
+    along = torch.randn_like(found)
+    grads = torch.autograd.grad((found * along).sum(), inputs)
+    expected = torch.autograd.grad((each * along).sum(), inputs)
+    for one, two in zip(grads, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_recorded_update_learns_like_a_plain_one() -> None:
+    """r = 1 for ever with discount 0.5: Q = 2; the recorded update has four kinds of step."""
+    learner = make(cuda_graph=True, tau=0.05, target_delay=3, critic_lr=1e-3, batch_size=32)
+    learner.to("cuda")
+    for _ in range(900):
+        batch = batch_of(32)
+        batch |= {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)}
+        metrics = learner.update({key: leaf.cuda() for key, leaf in batch.items()})
+    assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.4)
