@@ -148,10 +148,10 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
 
 
 def test_observations_matter_and_those_of_the_critic_do_not(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 300), policy.draw(300, explore=True)
+    obs, noise = observations(policy.spec, 1000), policy.draw(1000, explore=True)
     actions = decide(policy, obs, noise)
     for name in obs:
-        changed = {**obs, name: observations(policy.spec, 300)[name]}
+        changed = {**obs, name: observations(policy.spec, 1000)[name]}
         same = torch.equal(actions, decide(policy, changed, noise))
         assert same == name.startswith("critic/"), name
     without = {name: value for name, value in obs.items() if not name.startswith("critic/")}
