@@ -16,7 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.crafter_noise import Noise
-from envs.crafter_rules import CELLS, MATERIAL, RIM, SIDE, STRIDE
+from envs.crafter_rules import (
+    CELLS,
+    COAL,
+    DIAMOND,
+    GRASS,
+    IRON,
+    LAVA,
+    PATH,
+    RIM,
+    SAND,
+    SIDE,
+    STONE,
+    STRIDE,
+    TREE,
+    WATER,
+)
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -38,9 +53,6 @@ FIELDS = {
     "tree": (5, 7),
 }
 COW, ZOMBIE, SKELETON = "cow", "zombie", "skeleton"
-GRASS, STONE, WATER, SAND, PATH, LAVA, TREE, COAL, IRON, DIAMOND = (
-    MATERIAL[name] for name in "grass stone water sand path lava tree coal iron diamond".split()
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ GRADIENTS = np.array(
 
 @dataclass(frozen=True)
 class _Slot:
-    """The k-th vertex of the places that have one in reach: which place, which vertex, d, weight."""
+    """The k-th vertex of the places that have so many in reach: place, vertex, d, weight."""
 
     place: Ints
     vertex: Ints

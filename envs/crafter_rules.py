@@ -1,4 +1,4 @@
-"""Crafter's rules as numbers: materials, items, recipes, achievements, read from the package's table.
+"""Crafter's rules as numbers: materials, items, recipes, achievements.
 
 Source: Crafter (Hafner, 2021). The package's own `data.yaml` is read, not its code: what it says
 holds here. Positions are one number in a map with a rim of four cells, so that a neighbour or a
@@ -39,6 +39,10 @@ CREATURES = ("player", "cow", "zombie", "skeleton", "arrow", "plant")
 SYMBOLS = ("nothing", *MATERIALS, *CREATURES, "ripe plant")
 SYMBOL = {name: number for number, name in enumerate(SYMBOLS)}
 MATERIAL = {name: 1 + number for number, name in enumerate(MATERIALS)}
+WATER, GRASS, STONE = MATERIAL["water"], MATERIAL["grass"], MATERIAL["stone"]
+PATH, SAND, TREE, LAVA = (MATERIAL[name] for name in ("path", "sand", "tree", "lava"))
+COAL, IRON, DIAMOND = MATERIAL["coal"], MATERIAL["iron"], MATERIAL["diamond"]
+TABLE, FURNACE = MATERIAL["table"], MATERIAL["furnace"]
 
 # What stands on a cell, as it is drawn: 0 is nobody.
 LOOKS = (
