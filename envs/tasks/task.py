@@ -67,6 +67,12 @@ class Start:
     held: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
     """Bodies that begin in the hand: position relative to the tool point, quaternion."""
 
+    def bodies(self, tool: Floats) -> dict[str, tuple[Floats, Floats]]:
+        """Positions [n, 3] and quaternions [n, 4] of all free bodies; `tool` [n, 3] is where the
+        tool point came to be."""
+        held = {name: (tool + offset, turn) for name, (offset, turn) in self.held.items()}
+        return {**self.free, **held}
+
 
 Term = Callable[[View], Floats]
 
