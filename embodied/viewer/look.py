@@ -75,7 +75,7 @@ def look_at(env: VecEnv) -> Look | None:
         from embodied.viewer.sapien_scene import SapienLook
 
         return SapienLook(lambda: world.sub_scene(0))
-    inner = getattr(next(iter(getattr(world, "envs", ())), None), "unwrapped", None)
+    inner: Any = getattr(next(iter(getattr(world, "envs", ())), None), "unwrapped", None)
     bare = type(getattr(inner, "model", None)).__module__.startswith("mujoco.")
     if not (bare or hasattr(world, "scene")):
         return None

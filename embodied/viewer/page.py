@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from viser import Icon, ViserServer
 
-from embodied.viewer.look import look_at
-from embodied.viewer.plots import Plots
-from embodied.viewer.scene import Scene
+from embodied.viewer.plots import Plots, is_discrete
+from embodied.viewer.sights import Sights
+from embodied.viewer.stage import Stage
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
 
 SPEEDS = (0.1, 5.0)
-OFF, CAMERA = "off", "camera"
-PICTURE = (384, 288)
 
 
 class Refresh:
@@ -49,21 +46,24 @@ class Page:
 
     def __init__(self, server: ViserServer, viewer: Viewer) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
-        self.spec, self.trouble = self.session.env.spec, ""
-        look = look_at(self.session.env)
-        self.scene = None if look is None else Scene(server, look)
+        self.spec = self.session.env.spec
+        self.stage = Stage(server, self.session)
+        self.scene = self.stage.scene
         _theme(server)
         self._status_part()
         self._play_part()
         self._policy_part()
         self._task_part()
-        self._picture_part()
-        self._plot_part()
+        self._camera_part()
+        with server.gui.add_folder("Episode"):
+            self.plots = Plots(server, self.spec)
+        self.sights = Sights(server, self.session, alone=self.stage.empty)
         self.parts = [
-            Refresh(self._draw_scene, 1 / 30),
+            Refresh(self._draw_stage, 1 / 30, share=0.5),
             Refresh(self._draw_status, 0.1),
-            Refresh(lambda: self.plots.draw(self.session.episode), 0.2),
-            Refresh(self._draw_picture, 0.25),
+            Refresh(self.sights.pictures, 0.1),
+            Refresh(self._draw_plots, 0.2),
+            Refresh(self._draw_camera, 0.25),
         ]
         self.begun()
 
@@ -84,8 +84,7 @@ class Page:
 
     def begun(self) -> None:
         """A new episode: objects may have other shapes, and the task vector other values."""
-        if self.scene is not None:
-            self.scene.restyle()
+        self.stage.begin()
         self.seed.value = self.session.episode.seed
         drawn = self.session.drawn_task
         if drawn is not None:
@@ -103,8 +102,8 @@ class Page:
         self.server.gui.add_markdown(f"**{text[:1].upper()}{text[1:]}**")
         self.status = self.server.gui.add_markdown("")
         self.note = self.server.gui.add_markdown(
-            "This environment is not MuJoCo: there is no 3D scene, only its own picture, if any.",
-            visible=self.scene is None,
+            "This world has no 3D scene and no picture: its observations are on the left.",
+            visible=self.stage.empty,
         )
 
     def _play_part(self) -> None:
@@ -154,24 +153,14 @@ class Page:
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
 
-    def _picture_part(self) -> None:
-        gui = self.server.gui
-        views = [name for name, leaf in self.spec.obs.items() if leaf.is_image]
-        with gui.add_folder("Picture", expand_by_default=True):
-            start = OFF if self.scene is not None else CAMERA
-            self.view = gui.add_dropdown(
-                "View",
-                (OFF, CAMERA, *views),
-                initial_value=start,
-                hint="slow without a graphics card",
-            )
-            self._bind(self.view, lambda _: self.changed())
-            self.picture = gui.add_image(np.zeros((2, 2, 3), np.uint8), visible=False)
-
-    def _plot_part(self) -> None:
-        with self.server.gui.add_folder("Episode"):
-            self.plots = Plots(self.server, self.spec)
-            self.words = self.server.gui.add_markdown("")
+    def _camera_part(self) -> None:
+        """The world's own camera, where it is not what the page shows anyway."""
+        gui, shown = self.server.gui, self.scene is not None
+        self.camera = gui.add_checkbox(
+            "Camera", False, hint="the world's own; slow without a graphics card", visible=shown
+        )
+        self._bind(self.camera, lambda _: self.changed())
+        self.picture = gui.add_image(np.zeros((2, 2, 3), np.uint8), visible=False)
 
     def _bind(self, control: Any, action: Callable[[Any], None]) -> None:
         """Hand a control's value to the viewer's thread when a person changes it."""
@@ -207,14 +196,17 @@ class Page:
         if before is None or not torch.equal(before, torch.tensor(task, dtype=torch.float32)):
             self.viewer.set_task(task)
 
-    def _draw_scene(self) -> None:
-        if self.scene is not None and not self.rests:
-            self.scene.show()
+    def _draw_stage(self) -> None:
+        if not self.rests:
+            self.stage.draw()
+
+    def _draw_plots(self) -> None:
+        self.plots.draw(self.session.episode)
+        self.sights.plots()
 
     def _draw_status(self) -> None:
         self.status.content = self.status_text()
-        if not self.rests:
-            self.words.content = self.session.describe()
+        self.sights.words()
         viewer = self.viewer
         self.play.label, self.play.icon = (
             ("Pause", Icon.PLAYER_PAUSE) if viewer.playing else ("Play", Icon.PLAYER_PLAY)
@@ -232,33 +224,33 @@ class Page:
             f"Step **{episode.steps}** · {episode.steps * self.spec.dt:.2f} s"
             + (f" · *{episode.end}*" if episode.end else ""),
             f"Return **{sum(episode.rewards):.3g}** · success {success}",
-            f"Acting: {self.session.chosen}",
+            f"Acting: {self.session.chosen}{self._last_action()}",
         ]
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
-        if self.trouble:
-            lines.append(self.trouble)
+        if self.stage.trouble:
+            lines.append(self.stage.trouble)
         if self.viewer.problem:
             lines.append(f"**Stopped:** {self.viewer.problem}")
         return "  \n".join(lines)
 
-    def _draw_picture(self) -> None:
-        view = self.view.value
-        self.picture.visible = view != OFF
-        if view == OFF or self.rests:
-            return
-        try:
-            self.picture.image = self._picture(view)
-        except (NotImplementedError, RuntimeError, ImportError) as error:
-            # No camera, or no way to draw on this machine: the rest of the page goes on.
-            self.view.value, self.picture.visible = OFF, False
-            self.trouble = f"No picture: {error}"
-            self._draw_status()
+    def _last_action(self) -> str:
+        """The name of the last of discrete actions."""
+        act, actions = self.spec.act, self.session.episode.actions
+        if not (is_discrete(act) and act.names and actions):
+            return ""
+        return f" · **{act.names[int(actions[-1][0])]}**"
 
-    def _picture(self, view: str) -> NDArray[np.uint8]:
-        if view == CAMERA:
-            return self.session.env.render(0, *PICTURE).cpu().numpy()
-        return self.session.obs[view][0].cpu().numpy()
+    def _draw_camera(self) -> None:
+        self.picture.visible = self.camera.value
+        if not self.camera.value or self.rests:
+            return
+        picture = self.stage.camera()
+        if picture is None:
+            self.camera.value = self.picture.visible = False
+            self._draw_status()
+        else:
+            self.picture.image = picture
 
 
 def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:

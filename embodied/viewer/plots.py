@@ -1,22 +1,24 @@
-"""Two plots of the running episode: its rewards, and the actions that were sent."""
+"""Plots of the running episode: its rewards, the actions that were sent, what was observed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from viser import ViserServer, uplot
+from viser import GuiUplotHandle, ViserServer, uplot
 
-from embodied.core.spec import Spec
-from embodied.viewer.session import Episode
+from embodied.core.spec import Leaf, Spec
+from embodied.viewer.session import CURVES, Episode
 
-CURVES = 8
-"""Action elements in the plot: more cannot be told apart."""
 POINTS = 400
+NAMED = 24
+"""Discrete actions whose names fit on the axis."""
 COLOURS = (
     "#2563eb", "#dc2626", "#16a34a", "#d97706", "#9333ea", "#0891b2", "#db2777", "#65a30d",
 )  # fmt: skip
+Range = tuple[float, float]
 
 
 class Plots:
@@ -24,44 +26,64 @@ class Plots:
 
     def __init__(self, server: ViserServer, spec: Spec) -> None:
         act, self.dt = spec.act, spec.dt
-        self.curves, self.range = min(act.size, CURVES), (-0.05, 1.05)
-        names = act.names[: self.curves] or tuple(f"action {i}" for i in range(self.curves))
-        top = float(act.high) if isinstance(act.high, int | float) else 1.0
-        bounds = (-0.5, top + 0.5) if act.dtype == "int64" else (-1.05, 1.05)
-        shown = "actions" if act.size <= CURVES else f"first {CURVES} of {act.size} actions"
-        empty = np.zeros(1)
-        self.rewards = server.gui.add_uplot(
-            (empty, empty),
-            (_time_axis(), _curve("reward", 0)),
-            title="reward",
-            **_plot(130, *self.range),
-        )
-        self.actions = server.gui.add_uplot(
-            (empty,) * (self.curves + 1),
-            (_time_axis(), *(_curve(name, i) for i, name in enumerate(names))),
-            title=shown,
-            **_plot(160, *bounds),
+        self.range: Range = (-0.05, 1.05)
+        self.rewards = _plot(server, "reward", ["reward"], 130, self.range)
+        bounds, named = (-1.05, 1.05), tuple[str, ...]()
+        if is_discrete(act) and isinstance(act.high, int | float):
+            bounds, named = (-0.5, act.high + 0.5), act.names[:NAMED]
+        height = max(160, 50 + 17 * len(named))
+        self.actions = _plot(
+            server, titled("action", act), curve_names("action", act), height, bounds, named
         )
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`."""
-        rows = thinned(episode.steps)
-        t: NDArray[np.float64] = np.zeros(1)
-        rewards: NDArray[np.float64] = np.zeros(1)
-        actions: NDArray[np.float64] = np.zeros((1, self.curves))
-        if episode.steps:
-            t = np.asarray((rows + 1) * self.dt, np.float64)
-            rewards = np.array(episode.rewards, np.float64)
-            shown = [episode.actions[row][: self.curves] for row in rows]
-            actions = np.array(shown, np.float64)
-            wanted = reward_range(rewards)
-            if wanted != self.range:
-                self.range, self.rewards.scales = wanted, _scales(*wanted)
-            rewards = rewards[rows]
-        self.rewards.data, self.actions.data = (t, rewards), (t, *actions.T.copy())
+        rewards = np.array(episode.rewards or [0.0], np.float64)
+        wanted = reward_range(rewards)
+        if wanted != self.range:
+            self.range, self.rewards.scales = wanted, _scales(wanted)
+        self.rewards.data = curves(rewards[:, None], self.dt)
+        self.actions.data = curves(episode.actions or [[0.0] * len(self.actions.data[1:])], self.dt)
 
 
-def reward_range(rewards: NDArray[np.float64]) -> tuple[float, float]:
+class Observed:
+    """The elements of one observation over the seconds of the episode, at their own scale."""
+
+    def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
+        self.name, self.dt = name, dt
+        self.plot = _plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
+
+    def draw(self, episode: Episode) -> None:
+        """Send the curves of `episode`."""
+        seen = episode.seen[self.name]
+        self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
+
+
+def is_discrete(act: Leaf) -> bool:
+    return act.dtype == "int64" and not act.shape
+
+
+def titled(name: str, leaf: Leaf) -> str:
+    unit = f" ({leaf.unit})" if leaf.unit else ""
+    return f"{name}{unit}" if leaf.size <= CURVES else f"{name}: first {CURVES} of {leaf.size}"
+
+
+def curve_names(name: str, leaf: Leaf) -> list[str]:
+    """One for each curve; names of a single discrete number are those of its values."""
+    count = min(leaf.size, CURVES)
+    if len(leaf.names) == leaf.size:
+        return [*leaf.names[:count]]
+    return [name] if leaf.size == 1 else [f"{name} {i}" for i in range(count)]
+
+
+def curves(rows: Sequence[Sequence[float]] | NDArray[Any], dt: float) -> tuple[NDArray[Any], ...]:
+    """Seconds after each of `rows` [T, K] and the K curves, thinned to what can be seen."""
+    kept = thinned(len(rows))
+    values = np.array([rows[row][:CURVES] for row in kept], np.float64)
+    return (np.asarray((kept + 1) * dt, np.float64), *values.T.copy())
+
+
+def reward_range(rewards: NDArray[np.float64]) -> Range:
     """Ends of the reward axis: zero and all rewards are in it, in powers of two, so that it rarely
     changes."""
     low, high = min(float(rewards.min()), 0.0), max(float(rewards.max()), 0.0)
@@ -78,8 +100,9 @@ def thinned(count: int) -> NDArray[np.intp]:
     return np.round(np.linspace(0, count - 1, POINTS)).astype(np.intp)
 
 
-def _time_axis() -> uplot.Series:
-    return uplot.Series(label="s")
+def _scales(ends: Range | None) -> dict[str, uplot.Scale]:
+    y = uplot.Scale(auto=True) if ends is None else uplot.Scale(auto=False, range=ends)
+    return {"x": uplot.Scale(time=False), "y": y}
 
 
 def _curve(name: str, index: int) -> uplot.Series:
@@ -91,14 +114,31 @@ def _curve(name: str, index: int) -> uplot.Series:
     )
 
 
-def _scales(low: float, high: float) -> dict[str, uplot.Scale]:
-    return {"x": uplot.Scale(time=False), "y": uplot.Scale(auto=False, range=(low, high))}
+def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
+    """Names instead of numbers on the axis of values."""
+    if not values:
+        return None
+    places = tuple(float(i) for i in range(len(values)))
+    width = 20.0 + 6.5 * max(len(value) for value in values)
+    return uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
 
 
-def _plot(height: int, low: float, high: float) -> dict[str, Any]:
-    return {
-        "height": height,
-        "scales": _scales(low, high),
-        "legend": uplot.Legend(show=True),
-        "padding": (10, 24, 0, 0),
-    }
+def _plot(
+    server: ViserServer,
+    title: str,
+    names: Sequence[str],
+    height: int,
+    ends: Range | None,
+    values: tuple[str, ...] = (),
+) -> GuiUplotHandle:
+    empty = np.zeros(1)
+    return server.gui.add_uplot(
+        (empty,) * (len(names) + 1),
+        (uplot.Series(label="s"), *(_curve(name, i) for i, name in enumerate(names))),
+        title=title,
+        height=height,
+        scales=_scales(ends),
+        axes=_axes(values),
+        legend=uplot.Legend(show=True),
+        padding=(10, 24, 0, 0),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from embodied.core.actor import Actor
 from embodied.core.build import build, nearest
 from embodied.core.checkpoint import load_policy
 from embodied.core.env import VecEnv
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.viewer.launch import Run, ViewerError
+from embodied.viewer.scripts import script_for
 
-DEMONSTRATOR = "policies.scripted.Scripted"
+CURVES = 8
+"""Elements of an action or observation in a plot: more cannot be told apart."""
 
 
 class Acts(Protocol):
@@ -42,11 +44,15 @@ class Still:
 
 @dataclass(slots=True)
 class Episode:
-    """What has happened since the start that `seed` gives; `end` says how it ended, if it did."""
+    """What has happened since the start that `seed` gives; `end` says how it ended, if it did.
+
+    `seen` holds, by name, the first elements of what each action led to.
+    """
 
     seed: int
     rewards: list[float] = field(default_factory=list)
     actions: list[list[float]] = field(default_factory=list)
+    seen: dict[str, list[list[float]]] = field(default_factory=dict)
     success: bool | None = None
     end: str = ""
 
@@ -69,6 +75,8 @@ class Session:
         self.choose(chosen)
         self.episode = Episode(0)
         self.obs: Tensors = {}
+        self.shown: Tensors = {}
+        self.curves = [name for name, leaf in env.spec.obs.items() if is_curve(leaf)]
         self.first = torch.ones(1, dtype=torch.bool)
 
     def choose(self, name: str) -> None:
@@ -85,7 +93,9 @@ class Session:
         torch.manual_seed(seed)
         task = None if self.task is None else self.task[None]
         self.obs = self.env.reset(seed, task)
-        self.first, self.episode = torch.ones(1, dtype=torch.bool), Episode(seed)
+        self.shown = self.obs
+        self.first = torch.ones(1, dtype=torch.bool)
+        self.episode = Episode(seed, seen={name: [] for name in self.curves})
 
     def advance(self) -> None:
         """One control step; after the end of an episode, the start of the next one instead."""
@@ -94,10 +104,13 @@ class Session:
         self.acts.explore = self.explore
         action = self.acts(self.obs, self.first)
         step = self.env.step(action)
-        self.obs, self.first = step.obs, step.ended
+        # At the end of an episode, what it led to, not the next start.
+        self.obs, self.shown, self.first = step.obs, step.next_obs, step.ended
         episode = self.episode
         episode.rewards.append(float(step.reward[0]))
         episode.actions.append(action[0].float().reshape(-1).tolist())
+        for name, values in episode.seen.items():
+            values.append(firsts(step.next_obs[name]))
         if "success" in step.log:
             episode.success = bool(episode.success) or bool(step.log["success"][0])
         if bool(step.ended[0]):
@@ -119,6 +132,16 @@ class Session:
             return ""
 
 
+def is_curve(leaf: Leaf) -> bool:
+    """Whether a leaf is numbers over time, neither a picture nor points."""
+    return len(leaf.shape) < 2 and leaf.size > 0
+
+
+def firsts(value: Tensor) -> list[float]:
+    """The first elements of row 0."""
+    return value[0].reshape(-1)[:CURVES].float().tolist()
+
+
 def choices_for(env: VecEnv, run: Run | None) -> tuple[dict[str, Callable[[], Acts]], str]:
     """Who may act in `env`: the run's checkpoints, the script for its task, random, nobody."""
     spec = env.spec
@@ -128,7 +151,7 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[dict[str, Callable[[], Ac
             found[_label(folder.name)] = lambda folder=folder: Actor(
                 load_policy(folder, spec), 1, run.execute
             )
-    script = _script(env)
+    script = script_for(env)
     if script is not None:
         found["demonstrator"] = lambda: Actor(build(script, spec=spec), 1)
     random = {"_target_": "policies.random.Random"}
@@ -139,14 +162,3 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[dict[str, Callable[[], Ac
 
 def _label(checkpoint: str) -> str:
     return f"checkpoint {checkpoint}"
-
-
-def _script(env: VecEnv) -> dict[str, Any] | None:
-    """The node of the demonstrator for this environment's task, where one is known."""
-    from policies.scripted import PLANS
-
-    task = getattr(getattr(env, "config", None), "task", None)
-    state = env.spec.obs.get("state")
-    if task not in PLANS or state is None or "tool_x" not in state.names:
-        return None
-    return {"_target_": DEMONSTRATOR, "task": task}

@@ -147,13 +147,13 @@ def test_the_end_is_shown_before_the_next_seed_begins(viewer: Viewer) -> None:
     viewer.step(viewer.session.env.horizon - 1)
     viewer.refresh()
     shown = [np.array(frame.position) for frame in viewer.page.scene.frames]
-    words = viewer.page.words.content
+    words = viewer.page.sights.text.content
     viewer.step()
     viewer.refresh()
     # The environment is at its next start already.
     assert np.abs(physics(viewer).xpos - np.stack(shown)).max() > 0.01
     assert (np.stack([f.position for f in viewer.page.scene.frames]) == np.stack(shown)).all()
-    assert viewer.page.words.content == words != viewer.session.describe()
+    assert viewer.page.sights.text.content == words != viewer.session.describe()
     episode = viewer.session.episode
     assert (episode.end, episode.steps, episode.success) == ("out of time", 80, False)
     assert "out of time" in viewer.page.status_text()
@@ -211,12 +211,12 @@ def test_wrong_choices_name_the_right_ones(viewer: Viewer) -> None:
 
 
 def test_a_camera_picture_is_drawn_when_asked_for(viewer: Viewer) -> None:
-    viewer.page.view.value = "camera"
+    viewer.page.camera.value = True
     viewer.step()
     viewer.refresh()
     assert viewer.page.picture.visible and viewer.page.picture.image.shape == (288, 384, 3)
     assert viewer.page.picture.image.std() > 10
-    viewer.page.view.value = "off"
+    viewer.page.camera.value = False
     viewer.step()
     viewer.refresh()
     assert not viewer.page.picture.visible
@@ -274,14 +274,23 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
     viewer.set_speed(1.0)
 
 
-def test_a_world_that_is_not_mujoco_says_so_and_still_steps() -> None:
+def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
     viewer = Viewer(worlds.Reach(1), port=0)
-    assert viewer.page.scene is None
-    assert "not MuJoCo" in viewer.page.note.content
+    assert viewer.page.stage.empty and viewer.page.note.visible
     viewer.step(20)
     assert viewer.session.episode.end == "out of time"
     viewer.refresh()
     assert "No picture: Reach has no camera" in viewer.page.status_text()
+    x, y = viewer.session.shown["state"][0].tolist()
+    assert viewer.page.sights.text.content == f"**state** [2] {x:.3g} {y:.3g}"
+    seen = np.stack(viewer.page.sights.observed[0].plot.data[1:], 1)
+    assert seen.shape == (20, 2)
+    # The last point is where the episode ended, not where the next one begins.
+    np.testing.assert_allclose(seen[-1], (x, y), rtol=1e-6)
+    assert not np.allclose(seen[-1], viewer.session.obs["state"][0])
+    np.testing.assert_allclose(
+        np.hypot(*seen.T), -np.array(viewer.session.episode.rewards), rtol=1e-5
+    )
     viewer.close()
 
 
