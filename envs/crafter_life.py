@@ -61,8 +61,13 @@ class Sleeper(Protocol):
 
     x: int
     y: int
-    health: int
     sleeping: bool
+
+    @property
+    def health(self) -> int: ...
+
+    @health.setter
+    def health(self, value: int, /) -> None: ...
 
 
 class Land(Protocol):
