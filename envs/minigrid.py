@@ -11,7 +11,6 @@ import difflib
 import importlib.util
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -52,12 +51,10 @@ class MiniGrid(VecEnv):
     def step(self, action: Tensor) -> Step:
         return self.world.step(action)
 
-    def symbols(self) -> Tensors:
-        """The whole state of every row, [B, ...]: `grid` and `inside` [W, H, 3] (kind, colour,
-        state of each cell, and of what its box holds), `agent` (x, y, turn), `hand` [2, 3] (what it
-        carries, and what that holds), `clock` (steps, if known, and steps allowed)."""
-        symbols = self.world.symbols()
-        return {key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in symbols.items()}
+    def whole(self) -> Tensors:
+        """The whole level of every row, asked for or not: `grid` [B, W, H, 3] (kind, colour, state
+        of each cell) and `agent` [B, 5] (x, y, turn, kind and colour of what it carries)."""
+        return self.world.whole()
 
     def missions(self) -> list[str]:
         """Every row's mission in words."""

@@ -22,13 +22,21 @@ def named(code: NDArray[np.uint8] | list[int]) -> str:
     return KINDS[kind]
 
 
+def listed(code: NDArray[np.uint8] | list[int]) -> str:
+    """`named` with its article: "a locked yellow door", "an open red door", "the goal"."""
+    words = named(code)
+    if words in ("goal", "lava"):
+        return "the goal" if words == "goal" else words
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
 def described(view: NDArray[np.uint8], turn: int, mission: str) -> str:
     """What an agent that sees `view` [S, S, 3] (itself in the middle of the last row) and looks
     `turn` knows: mission, compass, hand, what is ahead, and each thing in view with its place."""
     size = len(view)
     half, last = size // 2, size - 1
     carried = view[half, last]
-    hand = "nothing" if carried[0] <= KIND["empty"] else f"a {named(carried)}"
+    hand = "nothing" if carried[0] <= KIND["empty"] else listed(carried)
     lines = [
         f"Mission: {mission}." if mission else "",
         f"You face {TURNS[turn]} and carry {hand}.",
@@ -36,7 +44,7 @@ def described(view: NDArray[np.uint8], turn: int, mission: str) -> str:
     ]
     plain = {KIND[word] for word in ("unseen", "empty", "wall", "floor")}
     things = [
-        (last - j + abs(i - half), f"a {named(view[i, j])} {_where(last - j, i - half)}")
+        (last - j + abs(i - half), f"{listed(view[i, j])} {_where(last - j, i - half)}")
         for i in range(size)
         for j in range(size)
         if (i, j) != (half, last) and int(view[i, j, 0]) not in plain
@@ -50,7 +58,7 @@ def described_whole(grid: NDArray[np.uint8], agent: NDArray[np.int64]) -> str:
     width, height, _ = grid.shape
     plain = {KIND[word] for word in ("unseen", "empty", "wall", "floor", "agent")}
     things = [
-        f"a {named(grid[x, y])} at ({x}, {y})"
+        f"{listed(grid[x, y])} at ({x}, {y})"
         for y in range(height)
         for x in range(width)
         if int(grid[x, y, 0]) not in plain
