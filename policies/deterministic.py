@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import mlp, per_row
+from embodied.core.nets import Feedforward, mlp, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -61,6 +61,10 @@ class Deterministic(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         action = torch.add(self(obs), noise, alpha=self.config.std).clamp(-1, 1)
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
+
+    def feedforward(self) -> Feedforward:
+        """The action without noise as plain layers; ConfigError where it sees more than vectors."""
+        return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.net)
 
     def loss(self, batch: Tensors) -> Tensor:
         """Squared error per action element, averaged over the valid steps, [n]."""

@@ -59,6 +59,12 @@ class Encoder(nn.Module):
             return _flat(obs[self.vectors[0]])
         return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
 
+    def only_vectors(self) -> tuple[str, ...]:
+        """The leaves in their order; ConfigError where there are images or symbols too."""
+        if self.images or self.symbols is not None:
+            raise ConfigError("this policy sees images or symbols, not only vectors of numbers")
+        return tuple(self.vectors)
+
     def forward(self, obs: Tensors) -> Tensor:
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
@@ -89,9 +95,9 @@ class OneHot(nn.Module):
         self.register_buffer("start", count.cumsum(0) - count, persistent=False)
 
     def forward(self, obs: Tensors) -> Tensor:
-        parts = [obs[name].reshape(len(obs[name]), -1).long() for name in self.names]
+        parts = [_rows(obs[name]).long() for name in self.names]
         column = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) + self.start
-        zeros = torch.zeros(len(column), self.size, device=column.device)
+        zeros = torch.zeros(column.shape[0], self.size, device=column.device)
         return zeros.scatter_(1, column, 1.0)
 
 
@@ -131,7 +137,12 @@ def _cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]
 
 
 def _flat(values: Tensor) -> Tensor:
-    return values.reshape(len(values), -1).float()
+    return _rows(values).float()
+
+
+def _rows(values: Tensor) -> Tensor:
+    # Not len: an exported trace would keep its number.
+    return values.reshape(values.shape[0], -1)
 
 
 def hidden(name: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import mlp, per_row
+from embodied.core.nets import Feedforward, mlp, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -78,6 +78,16 @@ class Gaussian(Policy):
         mean, log_std = self(obs)
         action = torch.tanh(mean + log_std.exp() * noise)
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
+
+    def feedforward(self) -> Feedforward:
+        """The mean action as plain layers; ConfigError where it sees more than vectors."""
+        *body, head = self.net
+        assert isinstance(head, torch.nn.Linear)
+        mean = torch.nn.Linear(head.in_features, self.size, device="meta")
+        mean.weight = torch.nn.Parameter(head.weight[: self.size])
+        mean.bias = torch.nn.Parameter(head.bias[: self.size])
+        net = torch.nn.Sequential(*body, mean)
+        return Feedforward(self.encoder.only_vectors(), self.encoder.norm, net)
 
     def sample(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Action [n, size] and its log-probability [n], both differentiable."""

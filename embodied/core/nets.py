@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from embodied.core.norm import Standard
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -33,6 +36,20 @@ def mlp(
         layers.append(ACTIVATIONS[activation]())
         size = width
     return nn.Sequential(*layers, nn.Linear(size, out))
+
+
+@dataclass(frozen=True)
+class Feedforward:
+    """A whole decision as plain layers: tanh(net(norm(x))), x the `leaves` side by side.
+
+    `net` alternates Linear, LayerNorm and the classes of ACTIVATIONS and ends with a Linear. A
+    policy that is such a network says so by a method `feedforward()`, and can then be written down
+    where there is no torch.
+    """
+
+    leaves: tuple[str, ...]
+    norm: Standard
+    net: nn.Sequential
 
 
 def per_row(error: Tensor, valid: Tensor) -> Tensor:
@@ -75,7 +92,7 @@ class Denoiser(nn.Module):
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         """`forward` at embedded times: [time_dim] for all rows, or [n, time_dim]."""
-        h = self.enter(torch.cat([x, time.expand(len(x), -1), features], 1))
+        h = self.enter(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
         for block in self.blocks:
             h = block(h)
         return self.leave(nn.functional.mish(h))
