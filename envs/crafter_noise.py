@@ -13,6 +13,7 @@ same bits as the opensimplex package's and a comparison with a threshold never f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +141,8 @@ def _vertices(inside: Floats) -> tuple[Ints, Floats]:
         corner[rows, :count] = always
         corner[rows, count : count + 2], late[rows, count : count + 2] = extra(inside[rows])
     squish = np.broadcast_to(corner.sum(2, keepdims=True) * SQUISH, corner.shape)
-    return corner, np.stack([corner - late, squish, late], 3)
+    minus = np.stack([corner - late, squish, late], 3)
+    return corner, minus.astype(np.float64)
 
 
 def _axis(number: Ints) -> Ints:
@@ -202,7 +204,7 @@ def _upper(inside: Floats) -> tuple[Ints, Ints]:
     return corner, late
 
 
-def _bits(code: Ints) -> Ints:
+def _bits(code: NDArray[Any]) -> Ints:
     """Codes [n] (1: x, 2: y, 4: z) as vectors of 0 and 1 [n, 3]."""
     return code[:, None] >> np.arange(3) & 1
 

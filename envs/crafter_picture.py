@@ -121,7 +121,8 @@ def _uniform(grain: int, shape: tuple[int, int]) -> Floats:
     count = 2 * shape[0] * shape[1]
     words = np.frombuffer(grain.to_bytes(4 * count, "little"), np.uint32)
     high, low = words[0::2] >> 5, words[1::2] >> 6
-    return ((high * 67108864.0 + low) / 9007199254740992.0).reshape(shape)
+    doubles: Floats = (high.astype(np.float64) * 67108864 + low) / 9007199254740992
+    return doubles.reshape(shape)
 
 
 def _joined(tiles: NDArray) -> NDArray:

@@ -10,8 +10,9 @@ from envs.crafter_view import seen
 from envs.crafter_world import World
 
 VITAL = (HEALTH, FOOD, DRINK, ENERGY)
-FACING = dict(zip(WAYS, ("left", "right", "up", "down"), strict=True))
-AHEAD = dict(zip(WAYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True))  # (down, right)
+FACING: dict[int, str] = dict(zip(WAYS, ("left", "right", "up", "down"), strict=True))
+# The cell in front, from the middle of the view: (down, right).
+AHEAD: dict[int, tuple[int, int]] = dict(zip(WAYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True))
 
 
 def words(world: World) -> str:
@@ -35,8 +36,8 @@ def words(world: World) -> str:
 
 def _near(view: np.ndarray) -> str:
     """The nearest of every kind, the nearest kind first, and how many there are in view."""
-    y, x = np.indices(view.shape)
-    down, right = y - HIGH // 2, x - WIDE // 2
+    down = np.arange(HIGH)[:, None] - HIGH // 2 + np.zeros_like(view, np.int64)
+    right = np.arange(WIDE) - WIDE // 2 + np.zeros_like(view, np.int64)
     distance = np.abs(down) + np.abs(right)
     found: list[tuple[int, str]] = []
     for kind in np.unique(view).tolist():
