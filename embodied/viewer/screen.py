@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from viser import CameraHandle, ImageHandle, InitialCameraConfig, ViserServer
+from viser import CameraHandle, ClientHandle, ImageHandle, InitialCameraConfig, ViserServer
 
 Picture = NDArray[np.uint8]
 HEIGHT = 1.0
@@ -22,7 +22,7 @@ class Screen:
         self.server = server
         self.picture = self._hang(picture)
         self._aim(server.initial_camera, 1.0)
-        server.on_client_connect(lambda client: self._aim(client.camera, client.camera.aspect))
+        server.on_client_connect(self._fit)
 
     def show(self, picture: Picture) -> None:
         """Send `picture` [H, W, 3]; another form than before is hung anew."""
@@ -30,6 +30,16 @@ class Screen:
             self.picture.image = picture
         else:
             self.picture = self._hang(picture)
+
+    def _fit(self, client: ClientHandle) -> None:
+        """Fill the window of `client` now, and whenever its form changes."""
+        aspects: list[float] = []
+
+        @client.camera.on_update
+        def moved(camera: CameraHandle) -> None:
+            if aspects[-1:] != [camera.aspect]:
+                aspects.append(camera.aspect)
+                self._aim(camera, camera.aspect)
 
     def _aim(self, camera: InitialCameraConfig | CameraHandle, aspect: float) -> None:
         """Before the picture, as far away as the narrower side of the window asks for."""

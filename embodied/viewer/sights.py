@@ -19,7 +19,7 @@ READ = 24
 """Numbers that are read out one by one."""
 PLOTTED = 6
 """Observations that get a plot, the first ones."""
-WIDE, NARROW = 560, 320
+WIDE, NARROW = 560, 280
 CLOUDS = "/world/clouds"
 
 
@@ -42,7 +42,9 @@ class Sights:
             for name, leaf in leaves.items():
                 if is_picture(leaf) and name not in self.points:
                     self.images[name] = server.gui.add_image(blank, label=name)
-            with server.gui.add_folder("Observations", expand_by_default=alone):
+            with server.gui.add_folder(
+                "Observations", expand_by_default=alone, visible=bool(session.curves)
+            ):
                 self.observed = [
                     Observed(server, name, leaves[name], session.env.spec.dt)
                     for name in session.curves[:PLOTTED]

@@ -1,0 +1,133 @@
+"""SAPIEN scenes in the page: shapes, colours and poses are those of the scene."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from viser import ViserServer
+
+from embodied.viewer.look import Shape
+from embodied.viewer.scene import Scene
+from tests.viewer.test_shapes import volume
+
+sapien = pytest.importorskip("sapien", reason="SAPIEN is not installed (extra: maniskill)")
+HALF = 0.5**0.5
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[object]:
+    """A kinematic body of four shapes, a red one that falls, and the ground."""
+    try:
+        pictures = sapien.render.RenderSystem()
+    except RuntimeError as error:
+        pytest.skip(f"no Vulkan driver: {error}")
+    made = sapien.Scene([sapien.physx.PhysxCpuSystem(), pictures])
+    orange = sapien.render.RenderMaterial(base_color=[1, 0.5, 0.25, 1])
+    body = made.create_actor_builder()
+    body.add_box_visual(sapien.Pose([0.1, 0, 0]), [0.1, 0.2, 0.3], orange)
+    body.add_sphere_visual(radius=0.5, material=orange)
+    body.add_capsule_visual(sapien.Pose(q=[HALF, 0, -HALF, 0]), 0.1, 0.4, orange)
+    body.add_cylinder_visual(radius=0.1, half_length=0.4, material=orange)
+    body.set_initial_pose(sapien.Pose([0, 0, 1]))
+    body.build_kinematic(name="four/shapes")
+    falling = made.create_actor_builder()
+    falling.add_box_collision(half_size=[0.1, 0.1, 0.1])
+    falling.add_box_visual(half_size=[0.1, 0.1, 0.1], material=[1, 0, 0])
+    falling.set_initial_pose(sapien.Pose([2, 0, 3]))
+    falling.build(name="falling")
+    made.add_ground(0)
+    yield made
+
+
+@pytest.fixture
+def look(scene):
+    from embodied.viewer.sapien_scene import SapienLook
+
+    return SapienLook(lambda: scene)
+
+
+def shapes(look) -> list[Shape]:
+    return [shape for shape in look.shapes() if shape.body == 0]
+
+
+def test_shapes_enclose_their_volumes_facing_outwards(look) -> None:
+    wanted = [
+        8 * 0.1 * 0.2 * 0.3,
+        4 / 3 * np.pi * 0.5**3,
+        np.pi * 0.1**2 * 0.8 + 4 / 3 * np.pi * 0.1**3,
+        np.pi * 0.1**2 * 0.8,
+    ]
+    found = [volume(*shape.mesh()) for shape in shapes(look)]
+    assert len(found) == 4
+    for got, true in zip(found, wanted, strict=True):
+        assert 0.97 * true < got < 1.0001 * true
+
+
+def test_shapes_reach_as_far_as_they_are_long_and_have_their_colour(look) -> None:
+    box, ball, capsule, cylinder = shapes(look)
+    reach = [np.abs(shape.mesh()[0]).max(0) for shape in (box, ball, capsule, cylinder)]
+    np.testing.assert_allclose(reach[0], (0.1, 0.2, 0.3), atol=1e-6)
+    np.testing.assert_allclose(reach[1], (0.5, 0.5, 0.5), atol=0.005)
+    # The long axis is x, until the shape's own turn puts it upright.
+    np.testing.assert_allclose(reach[2], (0.5, 0.1, 0.1), atol=0.005)
+    np.testing.assert_allclose(reach[3], (0.4, 0.1, 0.1), atol=0.005)
+    np.testing.assert_allclose(capsule.turn, (HALF, 0, -HALF, 0), atol=1e-6)
+    np.testing.assert_allclose(box.place, (0.1, 0, 0), atol=1e-6)
+    np.testing.assert_allclose(box.rgba, (1.0, 0.5, 0.25, 1.0), atol=1e-6)
+
+
+def test_a_mirrored_mesh_still_faces_outwards(look) -> None:
+    from embodied.viewer.sapien_scene import mesh_of
+
+    box = next(iter(look.scene().entities)).find_component_by_type(
+        sapien.render.RenderBodyComponent
+    )
+    part = box.render_shapes[0]
+    assert volume(*mesh_of(part, np.array([-1.0, 1.0, 1.0]))) == pytest.approx(8.0)
+    assert volume(*mesh_of(part, np.ones(3), clockwise=True)) == pytest.approx(-8.0)
+
+
+def test_frames_in_the_page_follow_the_scene(scene, look) -> None:
+    server = ViserServer("127.0.0.1", 0, verbose=False)
+    try:
+        drawn = Scene(server, look)
+        assert [name.partition("_")[2] for name in drawn.bodies] == [
+            "four/shapes", "falling", "ground",
+        ]  # fmt: skip
+        assert drawn.names[0] == "/world/0_four.shapes"
+        assert len(drawn.meshes) == 6 and drawn.undrawn == 0
+        before = [np.array(frame.position) for frame in drawn.frames]
+        np.testing.assert_allclose(before[1], (2, 0, 3), atol=1e-6)
+        for _ in range(20):
+            scene.step()
+        drawn.show()
+        np.testing.assert_allclose(drawn.frames[1].position, scene.entities[1].pose.p, atol=1e-6)
+        assert drawn.frames[1].position[2] < 2.99
+        assert (np.array(drawn.frames[0].position) == before[0]).all()
+    finally:
+        server.stop()
+
+
+def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
+    server = ViserServer("127.0.0.1", 0, verbose=False)
+    try:
+        drawn = Scene(server, look)
+        kept = drawn.meshes[0, "0_0"]
+        drawn.restyle()
+        assert drawn.meshes[0, "0_0"] is kept
+        newcomer = scene.create_actor_builder()
+        newcomer.add_sphere_visual(radius=0.1)
+        newcomer.set_initial_pose(sapien.Pose([0, 1, 0]))
+        entity = newcomer.build_kinematic(name="newcomer")
+        drawn.restyle()
+        drawn.show()
+        assert len(drawn.frames) == 4 and len(drawn.meshes) == 7
+        np.testing.assert_allclose(drawn.frames[3].position, (0, 1, 0), atol=1e-6)
+        gone = drawn.names[3]
+        scene.remove_entity(entity)
+        drawn.restyle()
+        assert len(drawn.meshes) == 6 and server.scene.get_handle_by_name(gone) is None
+    finally:
+        server.stop()
