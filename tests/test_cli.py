@@ -218,41 +218,52 @@ def test_the_order_of_precedence() -> None:
     assert type(small) is dict and type(small["learner"]) is dict
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
-    """For each environment that is cloned: a few demonstrations, and a clone of them."""
-    folder = tmp_path_factory.mktemp("inputs")
-    made: dict[str, dict[str, Path]] = {}
-    for env in ("fr3_lift", "fr3_insert", "two_gap"):
-        demos, clone = folder / f"{env}-demos", folder / f"{env}-clone"
-        for line in (
-            f"demos collect env={env} episodes=3 num_envs=3 out={demos}",
-            f"train experiment={env}_flow size=debug steps=20 demos={demos} output={clone}",
-        ):
+class Inputs:
+    """A few demonstrations of an environment, and a clone of them, made when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def demos(self, env: str) -> Path:
+        out = self.folder / f"{env}-demos"
+        return self._made(out, f"demos collect env={env} episodes=3 num_envs=3 out={out}")
+
+    def clone(self, env: str) -> Path:
+        out, demos = self.folder / f"{env}-clone", self.demos(env)
+        words = f"size=debug steps=20 demos={demos} output={out}"
+        return self._made(out, f"train experiment={env}_flow {words}")
+
+    def _made(self, out: Path, line: str) -> Path:
+        if not out.exists():
             with pytest.raises(SystemExit) as stopped:
                 main(line.split())
             assert stopped.value.code == 0
-        made[env] = {"demos": demos, "clone": clone}
-    return made
+        return out
 
 
-def needed(experiment: str, inputs: dict[str, dict[str, Path]]) -> list[str]:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return Inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def needed(experiment: str, inputs: Inputs) -> list[str]:
     """What an experiment has to be given on the command line."""
     made = compose("train", [f"experiment={experiment}"])
-    node, have = made.node, inputs.get(made.choices["env"], {})
+    node, env = made.node, str(made.choices["env"])
     words = []
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
-        words.append(f"demos={have['demos']}")
+        words.append(f"demos={inputs.demos(env)}")
     if node.get("finetune"):
-        words.append(f"init={have['clone']}")
+        words.append(f"init={inputs.clone(env)}")
     return words
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs(
-    embodied: Shell, tmp_path: Path, inputs: dict[str, dict[str, Path]], experiment: str
+    embodied: Shell, tmp_path: Path, inputs: Inputs, experiment: str
 ) -> None:
     words = needed(experiment, inputs)
+    embodied.capsys.readouterr()  # what making them printed
     run = tmp_path / "run"
     outcome = embodied("train", f"experiment={experiment}", "size=debug", f"output={run}", *words)
     assert outcome.code == 0, outcome.err
