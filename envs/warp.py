@@ -46,8 +46,8 @@ class Config:
     turning: Literal["none", "yaw", "full"] = "none"
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     device: str = "auto"
-    contacts: int = 40
-    constraints: int = 160
+    contacts: int = 32
+    constraints: int = 128
     deterministic: bool = True
 
 

@@ -1,0 +1,258 @@
+"""FR3 tasks on MuJoCo Warp: MuJoCo's own trajectories, exact state, masked resets, bad input.
+
+Warp's CPU back end runs the same kernels, graphs included; its compiler takes about half a minute
+on a machine's first run, and keeps what it made.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError
+from embodied.core.env import NotFinite
+from embodied.core.tensors import Tensors
+from envs.fr3 import Config as PoolConfig
+from envs.fr3 import Fr3
+from envs.tasks import TASKS
+from policies import scripted
+from policies.scripted import Scripted
+
+pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
+
+from envs.counted import Streams
+from envs.warp import Config, Fr3Warp
+from envs.warp_start import warp
+
+
+def made(task: str = "lift", rows: int = 4, **settings: object) -> Fr3Warp:
+    return Fr3Warp(Config(task=task, num_envs=rows, device="cpu", **settings))
+
+
+def actions(count: int, rows: int) -> list[torch.Tensor]:
+    return list(torch.rand(count, rows, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1)
+
+
+def pair(task: str, rows: int) -> tuple[Fr3, Fr3Warp, torch.Tensor]:
+    """Both worlds with the same rows, begun by MuJoCo's, and the observation."""
+    pool = Fr3(PoolConfig(task=task, num_envs=rows, reward="shaped"))
+    ours = made(task, rows, reward="shaped")
+    obs = pool.reset(seed=3)["state"]
+    ours.reset(seed=0)
+    given, state = pool.get_state(), ours.get_state()
+    for key in state:
+        if key in given:
+            state[key] = given[key]
+    for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "mocap_pos", "mocap_quat"):
+        key = f"physics/{name}"
+        field = np.array(getattr(pool.batch, name), np.float32)
+        state[key] = torch.from_numpy(field).reshape(state[key].shape)
+    ours.set_state(state)
+    return pool, ours, obs
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_the_same_task_file_gives_the_same_world(task: str) -> None:
+    pool, ours, obs = pair(task, 3)
+    assert ours.spec == pool.spec and ours.spec.text == pool.spec.text
+    assert ours.horizon == pool.horizon and ours.substeps == pool.substeps
+    assert [p.name for p in ours.parameters] == [p.name for p in pool.parameters]
+    torch.testing.assert_close(ours._observe(ours.view())["state"], obs, atol=1e-6, rtol=0)
+    # In words too, and the picture is of the same row.
+    assert ours.describe(1) == pool.describe(1)
+    for mine, theirs in zip(ours.scene(2), pool.scene(2), strict=True):
+        for name in ("geom_size", "xpos"):
+            if hasattr(mine, name):
+                np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), atol=1e-5)
+
+
+def test_a_free_arm_moves_as_in_mujoco() -> None:
+    pool, ours, _ = pair("lift", 8)
+    for action in actions(20, 8):
+        a, b = pool.step(action), ours.step(action)
+        off = (a.next_obs["state"] - b.next_obs["state"]).abs()
+        # q (rad), tool (m), everything else (velocities too).
+        assert off[:, :7].max() < 5e-6 and off[:, 14:17].max() < 2e-6 and off.max() < 5e-4
+        assert (a.reward - b.reward).abs().max() < 1e-6
+        assert torch.equal(a.log["success"], b.log["success"])
+
+
+def test_a_grasp_goes_as_in_mujoco() -> None:
+    """Contacts differ in the last digits of single precision, so rows drift apart slowly."""
+    pool, ours, obs = pair("lift", 8)
+    torch.manual_seed(0)
+    actor = Actor(Scripted(scripted.Config(task="lift", quality=1.0), pool.spec), 8)
+    first, over, seen = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool), 0.0
+    cube = pool.spec.obs["state"].names.index("cube_x")
+    for _ in range(40):
+        action = actor({"state": obs}, first)
+        a, b = pool.step(action), ours.step(action)
+        obs, first = a.obs["state"], a.ended
+        off = (a.next_obs["state"] - b.next_obs["state"]).abs()[~over]
+        assert not len(off) or (off[:, :7].max() < 2e-3 and off[:, 14:17].max() < 1e-3)
+        assert not len(off) or off[:, cube : cube + 3].max() < 2e-3
+        assert torch.equal(a.log["success"][~over], b.log["success"][~over])
+        seen = max(seen, a.next_obs["state"][:, cube + 2].max().item())
+        over |= a.ended | b.ended
+    assert over.all() and seen > 0.1, "no cube was lifted"
+
+
+def test_the_demonstrator_inserts_the_peg() -> None:
+    torch.manual_seed(0)
+    env = made("insert", 12)
+    obs = env.reset(seed=3)
+    actor = Actor(Scripted(scripted.Config(task="insert", quality=1.0), env.spec), 12)
+    first, over = torch.ones(12, dtype=torch.bool), torch.zeros(12, dtype=torch.bool)
+    won = over.clone()
+    while not over.all():
+        step = env.step(actor(obs, first))
+        obs, first = step.obs, step.ended
+        assert torch.equal(step.reward, step.log["success"].float())
+        won |= step.log["success"] & ~over
+        over |= step.ended
+    assert won.float().mean() > 0.8
+
+
+def test_same_seed_same_rows_whatever_their_number() -> None:
+    few, many = made(rows=2, horizon=5), made(rows=5, horizon=5)
+    assert torch.equal(few.reset(seed=7)["state"], many.reset(seed=7)["state"][:2])
+    for action in actions(12, 5):
+        one, other = few.step(action[:2]), many.step(action)
+        assert torch.equal(one.obs["state"], other.obs["state"][:2])
+        assert torch.equal(one.next_obs["state"], other.next_obs["state"][:2])
+    assert not torch.equal(few.reset(seed=8)["state"], few.reset(seed=7)["state"])
+
+
+@pytest.mark.parametrize("task", ["lift", "insert"])
+def test_state_continues_bit_for_bit_across_resets(task: str) -> None:
+    env, plan = made(task, horizon=9), actions(30, 4)
+    env.reset(seed=1)
+    env.reset(mask=torch.tensor([True, False, False, True]))
+    for action in plan[:6]:
+        env.step(action)
+    state = env.get_state()
+    went = [env.step(action) for action in plan[6:]]
+    assert any(step.truncated.any() for step in went)
+    for again in (env, made(task, horizon=9, seed=99)):
+        assert torch.equal(again.set_state(state)["state"], state["obs/state"])
+        for before, action in zip(went, plan[6:], strict=True):
+            after = again.step(action)
+            assert torch.equal(before.obs["state"], after.obs["state"])
+            assert torch.equal(before.next_obs["state"], after.next_obs["state"])
+            assert torch.equal(before.reward, after.reward)
+
+
+def test_successor_of_an_ended_row_is_the_state_before_its_reset() -> None:
+    short, long = (made(rows=3, horizon=h) for h in (4, 60))
+    assert torch.equal(short.reset(seed=2)["state"], long.reset(seed=2)["state"])
+    for action in actions(4, 3):
+        cut, on = short.step(action), long.step(action)
+    assert cut.truncated.all() and not on.ended.any()
+    assert torch.equal(cut.next_obs["state"], on.next_obs["state"])
+    assert (cut.obs["state"][:, 7:14] == 0).all(), "reset rows begin at rest"
+    assert not torch.equal(cut.obs["state"], cut.next_obs["state"])
+    assert short.count.tolist() == [0, 0, 0] and long.count.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("task", ["lift", "insert"])
+def test_reset_of_some_rows_leaves_the_others(task: str) -> None:
+    """Settling a peg takes physics steps of the whole batch, which the other rows must not feel."""
+    env, plan = made(task, rows=3), actions(4, 3)
+    env.reset(seed=0)
+    env.step(plan[0])
+    state: Tensors = env.get_state()
+    after = env.reset(seed=5, mask=torch.tensor([False, True, False]))["state"]
+    assert torch.equal(after[[0, 2]], state["obs/state"][[0, 2]])
+    assert not torch.equal(after[1], state["obs/state"][1])
+    went = env.step(plan[1]).obs["state"]
+    env.set_state(state)
+    assert torch.equal(env.step(plan[1]).obs["state"][[0, 2]], went[[0, 2]])
+
+
+def test_task_vector_is_obeyed_for_one_episode() -> None:
+    env = made(rows=2, horizon=2)
+    task = torch.tensor([[0.0, 1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.5, 0.5, 0.5]])
+    state = env.reset(seed=0, task=task)["state"]
+    at = env.spec.obs["state"].names.index("cube_x")
+    torch.testing.assert_close(state[:, at : at + 2], torch.tensor([[0.38, 0.20], [0.62, -0.20]]))
+    # The cube's size follows its parameter (half-way between 18 and 24 mm), in Warp's own model.
+    cube = env.model.geom("cube").id
+    np.testing.assert_allclose(env.batch._model.geom_size.numpy()[:, cube], 0.021)
+    for action in actions(2, 2):
+        env.step(action)
+    assert not torch.allclose(env.task, task.double())
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        env.reset(task=task + 1)
+    with pytest.raises(ValueError, match="no parameter 'cube_z'"):
+        made(ranges={"cube_z": (0.0, 1.0)})
+
+
+def test_tensors_are_warps_own_memory() -> None:
+    env = made(rows=2)
+    env.reset(seed=0)
+    env.batch.state["qpos"][1, 3] = -1.25
+    assert env.batch._data.qpos.numpy()[1, 3] == -1.25
+    assert env.batch.field("geom_friction").data_ptr() == env.batch._model.geom_friction.ptr
+
+
+def test_what_is_wrong_is_said() -> None:
+    env = made(rows=3)
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="first reset"):
+        env.reset(mask=torch.tensor([True, False, True]))
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="expected"):
+        env.step(torch.zeros(3, 7))
+    action = torch.zeros(3, 4)
+    action[1, 2] = float("nan")
+    with pytest.raises(NotFinite, match=r"fr3_lift_warp: action is not finite in rows \[1\]"):
+        env.step(action)
+    env.reset(seed=0)
+    env.batch.state["qpos"][2, 0] = float("nan")
+    with pytest.raises(NotFinite, match=r"rows \[2\]"):
+        env.step(torch.zeros(3, 4))
+    with pytest.raises(ConfigError, match="device='cuda:9' is not one that Warp sees"):
+        Fr3Warp(Config(num_envs=1, device="cuda:9"))
+
+
+@pytest.mark.parametrize("setting", ["constraints", "contacts"])
+def test_too_little_room_names_the_setting(setting: str) -> None:
+    env = made(rows=2, **{setting: 3})
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match=f"fr3_lift_warp: .* raise .*{setting}"):
+        for action in actions(3, 2):
+            env.step(action)
+
+
+def test_numbers_are_splitmix_and_rows_have_their_own() -> None:
+    streams = Streams(1000, torch.device("cpu"), seed=4)
+    every = torch.ones(1000, dtype=torch.bool)
+    drawn = streams.uniform(8, every)
+    assert drawn.min() >= 0 and drawn.max() < 1
+    assert abs(drawn.mean() - 1 / 2) < 0.01 and abs(drawn.var() - 1 / 12) < 0.005
+    assert len(drawn.flatten().unique()) == 8000
+    some = every.clone()
+    some[3] = False
+    again = streams.uniform(8, some)
+    assert torch.equal(again[3], streams.uniform(8, every)[3])
+    assert torch.equal(Streams(5, torch.device("cpu"), 4).uniform(8, every[:5]), drawn[:5])
+    # The first number that SplitMix64 gives from the state 0.
+    streams.key[0], streams.count[0] = 0, 0
+    assert streams.uniform(1, every)[0].item() == (0xE220A8397B1DCDAF >> 11) / 2**53
+
+
+def test_it_is_quiet_and_says_how_it_is_installed() -> None:
+    code = "import envs.warp, warp; warp.zeros(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
+    for package in ("warp", "mujoco_warp"):
+        code = f"import sys; sys.modules['{package}'] = None; import envs.warp_start"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "pip install 'embodied-rl[warp]'" in done.stderr.splitlines()[-1]
+    assert warp.config.kernel_cache_dir, "kernels are not kept"
