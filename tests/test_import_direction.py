@@ -19,7 +19,13 @@ LAYERS = (
     {"embodied.embodiments", "embodied.data", "policies"},
     {"envs", "embodied.learners", "embodied.finetune", "embodied.rewards", "embodied.teachers"},
     {"embodied.loops"},
-    {"embodied.compose", "embodied.bench", "embodied.viewer", "embodied.evidence"},
+    {
+        "embodied.compose",
+        "embodied.bench",
+        "embodied.viewer",
+        "embodied.export",
+        "embodied.evidence",
+    },
     {"embodied.commands"},
     {"embodied.cli"},
 )

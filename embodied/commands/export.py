@@ -1,0 +1,68 @@
+"""Write a trained policy as ONNX, as a C header or as TorchScript, checked against PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodied.core.build import ConfigError
+
+if TYPE_CHECKING:
+    from embodied.export.decision import Decision
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="a run folder, or a checkpoint in one")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write to")
+    parser.add_argument("--onnx", action="store_true", help="DIR/policy.onnx (the default)")
+    parser.add_argument("--header", action="store_true", help="DIR/policy.h: C99, plain layers")
+    parser.add_argument("--torchscript", action="store_true", help="DIR/policy.pt: for libtorch")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied export outputs/clone --to exported\n"
+        "  embodied export outputs/hover --to exported --onnx --header"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from embodied.core import checkpoint
+    from embodied.export.decision import Decision, Export, facts
+    from embodied.export.header import write_header
+    from embodied.export.onnx import write_onnx
+    from embodied.export.torchscript import write_torchscript
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    decision = Decision(checkpoint.load_policy(args.path))
+    about = facts(decision, Path(args.path))
+    folder = Path(args.to)
+    if folder.is_file():
+        raise ConfigError(f"--to {folder} is a file: name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Export] = []
+    if args.onnx or not (args.header or args.torchscript):
+        made.append(write_onnx(decision, about, folder / "policy.onnx"))
+    if args.header:
+        made.append(write_header(decision, about, folder / "policy.h"))
+    if args.torchscript:
+        made.append(write_torchscript(decision, about, folder / "policy.pt"))
+    print(f"inputs    {', '.join(described(decision))}; noise: {about['noise']}")
+    print(f"output    actions [n, {about['chunk']}, {decision.policy.spec.act.size}] in [-1, 1]")
+    for export in made:
+        size = f"{export.path.stat().st_size / 1000:,.0f} kB"
+        found = "not compared" if export.difference is None else f"{export.difference:.1e}"
+        print(f"wrote     {export.path} ({size})")
+        print(f"          largest difference to PyTorch: {found} ({export.checked_by})")
+
+
+def described(decision: Decision) -> list[str]:
+    """Every input with its type and shape."""
+    kinds = [*decision.leaves.values(), None]
+    shapes = [tuple(value.shape[1:]) for value in decision.example(1)]
+    return [
+        f"{name} {leaf.dtype if leaf else 'float32'}[{', '.join(['n', *map(str, shape)])}]"
+        for name, leaf, shape in zip(decision.inputs, kinds, shapes, strict=True)
+    ]

@@ -1,0 +1,142 @@
+"""Decision: a policy as one function of arrays, and how two such functions are compared."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf
+from policies.encoders import hidden
+
+TOLERANCE = 1e-5
+SIZES = (1, 2, 64)  # rows of the comparisons; 2 is what is traced
+
+
+class Decision(nn.Module):
+    """`forward(*observations, noise)`: actions [n, chunk, A]; the order is that of `inputs`.
+
+    Only for policies that decide from one observation: ConfigError where something is carried from
+    one decision to the next (what only describes a decision, below `row/`, is left out).
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        carried = [key for key in policy.initial(1) if not key.startswith("row/")]
+        if carried:
+            raise ConfigError(
+                f"{type(policy).__name__} carries {', '.join(carried)} from one decision to the "
+                "next, and an exported policy has no memory: export the policy it is based on"
+            )
+        self.policy = policy.requires_grad_(False).eval()
+        self.leaves = {k: leaf for k, leaf in sorted(policy.spec.obs.items()) if not hidden(k)}
+        self.noise = policy.draw(1).shape[1:]
+
+    @property
+    def inputs(self) -> list[str]:
+        return [*(f"obs/{name}" for name in self.leaves), "noise"]
+
+    def forward(self, *given: Tensor) -> Tensor:
+        obs, noise = dict(zip(self.leaves, given[:-1], strict=True)), given[-1]
+        seen, carry = self.policy.observe(obs, {}, noise)
+        return self.policy.act(seen, carry, noise)[0]
+
+    def example(self, n: int) -> tuple[Tensor, ...]:
+        """Arrays that `forward` takes: observations within their bounds, noise that explores."""
+        seen = [observation(leaf, n) for leaf in self.leaves.values()]
+        return (*seen, self.policy.draw(n, explore=True))
+
+
+def observation(leaf: Leaf, n: int) -> Tensor:
+    """Random values [n, *shape] that `leaf` allows; where it has no bounds, of deviation 3."""
+    if leaf.is_symbol:
+        count = torch.tensor(leaf.symbols)
+        values = (torch.rand(n, leaf.size) * count).long().clamp(max=count - 1)
+        return values.view(n, *leaf.shape).to(leaf.zeros(1).dtype)
+    if leaf.is_image:
+        return torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
+    low, high = (
+        torch.tensor(end if end is not None else sign * torch.inf)
+        for end, sign in ((leaf.low, -1), (leaf.high, 1))
+    )
+    wide = (3 * torch.randn(n, leaf.size)).clamp(low, high)
+    between = low + (high - low) * torch.rand(n, leaf.size)
+    values = torch.where((high - low).isfinite(), between, wide)
+    return values.view(n, *leaf.shape).to(leaf.zeros(1).dtype)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file, and the largest difference to PyTorch that was found (None: it could not run)."""
+
+    path: Path
+    difference: float | None
+    checked_by: str
+
+
+def compare(decision: Decision, other: Callable[[tuple[Tensor, ...]], Tensor]) -> float:
+    """The largest difference over a few random batches; ConfigError above TOLERANCE."""
+    worst = 0.0
+    for n in SIZES:
+        given = decision.example(n)
+        expected, found = decision(*given), other(given)
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            raise ConfigError(
+                f"the exported policy gives {found.dtype} {list(found.shape)} where PyTorch gives "
+                f"{expected.dtype} {list(expected.shape)}: it is not written"
+            )
+        worst = max(worst, (found - expected).abs().max().item())
+    if not worst <= TOLERANCE:
+        raise ConfigError(
+            f"the exported policy differs from PyTorch by {worst:.1e}, more than {TOLERANCE}: "
+            "it is not written"
+        )
+    return worst
+
+
+def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
+    """What who acts with the file has to know, as plain values.
+
+    `noise`: "zeros" where that is acting without exploration, "normal" where every decision needs
+    fresh standard normal numbers; `execute`: steps of the chunk to play before deciding again.
+    """
+    policy = decision.policy
+    about: dict[str, Any] = {
+        "producer": f"embodied-rl {version('embodied-rl')}",
+        "policy": policy.node["_target_"],
+        "text": policy.spec.text,
+        "dt": policy.spec.dt,
+        "chunk": policy.chunk,
+        "execute": policy.chunk,
+        "inputs": decision.inputs,
+        "noise": "normal" if policy.draw(8).any() else "zeros",
+        "spec": policy.spec.to_json(),
+    }
+    if run is not None:
+        folder = checkpoint.find(run)
+        saved = json.loads((folder / "about.json").read_text())
+        about |= {key: saved[key] for key in ("step", "policy_sha256", "git")}
+        trained = folder.parent.parent / "run.yaml"
+        if trained.exists():
+            about["execute"] = yaml.safe_load(trained.read_text()).get("execute") or policy.chunk
+    return about
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """No gradients, and no warnings: what they warn of is looked for in the result."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

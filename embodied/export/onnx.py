@@ -1,0 +1,69 @@
+"""ONNX: a decision as a graph for onnxruntime, TensorRT and their like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.export.decision import Decision, Export, compare, tracing
+
+OPSET = 17
+
+
+def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
+    """Write `path`; inputs and the output `actions` have a free number of rows n.
+
+    `facts` become metadata, as JSON where they are not text. The file is run by onnxruntime on
+    random inputs first and not written where it differs from PyTorch (ConfigError).
+    """
+    try:
+        import onnx
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"ONNX needs the package {error.name}: pip install 'embodied-rl[export]'"
+        ) from error
+
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        _trace(decision, partial)
+        model = onnx.load(str(partial))
+        entries = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
+        onnx.helper.set_model_props(model, entries)
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, str(partial))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(
+            str(partial), options, providers=["CPUExecutionProvider"]
+        )
+
+        def other(given: tuple[Tensor, ...]) -> Tensor:
+            feed = {k: v.numpy() for k, v in zip(decision.inputs, given, strict=True)}
+            return torch.from_numpy(session.run(["actions"], feed)[0])
+
+        difference = compare(decision, other)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Export(path, difference, f"onnxruntime {onnxruntime.__version__}")
+
+
+def _trace(decision: Decision, path: Path) -> None:
+    names = decision.inputs
+    with tracing():
+        torch.onnx.export(
+            decision,
+            decision.example(2),
+            str(path),
+            input_names=names,
+            output_names=["actions"],
+            dynamic_axes={name: {0: "n"} for name in [*names, "actions"]},
+            opset_version=OPSET,
+            dynamo=False,  # the other exporter needs one more package and gains nothing here
+        )

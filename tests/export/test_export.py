@@ -1,0 +1,280 @@
+"""Exported policies act like the original, in onnxruntime, in C and in TorchScript."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, nest
+from embodied.export.decision import Decision, facts, observation
+from embodied.export.header import FLAGS, number, write_header
+from embodied.export.onnx import write_onnx
+from embodied.export.torchscript import write_torchscript
+
+FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
+ACT = Leaf((2,), low=-1.0, high=1.0, names=("left", "right"))
+OBS = {
+    "angle": Leaf((), low=-3.0, high=3.0, unit="rad"),
+    "critic/state": Leaf((2,)),
+    "state": Leaf((4,), unit="m", names=("x", "y", "vx", "vy")),
+}
+IMAGES = {**OBS, "wrist": Leaf((16, 24, 3), "uint8")}
+SPECS = {
+    "vectors": Spec(OBS, ACT, dt=0.05, text="go there"),
+    "images": Spec(IMAGES, ACT, dt=0.05),
+    "discrete": Spec(OBS, Leaf((), "int64", 0, 3), dt=0.05),
+}
+
+
+def make(node: dict[str, Any], spec: Spec) -> Policy:
+    """Built, its normalisers fitted, as it comes out of a checkpoint."""
+    torch.manual_seed(0)
+    policy: Policy = build(node, spec=spec)
+    obs = nest({name: observation(leaf, 50) for name, leaf in spec.obs.items()}, "obs")
+    policy.fit({**obs, "action": torch.rand(50, policy.chunk, *spec.act.shape)})
+    return policy.eval()
+
+
+def small(name: str, spec: Spec, **settings: object) -> Policy:
+    target = f"policies.{name}.{name.capitalize()}"
+    return make({"_target_": target, "hidden": [16], **settings}, spec)
+
+
+def rows(policy: Policy, n: int) -> tuple[Tensors, Tensor]:
+    return {name: observation(leaf, n) for name, leaf in policy.spec.obs.items()}, policy.draw(
+        n, explore=True
+    )
+
+
+def open_session(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("world", SPECS)
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_every_policy_acts_the_same_elsewhere(file: Path, world: str, tmp_path: Path) -> None:
+    try:
+        policy = make(yaml.safe_load(file.read_text()), SPECS[world])
+    except ConfigError:
+        pytest.skip("not for this world")
+    decision = Decision(policy)
+    about = facts(decision)
+    assert write_onnx(decision, about, tmp_path / "policy.onnx").difference is not None
+    write_torchscript(decision, about, tmp_path / "policy.pt")
+    session = open_session(tmp_path / "policy.onnx")
+    traced = torch.jit.load(str(tmp_path / "policy.pt"))
+    for n in (1, 5):
+        obs, noise = rows(policy, n)
+        expected = policy.act(obs, {}, noise)[0]
+        seen = {f"obs/{k}": v for k, v in obs.items() if not k.startswith("critic/")}
+        feed = {k: v.numpy() for k, v in {**seen, "noise": noise}.items()}
+        found = torch.from_numpy(session.run(None, feed)[0])
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        again = traced(*seen.values(), noise)
+        torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+        # What it is given matters: the comparison above is not one of constants.
+        still = session.run(None, {**feed, "noise": np.zeros_like(feed["noise"])})[0]
+        assert n == 1 or (still != found.numpy()).any()
+
+
+def test_an_onnx_file_says_what_it_is(tmp_path: Path) -> None:
+    policy = small("deterministic", SPECS["images"], chunk=3)
+    decision = Decision(policy)
+    write_onnx(decision, facts(decision), tmp_path / "policy.onnx")
+    props = {p.key: p.value for p in onnx.load(tmp_path / "policy.onnx").metadata_props}
+    assert Spec.from_json(json.loads(props["spec"])) == policy.spec
+    assert json.loads(props["dt"]) == 0.05 and json.loads(props["chunk"]) == 3
+    assert json.loads(props["inputs"]) == ["obs/angle", "obs/state", "obs/wrist", "noise"]
+    assert props["noise"] == "zeros" and props["policy"].endswith("Deterministic")
+    session = open_session(tmp_path / "policy.onnx")
+    assert [i.name for i in session.get_inputs()] == json.loads(props["inputs"])
+    assert [i.shape for i in session.get_inputs()] == [["n"], ["n", 4], ["n", 16, 24, 3], ["n", 6]]
+    assert session.get_inputs()[2].type == "tensor(uint8)"
+    assert [o.name for o in session.get_outputs()] == ["actions"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "policy.onnx"]
+    assert facts(Decision(make({"_target_": "policies.flow.Flow"}, SPECS["vectors"])))["noise"] == (
+        "normal"
+    )
+
+
+def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None:
+    base, inner = {"_target_": "policies.flow.Flow", "width": 32}, {"hidden": [8]}
+    inner["_target_"] = "policies.gaussian.Gaussian"
+    nodes = {"base": base, "inner": inner}
+    policy = make({"_target_": "policies.latent.Latent", **nodes}, SPECS["vectors"])
+    write_onnx(decision := Decision(policy), facts(decision), tmp_path / "policy.onnx")
+    obs, noise = rows(policy, 3)
+    feed = {k: v.numpy() for k, v in zip(decision.inputs, decision.example(3), strict=True)}
+    feed |= {f"obs/{k}": v.numpy() for k, v in obs.items() if k in decision.leaves}
+    found = open_session(tmp_path / "policy.onnx").run(None, feed | {"noise": noise.numpy()})[0]
+    expected = policy.act(obs, policy.initial(3), noise)[0]
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
+    residual = make({"_target_": "policies.residual.Residual", **nodes}, SPECS["vectors"])
+    with pytest.raises(ConfigError, match="Residual carries plan, cursor"):
+        Decision(residual)
+
+
+def test_a_file_that_acts_differently_is_not_written(tmp_path: Path) -> None:
+    policy = small("deterministic", SPECS["vectors"])
+    act = type(policy).act
+
+    class Baked(type(policy)):
+        def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+            return (
+                act(self, obs, carry, 0.1 + 0 * noise * float(obs["state"].sum()))
+                if float(obs["state"].sum()) > 0
+                else act(self, obs, carry, noise)
+            )
+
+    policy.__class__ = Baked
+    decision = Decision(policy)
+    for write, name in ((write_onnx, "a.onnx"), (write_torchscript, "a.pt")):
+        with pytest.raises(ConfigError, match="differs from PyTorch by"):
+            write(decision, facts(decision), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+MAIN = """
+#define POLICY_SELF_TEST
+#include <stdio.h>
+#include "policy.h"
+int main(void)
+{
+    float obs[POLICY_INPUTS], action[POLICY_CHUNK * POLICY_ACTIONS];
+    printf("%.9g\\n", policy_self_test());
+    for (;;) {
+        for (int i = 0; i < POLICY_INPUTS; i++) if (scanf("%f", obs + i) != 1) return 0;
+        policy_evaluate(obs, action);
+        for (int i = 0; i < POLICY_CHUNK * POLICY_ACTIONS; i++) printf("%.9g ", action[i]);
+    }
+}
+"""
+
+
+def run_c(path: Path, obs: Tensor) -> tuple[float, Tensor]:
+    """The header in a program of its own: its self test, and actions for rows of `obs`."""
+    (path.parent / "main.c").write_text(MAIN)
+    subprocess.run(["cc", *FLAGS, "-o", "a.out", "main.c", "-lm"], cwd=path.parent, check=True)
+    text = " ".join(number(v)[:-1] for v in obs.flatten().tolist())
+    done = subprocess.run([path.parent / "a.out"], input=text, capture_output=True, text=True)
+    own, *values = done.stdout.split()
+    return float(own), torch.tensor([float(v) for v in values]).view(len(obs), -1)
+
+
+@needs_cc
+@pytest.mark.parametrize("policy", ["deterministic", "gaussian"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hidden": [64, 64], "activation": "tanh"},
+        {"hidden": [33, 7, 5], "activation": "relu", "chunk": 3},
+        {"hidden": [], "activation": "relu"},
+        {"hidden": [9], "activation": "silu", "layer_norm": True},
+        {"hidden": [9, 8], "activation": "gelu"},
+        {"hidden": [9, 8], "activation": "mish"},
+    ],
+    ids=lambda s: f"{s['activation']}{s['hidden']}",
+)
+def test_the_header_is_the_policy(policy: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    made = small(policy, SPECS["vectors"], **settings)
+    decision = Decision(made)
+    written = write_header(decision, facts(decision), tmp_path / "policy.h")
+    assert written.difference is not None and written.difference <= 1e-5
+    obs, noise = rows(made, 20)
+    obs["state"][0] *= 100  # beyond where the normaliser clips
+    flat = torch.cat([obs["angle"][:, None], obs["state"]], 1)
+    own, found = run_c(tmp_path / "policy.h", flat)
+    expected = made.act(obs, {}, 0 * noise)[0].detach().flatten(1)
+    assert own <= 1e-5
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@needs_cc
+def test_one_neuron_by_hand(tmp_path: Path) -> None:
+    """tanh(3 clip((x - 1) / 2) + 0.5), clip at 10."""
+    spec = Spec({"x": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    policy: Any = small("deterministic", spec, hidden=[])
+    with torch.no_grad():
+        policy.encoder.norm.mean.fill_(1.0)
+        policy.encoder.norm.std.fill_(2.0)
+        policy.net[0].weight.fill_(0.03)
+        policy.net[0].bias.fill_(0.5)
+    decision = Decision(policy)
+    write_header(decision, facts(decision), tmp_path / "policy.h")
+    _, found = run_c(tmp_path / "policy.h", torch.tensor([[2.0], [1000.0]]))
+    assert found[0].item() == pytest.approx(math.tanh(0.03 * 0.5 + 0.5), abs=1e-6)
+    assert found[1].item() == pytest.approx(math.tanh(0.03 * 10 + 0.5), abs=1e-6)
+
+
+@needs_cc
+def test_the_header_documents_and_does_not_obey(tmp_path: Path) -> None:
+    evil = "*/ int evil = 1; /* \\\n??/"
+    names = ("x*/", "y\n#error", "vx", "vy")
+    obs = {**OBS, "state": Leaf((4,), unit=evil, names=names)}
+    policy = small("deterministic", Spec(obs, ACT, dt=0.05, text=f"fly there {evil}"))
+    decision = Decision(policy)
+    write_header(decision, facts(decision), tmp_path / "policy.h")  # compiles with -Werror
+    text = (tmp_path / "policy.h").read_text()
+    about, code = text.split("*/", 1)
+    assert "fly there" in about and "obs[0..0] angle (rad)" in about and "obs[1..4] state" in about
+    assert "3 vx, 4 vy" in about and "0 left, 1 right" in about
+    assert "evil" not in code and "#error" not in code
+    assert "malloc" not in text and "#define POLICY_INPUTS 5" in code
+
+
+def test_headers_are_for_plain_layers(tmp_path: Path) -> None:
+    flow = make({"_target_": "policies.flow.Flow"}, SPECS["vectors"])
+    for policy, words in (
+        (flow, "holds plain layers, and Flow is more"),
+        (small("deterministic", SPECS["images"]), "sees images or symbols"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            write_header(Decision(policy), facts(Decision(policy)), tmp_path / "policy.h")
+    broken = small("deterministic", SPECS["vectors"])
+    next(broken.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ConfigError, match="not finite"):
+        write_header(Decision(broken), facts(Decision(broken)), tmp_path / "policy.h")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_read_back_exactly() -> None:
+    values = torch.cat([torch.randn(200), torch.randn(200) * 1e-30, torch.tensor([0.0, 1.0, -2.0])])
+    for value in values.tolist():
+        assert number(value).endswith("f") and np.float32(number(value)[:-1]) == np.float32(value)
+        assert set(number(value)) & {".", "e"}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from embodied.cli import main
+
+    policy = small("deterministic", SPECS["vectors"])
+    checkpoint.save(tmp_path / "run" / "checkpoints" / "00000007", policy, 7)
+    (tmp_path / "run" / "run.yaml").write_text("execute: null\n")
+    words = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "to")]
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    out = capsys.readouterr().out
+    assert "obs/angle float32[n], obs/state float32[n, 4], noise float32[n, 2]" in out
+    assert "largest difference to PyTorch" in out
+    props = {p.key: p.value for p in onnx.load(tmp_path / "to" / "policy.onnx").metadata_props}
+    assert props["step"] == "7" and props["execute"] == "1"
+    with pytest.raises(SystemExit, match="2"):
+        main([*words[:2], "--to", str(tmp_path / "run" / "run.yaml")])
+    assert "is a file" in capsys.readouterr().err
