@@ -21,7 +21,6 @@ from envs.minigrid_settings import (
     Config,
     cells_leaf,
     mission_leaf,
-    privileged,
     whole_leaves,
 )
 from envs.minigrid_text import described
@@ -123,8 +122,8 @@ class Pool(EnvPool):
         return reward
 
     def _fresh(self) -> Tensors:
-        whole = self._whole(self._rows) if self.settings.privileged else {}
-        return super()._fresh() | whole
+        fresh = super()._fresh()  # waits until the rows have begun
+        return fresh | self._whole(self._rows) if self.settings.privileged else fresh
 
     def _tensors(self, state: list[np.ndarray], reward: np.ndarray) -> Tensors:
         obs = {
@@ -139,7 +138,14 @@ class Pool(EnvPool):
 
     def _whole(self, rows: np.ndarray) -> Tensors:
         """`privileged/*` of some rows."""
-        return privileged([symbols_of(state) for state in self._states(rows)])
+        states = self._states(rows)
+        cells = np.frombuffer(b"".join(bytes(state.grid) for state in states), np.uint8)
+        grid = cells.reshape(len(states), states[0].width, states[0].height, 3).copy()
+        about = [(*s.agent_pos, s.agent_dir, *_hand(s)[:2]) for s in states]
+        return {
+            "privileged/grid": torch.from_numpy(grid),
+            "privileged/agent": torch.tensor(about, dtype=torch.int64),
+        }
 
     def _states(self, rows: np.ndarray) -> list[Any]:
         return self._pool.debug_states(rows)
@@ -149,9 +155,7 @@ def symbols_of(state: Any) -> dict[str, np.ndarray]:
     """EnvPool's account of one row as `minigrid_state.symbols` names it, but for the clock."""
     shape = (state.width, state.height, 3)
     inside = np.array(state.grid_contains, np.uint8).reshape(shape)
-    hand = [NOTHING, NOTHING]
-    if state.has_carrying:
-        hand[0] = (state.carrying_type, state.carrying_color, state.carrying_state)
+    hand = [_hand(state), NOTHING]
     if state.carrying_has_contains:
         kind, colour = state.carrying_contains_type, state.carrying_contains_color
         hand[1] = (kind, colour, state.carrying_contains_state)
@@ -161,6 +165,13 @@ def symbols_of(state: Any) -> dict[str, np.ndarray]:
         "agent": np.array([*state.agent_pos, state.agent_dir], np.int64),
         "hand": np.array(hand, np.uint8),
     }
+
+
+def _hand(state: Any) -> tuple[int, int, int]:
+    """Kind, colour and state of what the agent carries."""
+    if not state.has_carrying:
+        return NOTHING
+    return state.carrying_type, state.carrying_color, state.carrying_state
 
 
 def _size(config: PoolConfig) -> tuple[int, int]:
