@@ -1,8 +1,10 @@
-"""Stable-Baselines3's SAC under our evaluation: its curve and ours, side by side.
+"""Stable-Baselines3's SAC or TD3 under our evaluation: its curve and ours, side by side.
 
     python -m embodied.bench.peers.sb3_sac env=Hopper-v5 seed=0 steps=50000 output=DIR
+    python -m embodied.bench.peers.sb3_sac algorithm=td3 hidden=128 start=500 env=... (as above)
 
-Its own defaults but for `learning_starts`, given here as it is to ours; evaluation is
+Its own defaults but for `learning_starts` and `hidden` (width of two layers), given here as they
+are to ours, and TD3's exploration noise of 0.1, which it has none of unless asked; evaluation is
 deterministic, on starts that depend on the evaluation seed only. Writes DIR/metrics.jsonl.
 """
 
@@ -12,14 +14,16 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import SAC
+from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.noise import NormalActionNoise
 
 
-def evaluate(model: SAC, env_id: str, episodes: int, seed: int) -> float:
+def evaluate(model: SAC | TD3, env_id: str, episodes: int, seed: int) -> float:
     """Mean return of `episodes` deterministic episodes."""
     env = gymnasium.make(env_id)
     returns = []
@@ -43,7 +47,15 @@ def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     env = gymnasium.make(given["env"])
     start = int(given.get("start", 5_000))
-    model = SAC("MlpPolicy", env, seed=int(given["seed"]), learning_starts=start, device="cpu")
+    settings: dict[str, Any] = {"seed": int(given["seed"]), "learning_starts": start}
+    if "hidden" in given:
+        settings["policy_kwargs"] = {"net_arch": [int(given["hidden"])] * 2}
+    if given.get("algorithm") == "td3":
+        size = env.action_space.shape
+        settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
+        model = TD3("MlpPolicy", env, device="cpu", **settings)
+    else:
+        model = SAC("MlpPolicy", env, device="cpu", **settings)
     began = time.perf_counter()
     with (folder / "metrics.jsonl").open("w") as out:
         for step in range(every, steps + 1, every):
