@@ -51,8 +51,8 @@ def main(words: list[str]) -> None:
     if "hidden" in given:
         settings["policy_kwargs"] = {"net_arch": [int(given["hidden"])] * 2}
     if given.get("algorithm") == "td3":
-        size = env.action_space.shape
-        settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
+        zeros = np.zeros(env.action_space.shape or ())
+        settings["action_noise"] = NormalActionNoise(zeros, zeros + 0.1)
         model = TD3("MlpPolicy", env, device="cpu", **settings)
     else:
         model = SAC("MlpPolicy", env, device="cpu", **settings)
