@@ -36,8 +36,7 @@ class WarpBatch:
 
     `contacts` and `constraints` are how many there is room for, on average over the rows and in
     each row. `state` holds the fields of `STATE` [B, ...] and `field(name)` a model field [B, ...],
-    float32 tensors on `device` that may be written in place. `deterministic` orders contacts and
-    sums on a GPU, so that a run repeats bit for bit (the CPU back end always does).
+    float32 tensors on `device` that may be written in place.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class WarpBatch:
         contacts: int,
         constraints: int,
         varied: tuple[str, ...] = (),
-        deterministic: bool = True,
     ) -> None:
         self.device = torch.device(device)
         self.warp_device = _device(device)
@@ -63,8 +61,6 @@ class WarpBatch:
         option.warn_overflow = 0
         if self.warp_device.is_cuda:
             option.graph_conditional = warp.is_conditional_graph_supported()
-            if deterministic:
-                option.deterministic = int(mujoco_warp.DeterminismType.ALL)
         self.state: Tensors = {name: _tensor(getattr(self._data, name)) for name in STATE}
         self.origin = self.state["qpos"].clone()
         self._fields = {name: _tensor(getattr(self._model, name)) for name in varied}
@@ -89,8 +85,7 @@ class WarpBatch:
 
     def why_lost(self, name: str) -> str:
         """One line about what `lost` found."""
-        bits = int(torch.bitwise_or(*self._overflow.cpu().aminmax()))
-        short = [setting for setting, bit in LOST.items() if bits & int(bit)]
+        short = [key for key, bits in LOST.items() if (self._overflow & int(bits)).any()]
         return f"{name}: MuJoCo Warp ran out of room; raise {' and '.join(short)} of this env"
 
     def restart(self, mask: Tensor, values: Tensors) -> None:

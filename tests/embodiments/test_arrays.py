@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_kinematics_agree() -> None:
 
 
 @pytest.mark.parametrize("turning", ["none", "yaw", "full"])
-def test_controllers_agree_over_many_steps(turning: str) -> None:
+def test_controllers_agree_over_many_steps(turning: Literal["none", "yaw", "full"]) -> None:
     controller, random = CartesianDelta(Config(turning=turning)), np.random.default_rng(1)
     place = random.uniform([0.4, -0.2, 0.1], [0.6, 0.2, 0.3], (6, 3))
     q = controller.reach(place)

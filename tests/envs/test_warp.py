@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from envs.warp import Config, Fr3Warp
 from envs.warp_start import warp
 
 
-def made(task: str = "lift", rows: int = 4, **settings: object) -> Fr3Warp:
+def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
     return Fr3Warp(Config(task=task, num_envs=rows, device="cpu", **settings))
 
 
@@ -223,7 +224,8 @@ def test_what_is_wrong_is_said() -> None:
 
 @pytest.mark.parametrize("setting", ["constraints", "contacts"])
 def test_too_little_room_names_the_setting(setting: str) -> None:
-    env = made(rows=2, **{setting: 3})
+    room: dict[str, Any] = {setting: 3}
+    env = made(rows=2, **room)
     env.reset(seed=0)
     with pytest.raises(RuntimeError, match=f"fr3_lift_warp: .* raise .*{setting}"):
         for action in actions(3, 2):
