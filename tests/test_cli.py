@@ -162,15 +162,16 @@ def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
     for group, word in (("env", "envs"), ("policy", "policies"), ("experiment", "experiments")):
         shown = embodied("list", word).out
         for name in options(group, [PACKAGED]):
-            line = next(line for line in shown.splitlines() if line.split()[:1] == [name])
+            (line,) = (line for line in shown.splitlines() if line.split()[:1] == [name])
             assert len(line.split()) > 2, line
+        assert len(shown.splitlines()) == len(options(group, [PACKAGED])), "a line for each"
 
 
 def test_list_knows_the_groups_that_users_fill(embodied: Shell, tmp_path: Path) -> None:
-    assert "reward/NAME.yaml" in embodied("list", "rewards").out
-    (tmp_path / "reward").mkdir()
-    (tmp_path / "reward" / "near.yaml").write_text("# Near.\n_target_: my_lab.near.Near\n")
-    assert embodied("list", "rewards", "--config-dir", tmp_path).out.split() == ["near", "Near."]
+    assert "filter/NAME.yaml" in embodied("list", "filters").out
+    (tmp_path / "filter").mkdir()
+    (tmp_path / "filter" / "near.yaml").write_text("# Near.\n_target_: my_lab.near.Near\n")
+    assert embodied("list", "filters", "--config-dir", tmp_path).out.split() == ["near", "Near."]
 
 
 def test_own_folders_and_packages(

@@ -21,9 +21,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from embodied.compose import options, search_folders
 
     folders = search_folders(args.config_dir)
@@ -35,12 +32,12 @@ def run(args: argparse.Namespace) -> None:
     for word in args.words:
         if (group := names.get(word, word)) not in groups:
             raise ConfigError(f'there are no "{word}"{nearest(word, names)}')
-        if not options(group, folders):
+        found = options(group, folders)
+        if not found:
             print(f"none yet; a file DIR/{group}/NAME.yaml is one, with --config-dir DIR")
-        table = Table.grid(padding=(0, 3))
-        for name, file in options(group, folders).items():
-            table.add_row(name, sentence(file))
-        Console(markup=False, highlight=False, soft_wrap=True).print(table)
+        width = max(map(len, found), default=0)
+        for name, file in found.items():
+            print(f"{name:{width}}   {sentence(file)}".rstrip())
 
 
 def plural(group: str) -> str:

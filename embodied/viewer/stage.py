@@ -10,8 +10,8 @@ from embodied.viewer.scene import Scene
 from embodied.viewer.screen import Screen
 from embodied.viewer.session import Session
 
-SIZE = (640, 480)
-SMALL = (384, 288)
+LARGE, SMALL = (640, 480), (384, 288)
+"""Width and height in pixels."""
 
 
 class Stage:
@@ -57,7 +57,7 @@ class Stage:
         seen = self._image()
         if self.trouble:
             return seen
-        drawn = self.camera(getattr(self.session.env, "picture_size", SIZE))
+        drawn = self.camera(LARGE)
         return seen if drawn is None else drawn
 
     def _image(self) -> Picture | None:
