@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -10,7 +10,11 @@ from embodied.core.tensors import Tensors
 
 
 class Reward(Protocol):
-    """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns."""
+    """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns.
+
+    One that depends on how far training is, or has something to remember, is `Clocked` or `Kept`
+    too.
+    """
 
     frozen: bool
 
@@ -21,3 +25,21 @@ class Reward(Protocol):
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Learn from rows; returns metrics."""
         ...
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A reward that changes with the steps of training."""
+
+    def at(self, step: int) -> None:
+        """`step` environment steps are done; told before rows are stored or sampled."""
+        ...
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """A reward with a state of its own, for an exact resume."""
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.policy import Policy
-from embodied.core.reward import Reward
+from embodied.core.reward import Clocked, Kept, Reward
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
@@ -48,6 +48,8 @@ class ReplayLoop:
             if not self.warm and keeper.step >= self.schedule.start:
                 self._begin()
             rows, step = self.rollout.step()
+            if isinstance(self.reward, Clocked):
+                self.reward.at(keeper.step + self.rollout.env.num_envs)
             if rows:
                 self._store(rows)
             metrics: dict[str, Any] = {}
@@ -84,6 +86,7 @@ class ReplayLoop:
             "replay": self.replay.get_state(),
             "warm": self.warm,
             "debt": self.debt,
+            "reward": self.reward.get_state() if isinstance(self.reward, Kept) else None,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -93,3 +96,5 @@ class ReplayLoop:
             self.rollout.set_state(state["rollout"])
         self.replay.set_state(state["replay"])
         self.warm, self.debt = state["warm"], state["debt"]
+        if isinstance(self.reward, Kept):
+            self.reward.set_state(state["reward"])

@@ -1,0 +1,178 @@
+"""The rigid-body dynamics of a quadrotor, batched over columns (Eschmann et al., 2024).
+
+    p' = v,   q' = 1/2 q (0, omega),   v' = R(q) e_z F / m + g + f / m
+    omega' = J^-1 (tau - omega x J omega + tau_ext),   u' = (command - u) / lag
+
+A state is [17, B]: place p (m, world), attitude q (w, x, y, z; body to world), velocity v (m/s,
+world), turn rate omega (rad/s, body), rotor speeds u (fractions of the highest). All functions are
+pure; nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.embodiments.crazyflie import GRAVITY, Vehicle
+
+SIZES = [3, 4, 3, 3, 4]
+"""Rows of a state: place, attitude, velocity, turn rate, rotor speeds."""
+Term = tuple[float, str, str]
+LETTERS = {"w": 3, "x": 4, "y": 5, "z": 6, "a": 10, "b": 11, "c": 12}
+"""Rows of the attitude (w, x, y, z) and of the turn rate (a, b, c) in a state."""
+SPIN: list[list[Term]] = [
+    [(-0.5, "x", "a"), (-0.5, "y", "b"), (-0.5, "z", "c")],
+    [(0.5, "w", "a"), (0.5, "y", "c"), (-0.5, "z", "b")],
+    [(0.5, "w", "b"), (0.5, "z", "a"), (-0.5, "x", "c")],
+    [(0.5, "w", "c"), (0.5, "x", "b"), (-0.5, "y", "a")],
+]
+"""1/2 q (0, omega)."""
+PAIRS: list[list[Term]] = [[(1.0, "b", "c")], [(1.0, "c", "a")], [(1.0, "a", "b")]]
+"""What omega x J omega is made of."""
+TURN: list[list[Term]] = [
+    [(-2.0, "y", "y"), (-2.0, "z", "z")],
+    [(2.0, "x", "y"), (-2.0, "w", "z")],
+    [(2.0, "x", "z"), (2.0, "w", "y")],
+    [(2.0, "x", "y"), (2.0, "w", "z")],
+    [(-2.0, "x", "x"), (-2.0, "z", "z")],
+    [(2.0, "y", "z"), (-2.0, "w", "x")],
+    [(2.0, "x", "z"), (-2.0, "w", "y")],
+    [(2.0, "y", "z"), (2.0, "w", "x")],
+    [(-2.0, "x", "x"), (-2.0, "y", "y")],
+]
+"""R(q) - 1, row by row."""
+AXIS = TURN[2::3]
+"""R(q) e_z - e_z."""
+
+
+class Products:
+    """Sums of products of two rows of a state, as two gathers, a product and a matrix product.
+
+    Small batches are bound by the number of operations, not by arithmetic: this is four of them.
+    """
+
+    def __init__(
+        self, sums: list[list[Term]], device: torch.device, squares: Tensor | None
+    ) -> None:
+        pairs = sorted({(left, right) for terms in sums for _, left, right in terms})
+        more = [] if squares is None else list(range(13, 17))
+        self.left = torch.tensor([LETTERS[i] for i, _ in pairs] + more, device=device)
+        self.right = torch.tensor([LETTERS[j] for _, j in pairs] + more, device=device)
+        self.matrix = torch.zeros(len(sums) + len(more), len(pairs) + len(more), device=device)
+        for row, terms in enumerate(sums):
+            for factor, left, right in terms:
+                self.matrix[row, pairs.index((left, right))] = factor
+        if squares is not None:
+            self.matrix[len(sums) :, len(pairs) :] = squares
+
+    def __call__(self, state: Tensor) -> Tensor:
+        left, right = state.index_select(0, self.left), state.index_select(0, self.right)
+        return self.matrix @ left.mul_(right)
+
+
+class Body(NamedTuple):
+    """What the equations need of each row, all [k, B]: `still` [4] is thrust per mass (m/s^2) and
+    turning acceleration (rad/s^2) at rest and by the disturbance, `linear` and `quadratic` [4]
+    multiply the mixed speeds and squared speeds; `pull` [3] is gravity and force (m/s^2), `gyro`
+    [3] multiplies products of turn rates, `rise` and `fall` [1] are rates of the motors (1/s)."""
+
+    still: Tensor
+    linear: Tensor
+    quadratic: Tensor
+    pull: Tensor
+    gyro: Tensor
+    rise: Tensor
+    fall: Tensor
+
+    def packed(self) -> Tensor:
+        """All of it as one tensor [20, B]."""
+        return torch.cat(self)
+
+    @classmethod
+    def of(cls, packed: Tensor) -> Body:
+        """Views of what `packed` returned."""
+        return cls(*packed.split([4, 4, 4, 3, 3, 1, 1]))
+
+
+def numbers(vehicle: Vehicle) -> Tensor:
+    """A parameter set as one column [10, 1]: mass, J (3), thrust (3), torque, rise, fall."""
+    listed = [vehicle.mass, *vehicle.inertia, *vehicle.thrust]
+    return torch.tensor([*listed, vehicle.torque, vehicle.rise, vehicle.fall])[:, None]
+
+
+class Physics:
+    """The equations for vehicles whose rotors are where `vehicle` has them."""
+
+    def __init__(self, vehicle: Vehicle, device: torch.device) -> None:
+        self.mixer = torch.tensor(vehicle.mixer, device=device)
+        self.gravity = torch.tensor([0.0, 0.0, -GRAVITY], device=device)[:, None]
+        self.up = torch.tensor([0.0, 0.0, 1.0], device=device)[:, None]
+        self.one = torch.eye(3, device=device).flatten()[:, None]
+        self.products = Products([*SPIN, *AXIS, *PAIRS], device, self.mixer)
+        self.turning = Products(TURN, device, None)
+
+    def body(self, vehicle: Tensor, force: Tensor, torque: Tensor) -> Body:
+        """Vehicles [10, B] under a constant force (N, world) and torque (N m, body), each [3, B]."""
+        mass, inertia, thrust, spin, rise, fall = vehicle.split([1, 3, 3, 1, 1, 1])
+        gain = torch.cat([1 / mass, 1 / inertia[:2], spin / inertia[2:]])
+        still = gain * thrust[:1] * self.mixer.sum(1, keepdim=True)
+        still[1:] += torque / inertia
+        x, y, z = inertia
+        return Body(
+            still=still,
+            linear=gain * thrust[1:2],
+            quadratic=gain * thrust[2:],
+            pull=self.gravity + force / mass,
+            gyro=torch.stack([(y - z) / x, (z - x) / y, (x - y) / z]),
+            rise=1 / rise,
+            fall=1 / fall,
+        )
+
+    def derivative(self, state: Tensor, command: Tensor, quickness: Tensor, body: Body) -> Tensor:
+        """d state / dt [17, B] while the rotors are asked for `command` [4, B]; their speeds follow
+        at `quickness` [4, B] (1/s)."""
+        speeds = state[13:]
+        spin, axis, pairs, squares = self.products(state).split([4, 3, 3, 4])
+        push = torch.addcmul(body.still, body.linear, self.mixer @ speeds)
+        push.addcmul_(body.quadratic, squares)
+        velocity = torch.addcmul(body.pull, axis.add_(self.up), push[:1])
+        rate = push[1:].addcmul_(body.gyro, pairs)
+        return torch.cat([state[7:10], spin, velocity, rate, (command - speeds).mul_(quickness)])
+
+    def fly(self, state: Tensor, action: Tensor, body: Body, dt: float) -> Tensor:
+        """The state after `action` [4, B] in [-1, 1] was held for `dt` (s): one Runge-Kutta step of
+        fourth order, then a unit attitude and speeds in [0, 1]."""
+        command = (action + 1) / 2
+        # The command is held, so that a motor rises or falls all the way through the step.
+        quickness = torch.where(command > state[13:], body.rise, body.fall)
+        k1 = self.derivative(state, command, quickness, body)
+        k2 = self.derivative(torch.add(state, k1, alpha=dt / 2), command, quickness, body)
+        k3 = self.derivative(torch.add(state, k2, alpha=dt / 2), command, quickness, body)
+        k4 = self.derivative(torch.add(state, k3, alpha=dt), command, quickness, body)
+        slope = k1.add_(k2, alpha=2).add_(k3, alpha=2).add_(k4)
+        after = torch.add(state, slope, alpha=dt / 6)
+        after[3:7].div_(torch.linalg.vector_norm(after[3:7], dim=0))
+        after[13:].clamp_(0, 1)
+        return after
+
+    def turn(self, state: Tensor) -> Tensor:
+        """Rotation matrices, row by row [9, B]."""
+        return self.turning(state).add_(self.one)
+
+
+def tilted(axis: Tensor, share: Tensor) -> Tensor:
+    """Quaternions [4, n] of uniformly distributed rotations by no more than a quarter turn.
+
+    `axis` [3, n] is a direction of any length, `share` [n] uniform in [0, 1]. The angle of a uniform
+    rotation has density (1 - cos a) / pi, so that below a quarter turn a - sin a = share (pi/2 - 1).
+    """
+    right = share * (math.pi / 2 - 1)
+    angle = (6 * right).pow(1 / 3)
+    for _ in range(2):  # Newton, from a start that is 4% off at most
+        miss = angle - angle.sin() - right
+        angle = angle - miss / (1 - angle.cos()).clamp(min=1e-6)
+    half = angle / 2
+    return torch.cat([half.cos()[None], axis / axis.norm(dim=0) * half.sin()])

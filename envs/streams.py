@@ -1,0 +1,95 @@
+"""Streams: a random generator for each row, all rows drawn at once.
+
+Counter-based (SplitMix64; Steele, Lea and Flood, 2014): word n of a row is a hash of its key and n,
+
+    z = key + n g;  z = (z ^ z >> 30) a;  z = (z ^ z >> 27) b;  z ^ z >> 31     (64 bits, wrapping)
+
+so that a row is two integers, rows never influence each other, and a CPU and a GPU draw the same
+words. One word gives two uniform numbers, or two normal ones (Box and Muller, 1958).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+A, B = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+UNIT = 2.0**-32
+
+
+class Streams:
+    """`state` [rows, 2] (int64) is each row's key and how many words it has drawn."""
+
+    def __init__(self, seed: int, rows: int, device: torch.device | str = "cpu") -> None:
+        self.state = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        self._lanes: dict[int, Tensor] = {}
+        self.seed(seed, torch.arange(rows, device=device))
+
+    def seed(self, seed: int, rows: Tensor) -> None:
+        """Begin the streams of `rows` [n] (int64) again: row i from (seed, i) only."""
+        key = torch.full_like(rows, _signed(seed & ((1 << 64) - 1)))
+        key = mixed(mixed(key) + (rows + 1) * GOLDEN)
+        self.state[rows] = torch.stack([key, torch.zeros_like(key)], 1)
+
+    def words(self, count: int, rows: Tensor | None = None) -> Tensor:
+        """The next `count` words of every row, or of `rows` [n]: int64 [count, n]."""
+        state = self.state if rows is None else self.state[rows]
+        base = torch.addcmul(state[:, 0], state[:, 1], self._golden)
+        if rows is None:
+            self.state[:, 1] += count
+        else:
+            self.state[rows, 1] = state[:, 1] + count
+        return mixed(base + self._steps(count))
+
+    def uniform(self, count: int, rows: Tensor | None = None) -> Tensor:
+        """`count` numbers a row, uniform in (0, 1]: float32 [count, n]."""
+        word = self.words(-(-count // 2), rows)
+        return _open(torch.cat([word >> 32, word.int()]).float())[:count]
+
+    def normal(self, count: int, rows: Tensor | None = None) -> Tensor:
+        """`count` standard normal numbers a row: float32 [count, n]; none is beyond 5.9."""
+        word = self.words(-(-count // 2), rows)
+        radius = _open((word >> 32).float()).log_().mul_(-2).sqrt_()
+        angle = word.int().float().mul_(2 * math.pi * UNIT)
+        drawn = torch.empty(2, *word.shape, device=word.device)
+        torch.mul(radius, angle.cos(), out=drawn[0])
+        torch.mul(radius, angle.sin_(), out=drawn[1])
+        return drawn.flatten(0, 1)[:count]
+
+    def _steps(self, count: int) -> Tensor:
+        """[count, 1]: g, 2 g, ... so that a row's words continue where it stopped."""
+        if count not in self._lanes:
+            lanes = torch.arange(1, count + 1, device=self.state.device) * GOLDEN
+            self._lanes[count] = lanes[:, None]
+        return self._lanes[count]
+
+    @property
+    def _golden(self) -> Tensor:
+        if 0 not in self._lanes:
+            self._lanes[0] = torch.tensor(GOLDEN, device=self.state.device)
+        return self._lanes[0]
+
+
+def mixed(word: Tensor) -> Tensor:
+    """SplitMix64's finaliser of int64 words, in place (shifts are made logical by masks)."""
+    shifted = torch.empty_like(word)
+    for bits, factor in ((30, A), (27, B), (31, None)):
+        torch.bitwise_right_shift(word, bits, out=shifted)
+        word.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
+        if factor is not None:
+            word.mul_(factor)
+    return word
+
+
+def _open(half: Tensor) -> Tensor:
+    """Signed 32-bit numbers, as floats, to (0, 1], in place; the least is 2^-25, so that its
+    logarithm is finite."""
+    return half.mul_(UNIT).add_(0.5 + 2.0**-25)
