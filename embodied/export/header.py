@@ -87,8 +87,8 @@ def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> st
 def _about(facts: dict[str, Any], leaves: list[tuple[str, Leaf]], act: Leaf, chunk: int) -> str:
     lines = [
         f"A policy trained with {facts['producer']} ({facts['policy']}).",
-        f"Task: {facts['text']}" if facts["text"] else "",
-        f"Step {facts['step']}, sha256 {facts['policy_sha256']}." if "step" in facts else "",
+        *([f"Task: {facts['text']}"] if facts["text"] else []),
+        *([f"Step {facts['step']}, sha256 {facts['policy_sha256']}."] if "step" in facts else []),
         "",
         f"policy_evaluate(obs, action): POLICY_INPUTS floats in, in their own units (they are "
         f"normalised inside), POLICY_CHUNK x POLICY_ACTIONS floats in [-1, 1] out, step by step. "
@@ -108,7 +108,7 @@ def _about(facts: dict[str, Any], leaves: list[tuple[str, Leaf]], act: Leaf, chu
 
 def _described(leaf: Leaf, start: int) -> str:
     unit = f" ({leaf.unit})" if leaf.unit else ""
-    named = ", ".join(f"{start + i} {name}" for i, name in enumerate(leaf.names))
+    named = ", ".join(f"{start + i}={name.replace(' ', '_')}" for i, name in enumerate(leaf.names))
     return f"{unit}: {named}" if named else unit
 
 

@@ -234,7 +234,7 @@ def test_the_header_documents_and_does_not_obey(tmp_path: Path) -> None:
     text = (tmp_path / "policy.h").read_text()
     about, code = text.split("*/", 1)
     assert "fly there" in about and "obs[0..0] angle (rad)" in about and "obs[1..4] state" in about
-    assert "3 vx, 4 vy" in about and "0 left, 1 right" in about
+    assert "3=vx, 4=vy" in about and "0=left, 1=right" in about
     assert "evil" not in code and "#error" not in code
     assert "malloc" not in text and "#define POLICY_INPUTS 5" in code
 

@@ -1,0 +1,121 @@
+"""TD3's updates at the size of a quadrotor against SB3's, and decisions in onnxruntime."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.bench.measure import Block, Comparison, compare, table, write_json
+from embodied.bench.sac import calling
+from embodied.core.build import build
+from embodied.core.spec import Leaf, Spec
+from embodied.data.replay import Replay
+from embodied.export.decision import Decision, facts
+from embodied.export.onnx import write_onnx
+
+OBS, ACT, BATCH, STORED = 146, 4, 256, 100_000
+SPEC = Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.01)
+SMALL = {"hidden": [64, 64], "activation": "tanh"}
+
+
+def run(out: Path | str = "bench", repeats: int = 7) -> list[Comparison]:
+    """Measure every row on one thread, print the table, write `out/td3.json`; under a minute."""
+    made = rows(repeats, 1)
+    table(made, "small networks, one thread")
+    write_json(Path(out), "td3", made)
+    return made
+
+
+def rows(repeats: int, threads: int) -> list[Comparison]:
+    """Updates (a sample included) of two 64 x 64 critics with the policy at every second, and flow
+    policies at batch 1."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        name = f"TD3 update, {OBS} numbers, 64x64 tanh, batch {BATCH}"
+        return [
+            compare(our_updates(), their_updates(), repeats, name, "updates", 1.5),
+            deciding(repeats, threads),
+        ]
+    finally:
+        torch.set_num_threads(before)
+
+
+def our_updates(count: int = 200) -> Block:
+    policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, spec=SPEC)
+    node = {"_target_": "embodied.learners.td3.Td3", "batch_size": BATCH, **SMALL}
+    learner = build(node, policy=policy, spec=SPEC)
+    replay = Replay(STORED)
+    replay.add(
+        {
+            "obs/state": torch.randn(STORED, OBS),
+            "action": torch.rand(STORED, ACT) * 2 - 1,
+            "reward": torch.randn(STORED),
+            "discount": torch.full((STORED,), 0.99),
+            "next_obs/state": torch.randn(STORED, OBS),
+        }
+    )
+    return calling(lambda: learner.update(replay.sample(BATCH)), count)
+
+
+def their_updates(count: int = 200) -> Block:
+    """SB3's `train`, after its buffer has been filled with random rows of the same size."""
+    import gymnasium
+    from gymnasium.spaces import Box
+    from stable_baselines3 import TD3
+    from stable_baselines3.common.logger import configure
+
+    class World(gymnasium.Env[np.ndarray, np.ndarray]):
+        observation_space = Box(-np.inf, np.inf, (OBS,), np.float32)
+        action_space = Box(-1.0, 1.0, (ACT,), np.float32)
+
+    model = TD3(
+        "MlpPolicy",
+        World(),
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": torch.nn.Tanh},
+        batch_size=BATCH,
+        buffer_size=STORED,
+        device="cpu",
+    )
+    model.set_logger(configure(None, []))
+    buffer: Any = model.replay_buffer
+    for stored in (buffer.observations, buffer.next_observations, buffer.actions):
+        stored[:] = np.random.randn(*stored.shape).clip(-1, 1)
+    buffer.full = True
+
+    def block() -> int:
+        model.train(count, BATCH)
+        return count
+
+    return block
+
+
+def deciding(repeats: int, threads: int) -> Comparison:
+    """A flow policy (chunk 8, four steps) at batch 1: exported, against itself in PyTorch."""
+    import onnxruntime
+
+    policy = build({"_target_": "policies.flow.Flow"}, spec=SPEC)
+    decision = Decision(policy)
+    given = decision.example(1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        written = write_onnx(decision, facts(decision), Path(folder) / "policy.onnx")
+        session = onnxruntime.InferenceSession(str(written.path), options)
+
+    def exported() -> object:
+        feed = {k: v.numpy() for k, v in zip(decision.inputs, given, strict=True)}
+        return session.run(None, feed)
+
+    @torch.no_grad()
+    def plain() -> Tensor:
+        return decision(*given)
+
+    name = "flow decision, onnxruntime against PyTorch"
+    return compare(calling(exported, 500), calling(plain, 500), repeats, name, "decisions", 1.5)
