@@ -149,10 +149,18 @@ class Pool:
             raise ValueError(f"there is no row {row}; rows are 0 to {count - 1}")
         number = next(n for n, (low, high) in enumerate(self.bounds) if low <= row < high)
         self.parts[number].send(method, row - self.bounds[number][0], *more)
-        return self.parts[number].receive()
+        answer = self.parts[number].receive()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _wait(self) -> list[Any]:
-        return [part.receive() for part in self.parts]
+        """Everybody's answer; raises what one of them met, once none owes an answer."""
+        answers = [part.receive() for part in self.parts]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
     def close(self) -> None:
         for part in self.parts:
@@ -195,13 +203,10 @@ class _There:
 
     def receive(self) -> Any:
         try:
-            answer, error = self.connection.recv()
-        except EOFError as stop:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
             self.process.join(1)
-            raise _ended(self.process.exitcode) from stop
-        if error is not None:
-            raise error
-        return answer
+            return _ended(self.process.exitcode)
 
     def close(self) -> None:
         self.connection.close()
@@ -227,9 +232,9 @@ def serve(
         except EOFError:
             return
         try:
-            reply = getattr(rows, method)(*given), None
+            reply = getattr(rows, method)(*given)
         except Exception as error:  # whatever it is, it belongs to who asked
-            reply = None, error
+            reply = error
         connection.send(reply)
 
 
