@@ -25,9 +25,9 @@ from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian, fr3
 from embodied.embodiments.cartesian import CartesianDelta
 from envs.cameras import Cameras
-from envs.counted import Streams
 from envs.fr3_scene import compile_scene
 from envs.fr3_world import Drawn, Given, addresses, mocaps
+from envs.streams import Streams
 from envs.tasks.task import Start, View
 from envs.warp_batch import WarpBatch
 from envs.warp_start import tell_about_compiling
@@ -72,7 +72,7 @@ class Fr3Warp(VecEnv):
         self.device = self.batch.device
         self._free, self._markers = addresses(self.model, self.what), mocaps(self.model, self.what)
         self._drawn, self._cameras = Drawn(self.what), Cameras((), 0)
-        self.streams = Streams(self.num_envs, self.device, config.seed)
+        self.streams = Streams(config.seed, self.num_envs, self.device)
         self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.task = self._zeros(len(self.parameters))
         self.memory: Tensors = {}
@@ -102,7 +102,7 @@ class Fr3Warp(VecEnv):
         if self._obs is None and not rows.all():
             raise ValueError(f"{self.name}: the first reset has to be of all rows (mask=None)")
         if seed is not None:
-            self.streams.seed(seed, rows)
+            self.streams.seed(seed, rows.nonzero().flatten())
         self._begin(rows, None if task is None else self._checked_task(task))
         fresh = self._observe(self.view())
         self._obs = fresh if self._obs is None else where(rows, fresh, self._obs)
@@ -152,18 +152,17 @@ class Fr3Warp(VecEnv):
     def get_state(self) -> Tensors:
         if self._obs is None:
             raise RuntimeError(f"{self.name}: call reset() before get_state()")
-        own = {"count": self.count, "task": self.task}
-        streams = {"stream/key": self.streams.key, "stream/count": self.streams.count}
+        own = {"count": self.count, "task": self.task, "stream": self.streams.state}
         memory = {f"memory/{key}": value for key, value in self.memory.items()}
         physics = {f"physics/{key}": value for key, value in self.batch.state.items()}
         obs = {f"obs/{key}": value for key, value in self._obs.items()}
-        every = {**own, **streams, **memory, **physics, **obs}
+        every = {**own, **memory, **physics, **obs}
         return {key: value.clone() for key, value in every.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device, copy=True) for key, value in state.items()}
         self.count, self.task = here["count"], here["task"]
-        self.streams.key, self.streams.count = here["stream/key"], here["stream/count"]
+        self.streams.state = here["stream"]
         start = len("memory/")
         self.memory = {k[start:]: v for k, v in here.items() if k.startswith("memory/")}
         self.batch.load({key: here[f"physics/{key}"] for key in self.batch.state})
@@ -201,7 +200,7 @@ class Fr3Warp(VecEnv):
         """Start a new episode in rows `mask` [B]; `task` [B, D] fixes their task vectors. All rows
         are computed, and those not in `mask` left as they are: nothing has to be counted."""
         size = len(self.parameters)
-        drawn = self.streams.uniform(size + self.what.draws, mask)
+        drawn = self._draw(size + self.what.draws, mask)
         # The task is always drawn, so that a fixed one does not shift the row's later draws.
         vector = drawn[:, :size] if task is None else task
         self.task = torch.where(mask[:, None], vector, self.task)
@@ -219,6 +218,13 @@ class Fr3Warp(VecEnv):
             before = self.batch.saved()
             self.batch.step(self.what.settle)
             self.batch.keep(~mask, before)
+
+    def _draw(self, count: int, mask: Tensor) -> Tensor:
+        """Uniform numbers [B, count]; only the streams of rows `mask` move on."""
+        before = self.streams.state.clone()
+        drawn = self.streams.uniform(count).mT.double()
+        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
+        return drawn
 
     def _placed(self, start: Start, q: Tensor) -> Tensors:
         """State fields [B, ...] of rows that begin at `start` with joint angles `q` [B, 7]."""

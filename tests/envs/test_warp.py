@@ -26,7 +26,6 @@ from policies.scripted import Scripted
 
 pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
 
-from envs.counted import Streams
 from envs.warp import Config, Fr3Warp
 from envs.warp_start import warp
 
@@ -232,21 +231,16 @@ def test_too_little_room_names_the_setting(setting: str) -> None:
             env.step(action)
 
 
-def test_numbers_are_splitmix_and_rows_have_their_own() -> None:
-    streams = Streams(1000, torch.device("cpu"), seed=4)
-    every = torch.ones(1000, dtype=torch.bool)
-    drawn = streams.uniform(8, every)
-    assert drawn.min() >= 0 and drawn.max() < 1
-    assert abs(drawn.mean() - 1 / 2) < 0.01 and abs(drawn.var() - 1 / 12) < 0.005
-    assert len(drawn.flatten().unique()) == 8000
-    some = every.clone()
-    some[3] = False
-    again = streams.uniform(8, some)
-    assert torch.equal(again[3], streams.uniform(8, every)[3])
-    assert torch.equal(Streams(5, torch.device("cpu"), 4).uniform(8, every[:5]), drawn[:5])
-    # The first number that SplitMix64 gives from the state 0.
-    streams.key[0], streams.count[0] = 0, 0
-    assert streams.uniform(1, every)[0].item() == (0xE220A8397B1DCDAF >> 11) / 2**53
+def test_only_rows_that_begin_again_draw() -> None:
+    """A row's next start depends on its own episodes, not on those of the others."""
+    alone, busy = made(rows=2), made(rows=2)
+    alone.reset(seed=4)
+    busy.reset(seed=4)
+    for _ in range(3):
+        busy.reset(mask=torch.tensor([True, False]))
+    both = torch.ones(2, dtype=torch.bool)
+    assert torch.equal(alone.reset(mask=both)["state"][1], busy.reset(mask=both)["state"][1])
+    assert not torch.equal(alone.task[0], busy.task[0])
 
 
 def test_it_is_quiet_and_says_how_it_is_installed() -> None:
