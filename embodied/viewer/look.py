@@ -42,6 +42,14 @@ class Eye:
     fov: float | None = None
 
 
+@dataclass(frozen=True)
+class Followed:
+    """The body that the eye goes along with, in the axes that are 1 in `along` (x, y, z)."""
+
+    body: int
+    along: tuple[float, float, float]
+
+
 class Look(Protocol):
     """The scene of one world as bodies that move and shapes that are fixed in them."""
 
@@ -59,9 +67,7 @@ class Look(Protocol):
 
     def eye(self) -> Eye: ...
 
-    def followed(self) -> int | None:
-        """The body that the eye goes along with, where there is one."""
-        ...
+    def followed(self) -> Followed | None: ...
 
 
 def look_at(env: VecEnv) -> Look | None:

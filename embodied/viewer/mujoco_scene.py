@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.viewer.look import Array, Eye, Shape, around
+from embodied.viewer.look import Array, Eye, Followed, Shape, around
 from embodied.viewer.shapes import Mesh, ball, box, capsule, cylinder
 
 DRAWN_GROUPS = 3
@@ -55,11 +55,14 @@ class MujocoLook:
         # A little back, as the panel takes part of the window.
         return Eye(target - 1.25 * reach * forward, target, float(np.radians(model.cam_fovy[0])))
 
-    def followed(self) -> int | None:
-        """The body that the model's first camera tracks, where it does."""
+    def followed(self) -> Followed | None:
+        """The body that the model's first camera tracks, over the ground, or the only one there is
+        that moves freely, in the air too."""
         model, _ = self.scene()
         if model.ncam and model.cam_mode[0] in TRACKING and model.cam_bodyid[0] > 0:
-            return int(model.cam_bodyid[0])
+            return Followed(int(model.cam_bodyid[0]), (1.0, 1.0, 0.0))
+        if model.njnt == 1 and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE.value:
+            return Followed(int(model.jnt_bodyid[0]), (1.0, 1.0, 1.0))
         return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import sapien
 from sapien import physx, render
 
-from embodied.viewer.look import Array, Eye, Shape, around
+from embodied.viewer.look import Array, Eye, Followed, Shape, around
 from embodied.viewer.shapes import Mesh
 
 MOVED = (physx.PhysxArticulationLinkComponent, physx.PhysxRigidDynamicComponent)
@@ -56,7 +56,7 @@ class SapienLook:
         # A little back, as the panels take part of the window.
         return Eye(pose.p - 0.25 * reach * forward, pose.p + reach * forward, cameras[-1].fovy)
 
-    def followed(self) -> int | None:
+    def followed(self) -> Followed | None:
         return None
 
     def _drawn(self) -> list[Drawn]:

@@ -79,8 +79,8 @@ class Scene:
     def _offset(self, places: Array) -> tuple[float, float, float]:
         if not self.follow or self.followed is None:
             return 0.0, 0.0, 0.0
-        x, y, _ = places[self.followed]
-        return -float(x), -float(y), 0.0
+        x, y, z = -places[self.followed.body] * self.followed.along
+        return float(x), float(y), float(z)
 
     def _draw(self, key: Key, shape: Shape) -> None:
         mesh = shape.mesh()

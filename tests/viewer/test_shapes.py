@@ -3,8 +3,11 @@
 import mujoco
 import numpy as np
 import pytest
+from viser import ViserServer
 
-from embodied.viewer.mujoco_scene import ENDLESS, mesh_of, rgba_of
+from embodied.viewer.look import Followed
+from embodied.viewer.mujoco_scene import ENDLESS, MujocoLook, mesh_of, rgba_of
+from embodied.viewer.scene import Scene
 
 SCENE = """
 <mujoco>
@@ -83,3 +86,36 @@ def test_colours_come_from_the_geom_or_its_material_times_the_texture(model) -> 
     assert rgba_of(model, model.geom("box").id) == (1.0, 0.0, 0.0, 1.0)
     painted = rgba_of(model, model.geom("endless").id)
     np.testing.assert_allclose(painted, (0.5, 0.5, 0.0, 0.25), atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "wanted"),
+    [
+        ("<freejoint/>", "", Followed(1, (1.0, 1.0, 1.0))),
+        ("<freejoint/>", '<body><joint/><geom size="0.1"/></body>', None),
+        ("<joint/>", "", None),
+        ('<joint/><camera mode="trackcom"/>', "", Followed(1, (1.0, 1.0, 0.0))),
+        ('<freejoint/><camera mode="fixed"/>', "", Followed(1, (1.0, 1.0, 1.0))),
+    ],
+)
+def test_what_the_eye_follows(inside, beside, wanted) -> None:
+    """A flyer alone in every direction, a walker over the ground, and of many bodies none."""
+    body = f'<body>{inside}<geom size="0.1"/></body>{beside}'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    assert MujocoLook(lambda: (model, mujoco.MjData(model))).followed() == wanted
+
+
+def test_the_world_moves_against_what_is_followed() -> None:
+    body = '<body pos="1 2 3"><freejoint/><geom size="0.1"/></body>'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    server = ViserServer("127.0.0.1", 0, verbose=False)
+    try:
+        scene = Scene(server, MujocoLook(lambda: (model, data)))
+        assert tuple(scene.root.position) == (0.0, 0.0, 0.0)
+        scene.follow = True
+        scene.show()
+        assert tuple(scene.root.position) == (-1.0, -2.0, -3.0)
+    finally:
+        server.stop()
