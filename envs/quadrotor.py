@@ -152,10 +152,12 @@ class Quadrotor(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device) for key, value in state.items()}
-        self.state, self.hidden = here["flight"].T.clone(), here["hidden"].T.clone()
-        self.bodies, self.task = here["body"].T.clone(), here["task"].T.clone()
+        # The same strides as before: sums and matrix products round by layout.
+        self.state, self.hidden = _columns(here["flight"]), _columns(here["hidden"])
+        self.bodies, self.task = _columns(here["body"]), _columns(here["task"])
         self.count, self.streams.state = here["count"].clone(), here["stream"].clone()
-        self._obs = {key: here[f"obs/{key}"].clone() for key in self.spec.obs}
+        self._obs = {key: _columns(here[f"obs/{key}"]).T for key in self.spec.obs if key != "state"}
+        self._obs["state"] = here["obs/state"].clone(memory_format=torch.contiguous_format)
         return self._obs
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
@@ -163,7 +165,8 @@ class Quadrotor(VecEnv):
         return self._sight.show(self.state[:7, row].cpu().numpy())
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return self._sight.picture(self.state[:7, row].cpu().numpy(), width, height)
+        pose = self.state[:7, row].cpu().numpy()
+        return torch.from_numpy(self._sight.picture(pose, width, height))
 
     @property
     def _sight(self) -> Any:
@@ -257,6 +260,11 @@ def _remember(seen: Tensor, before: Tensor, action: Tensor) -> None:
     if seen.shape[1] > SEEN:
         seen[:, SEEN:-width] = before[:, SEEN + width :]
         seen[:, -width:] = action
+
+
+def _columns(rows: Tensor) -> Tensor:
+    """Rows [B, k] as a copy [k, B]."""
+    return rows.T.clone(memory_format=torch.contiguous_format)
 
 
 def _going(climb: float) -> str:

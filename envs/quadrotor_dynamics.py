@@ -61,7 +61,7 @@ class Products:
         more = [] if squares is None else list(range(13, 17))
         self.left = torch.tensor([LETTERS[i] for i, _ in pairs] + more, device=device)
         self.right = torch.tensor([LETTERS[j] for _, j in pairs] + more, device=device)
-        self.matrix = torch.zeros(len(sums) + len(more), len(pairs) + len(more), device=device)
+        self.matrix = like.new_zeros(len(sums) + len(more), len(pairs) + len(more))
         for row, terms in enumerate(sums):
             for factor, left, right in terms:
                 self.matrix[row, pairs.index((left, right))] = factor
@@ -97,25 +97,28 @@ class Body(NamedTuple):
         return cls(*packed.split([4, 4, 4, 3, 3, 1, 1]))
 
 
-def numbers(vehicle: Vehicle) -> Tensor:
+def numbers(vehicle: Vehicle, dtype: torch.dtype = torch.float32) -> Tensor:
     """A parameter set as one column [10, 1]: mass, J (3), thrust (3), torque, rise, fall."""
     listed = [vehicle.mass, *vehicle.inertia, *vehicle.thrust]
-    return torch.tensor([*listed, vehicle.torque, vehicle.rise, vehicle.fall])[:, None]
+    listed += [vehicle.torque, vehicle.rise, vehicle.fall]
+    return torch.tensor(listed, dtype=dtype)[:, None]
 
 
 class Physics:
     """The equations for vehicles whose rotors are where `vehicle` has them."""
 
-    def __init__(self, vehicle: Vehicle, device: torch.device) -> None:
-        self.mixer = torch.tensor(vehicle.mixer, device=device)
-        self.gravity = torch.tensor([0.0, 0.0, -GRAVITY], device=device)[:, None]
-        self.up = torch.tensor([0.0, 0.0, 1.0], device=device)[:, None]
-        self.one = torch.eye(3, device=device).flatten()[:, None]
-        self.products = Products([*SPIN, *AXIS, *PAIRS], device, self.mixer)
-        self.turning = Products(TURN, device, None)
+    def __init__(
+        self, vehicle: Vehicle, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.mixer = torch.tensor(vehicle.mixer, device=device, dtype=dtype)
+        self.gravity = self.mixer.new_tensor([0.0, 0.0, -GRAVITY])[:, None]
+        self.up = self.mixer.new_tensor([0.0, 0.0, 1.0])[:, None]
+        self.one = torch.eye(3, device=device, dtype=dtype).flatten()[:, None]
+        self.products = Products([*SPIN, *AXIS, *PAIRS], self.mixer, self.mixer)
+        self.turning = Products(TURN, self.mixer)
 
     def body(self, vehicle: Tensor, force: Tensor, torque: Tensor) -> Body:
-        """Vehicles [10, B] under a constant force (N, world) and torque (N m, body), each [3, B]."""
+        """Vehicles [10, B] under a constant force (N, world) and torque (N m, body) [3, B]."""
         mass, inertia, thrust, spin, rise, fall = vehicle.split([1, 3, 3, 1, 1, 1])
         gain = torch.cat([1 / mass, 1 / inertia[:2], spin / inertia[2:]])
         still = gain * thrust[:1] * self.mixer.sum(1, keepdim=True)
@@ -166,8 +169,9 @@ class Physics:
 def tilted(axis: Tensor, share: Tensor) -> Tensor:
     """Quaternions [4, n] of uniformly distributed rotations by no more than a quarter turn.
 
-    `axis` [3, n] is a direction of any length, `share` [n] uniform in [0, 1]. The angle of a uniform
-    rotation has density (1 - cos a) / pi, so that below a quarter turn a - sin a = share (pi/2 - 1).
+    `axis` [3, n] is a direction of any length, `share` [n] uniform in [0, 1]. The angle of a
+    uniform rotation has density (1 - cos a) / pi: below a quarter turn, with share s of them
+    below a, it solves a - sin a = s (pi/2 - 1).
     """
     right = share * (math.pi / 2 - 1)
     angle = (6 * right).pow(1 / 3)

@@ -1,0 +1,295 @@
+"""The quadrotor: physics by hand, reset and observations as stated, exact state, floor baselines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.embodiments.crazyflie import BOX, GRAVITY, LIBRARY, PAPER, VEHICLES, Vehicle
+from embodied.learners.td3 import Config as Td3Config
+from embodied.learners.td3 import Td3
+from envs.quadrotor import Config, Quadrotor
+from envs.quadrotor_dynamics import Body, Physics, numbers, tilted
+from envs.quadrotor_reward import TARGET, hover
+from policies.deterministic import Config as PolicyConfig
+from policies.deterministic import Deterministic
+
+
+class Flight:
+    """One vehicle in double precision, without a disturbance."""
+
+    def __init__(self, vehicle: Vehicle = PAPER, speed: float | None = None) -> None:
+        self.vehicle, exact = vehicle, torch.float64
+        self.physics = Physics(vehicle, torch.device("cpu"), exact)
+        still = torch.zeros(3, 1, dtype=exact)
+        self.body: Body = self.physics.body(numbers(vehicle, exact), still, still)
+        self.state = torch.zeros(17, 1, dtype=torch.float64)
+        self.state[3] = 1
+        self.state[13:] = (vehicle.hover + 1) / 2 if speed is None else speed
+
+    def fly(self, action: list[float] | float, seconds: float, dt: float = 0.01) -> Tensor:
+        values = [action] * 4 if isinstance(action, float) else action
+        held = torch.tensor(values, dtype=torch.float64)[:, None]
+        for _ in range(round(seconds / dt)):
+            self.state = self.physics.fly(self.state, held, self.body, dt)
+        return self.state
+
+
+@pytest.mark.parametrize(("name", "vehicle"), VEHICLES.items())
+def test_hover_stays(name: str, vehicle: Vehicle) -> None:
+    assert Flight(vehicle).fly(vehicle.hover, 5.0)[:3].norm() < 1e-9
+    env = Quadrotor(Config(num_envs=1, vehicle=name, disturbance=0.0))
+    env.reset(0)
+    state = env.get_state()
+    state["flight"][0] = Flight(vehicle).state[:, 0].float()
+    env.set_state(state)
+    for _ in range(499):
+        step = env.step(torch.full((1, 4), vehicle.hover))
+    assert step.obs["critic/state"][0, :3].norm() < 5e-5  # in single precision
+
+
+@pytest.mark.parametrize(
+    ("rotor", "signs"), enumerate([(-1, -1, -1), (-1, 1, 1), (1, 1, -1), (1, -1, 1)])
+)
+def test_a_push_of_one_rotor_turns_as_measured(rotor: int, signs: tuple[int, ...]) -> None:
+    """+0.1 for 50 ms: 0.544, 0.544 and 0.075 rad/s."""
+    action = [PAPER.hover] * 4
+    action[rotor] += 0.1
+    rate = Flight().fly(action, 0.05)[10:13, 0]
+    expected = torch.tensor([0.544, 0.544, 0.075], dtype=torch.float64) * torch.tensor(signs)
+    torch.testing.assert_close(rate, expected, atol=6e-4, rtol=0)
+
+
+def test_free_fall_keeps_its_energy_and_momentum() -> None:
+    flight = Flight(speed=0.0)
+    flight.state[3:7, 0] = torch.tensor([0.8, 0.36, -0.48, 0.0])
+    flight.state[7:13, 0] = torch.tensor([0.3, -0.2, 0.5, 4.0, -3.0, 2.0])
+    inertia = torch.tensor(PAPER.inertia, dtype=torch.float64)
+
+    def balance() -> tuple[float, Tensor]:
+        state = flight.state
+        momentum = inertia * state[10:13, 0]
+        falling = PAPER.mass * (GRAVITY * state[2] + state[7:10].square().sum() / 2)
+        turning = (momentum * state[10:13, 0]).sum() / 2
+        matrix = flight.physics.turn(state)[:, 0].view(3, 3)
+        return float(falling + turning), matrix @ momentum
+
+    (before, spin), _ = balance(), flight.fly(-1.0, 2.0)
+    after, spun = balance()
+    assert after == pytest.approx(before, rel=1e-5)
+    torch.testing.assert_close(spun, spin, rtol=1e-4, atol=1e-10)
+
+
+def test_one_step_is_of_fourth_order() -> None:
+    """Half the step, a sixteenth of the error (away from motors that change between steps)."""
+    ends = []
+    for dt in (0.04, 0.02, 0.01, 0.000625):
+        flight = Flight()
+        flight.state[10:13, 0] = torch.tensor([6.0, -4.0, 3.0])
+        ends.append(flight.fly([0.5, 0.45, 0.55, 0.4], 0.4, dt)[:13].clone())
+    errors = [float((end - ends[-1]).norm()) for end in ends[:-1]]
+    for coarse, fine in pairwise(errors):
+        assert 11 < coarse / fine < 22
+
+
+def test_motors_follow_with_their_lag() -> None:
+    """After one time constant 1 - 1/e of the way, up and down with their own constants."""
+    for vehicle, start, end, lag in ((LIBRARY, 0.2, 0.9, 0.0555), (LIBRARY, 0.9, 0.2, 0.2494)):
+        flight = Flight(vehicle, speed=start)
+        steps = 5
+        speed = flight.fly(2 * end - 1, lag, lag / steps)[13]
+        assert float(speed) == pytest.approx(end + (start - end) / math.e, abs=1e-4)
+
+
+def test_rotations_of_a_start() -> None:
+    """Angles below a quarter turn with P(angle < a) = (a - sin a) / (pi/2 - 1), any direction."""
+    random = torch.Generator().manual_seed(0)
+    n = 20_000
+    q = tilted(torch.randn(3, n, generator=random), torch.rand(n, generator=random))
+    torch.testing.assert_close(q.norm(dim=0), torch.ones(n))
+    angle = 2 * q[0].clamp(-1, 1).acos()
+    assert angle.max() <= math.pi / 2 + 1e-3
+    for limit in (0.5, 1.0, 1.3):
+        share = (limit - math.sin(limit)) / (math.pi / 2 - 1)
+        assert float((angle < limit).float().mean()) == pytest.approx(share, abs=0.02)
+    assert q[1:].mean(1).abs().max() < 0.02
+    level = tilted(torch.ones(3, 1), torch.zeros(1))
+    torch.testing.assert_close(level[:, 0], torch.tensor([1.0, 0, 0, 0]))
+
+
+def test_the_distribution_of_starts() -> None:
+    env = Quadrotor(Config(num_envs=4000))
+    known = env.reset(1)["critic/state"]
+    place, matrix, motion, upset, speeds = known.split([3, 9, 6, 6, 4], 1)
+    guided = (place == 0).all(1)
+    assert float(guided.float().mean()) == pytest.approx(0.1, abs=0.02)
+    identity = torch.eye(3).flatten().expand(int(guided.sum()), -1)
+    torch.testing.assert_close(matrix[guided], identity)
+    assert 0.19 < place.abs().max() <= 0.2 and 0.98 < motion.abs().max() <= 1
+    assert (speeds == 0).all()
+    force, torque = upset.split(3, 1)
+    assert float(force.std()) == pytest.approx(0.027 * 9.81 / 20, rel=0.03)
+    assert float(torque.std()) == pytest.approx(0.027 * 9.81 / 10_000, rel=0.03)
+
+
+def test_noise_is_on_what_the_policy_sees_only() -> None:
+    env = Quadrotor(Config(num_envs=3000))
+    obs = env.reset(2)
+    miss = obs["state"][:, :18] - obs["critic/state"][:, :18]
+    expected = torch.tensor([0.001] * 12 + [0.002] * 6)
+    torch.testing.assert_close(miss.std(0), expected, rtol=0.08, atol=0)
+    assert miss.mean(0).abs().max() < 2e-4
+    quiet = Quadrotor(Config(num_envs=4, noise=0.0)).reset(2)
+    assert torch.equal(quiet["state"][:, :18], quiet["critic/state"][:, :18])
+
+
+def test_history_is_oldest_first_and_starts_anew() -> None:
+    env = Quadrotor(Config(num_envs=2, history=3, horizon=5, guidance=1.0))
+    obs = env.reset(0)
+    assert obs["state"].shape == (2, 18 + 12)
+    assert (obs["state"][:, 18:] == 0).all()  # what keeps the rotors at their start speed
+    pushes = [torch.full((2, 4), value) for value in (0.1, 0.2, 0.3, 0.4, 3.0)]
+    for count, push in enumerate(pushes):
+        step = env.step(push)
+        past = step.next_obs["state"][:, 18:].view(2, 3, 4)[:, :, 0]
+        shown = [0.0, 0.0, 0.1, 0.2, 0.3, 0.4, 1.0][count : count + 3]
+        torch.testing.assert_close(past[0], torch.tensor(shown))
+    assert step.truncated.all() and step.log["success"].all()
+    assert (step.obs["state"][:, 18:] == 0).all()
+    assert env.spec.obs["state"].names[18] == "front_right_3"
+    bare = Quadrotor(Config(num_envs=2, history=0))
+    assert bare.reset(0)["state"].shape == (2, 18)
+    assert bare.step(pushes[0]).obs["state"].shape == (2, 18)
+
+
+def test_reward_is_of_the_state_before_and_nothing_in_the_step_that_leaves() -> None:
+    env = Quadrotor(Config(num_envs=64))
+    obs, left = env.reset(3), torch.zeros(64, dtype=torch.bool)
+    action = torch.full((64, 4), -1.0)
+    for _ in range(60):
+        step = env.step(action)
+        expected = hover(obs["critic/state"], action, TARGET, PAPER.hover)
+        alive = ~step.terminated
+        torch.testing.assert_close(step.reward[alive], expected[alive])
+        assert (step.reward[step.terminated] == 0).all()
+        outside = step.next_obs["critic/state"][:, :3].abs().amax(1) > BOX
+        assert torch.equal(outside, step.terminated)
+        assert (step.obs["critic/state"][:, :3].abs() <= BOX).all()
+        assert torch.equal(step.obs["state"][alive], step.next_obs["state"][alive])
+        obs, left = step.obs, left | step.terminated
+    assert left.all()
+
+
+def test_reward_by_hand() -> None:
+    state = torch.zeros(1, 28)
+    state[:, 3:12:4] = 1.0
+    state[0, :3], state[0, 12:15] = torch.tensor([0.1, 0.0, -0.2]), torch.tensor([0.0, 1.0, 0.0])
+    action = torch.full((1, 4), 0.834)
+    expected = 2 - 0.5 * (40 * 0.05 + 0 + 1 + 4 * 0.25)
+    assert float(hover(state, action, TARGET, 0.334)) == pytest.approx(expected)
+
+
+def lengths(env: Quadrotor, perfect: bool) -> float:
+    """Mean steps of one flight a row under the constant action that hovers."""
+    env.reset(0)
+    if perfect:
+        state = env.get_state()
+        state["flight"][:, 7:13], state["flight"][:, 13:] = 0, (PAPER.hover + 1) / 2
+        env.set_state(state)
+    action = torch.full((env.num_envs, 4), PAPER.hover)
+    steps, over = torch.zeros(env.num_envs), torch.zeros(env.num_envs, dtype=torch.bool)
+    while not over.all():
+        ended = env.step(action).ended
+        steps += ~over
+        over |= ended
+    return float(steps.mean())
+
+
+def test_a_constant_action_falls_soon() -> None:
+    """The floor: 43 steps from random starts, 73 from perfect ones, under the disturbances."""
+    assert lengths(Quadrotor(Config(num_envs=1500)), False) == pytest.approx(43, abs=3)
+    assert lengths(Quadrotor(Config(num_envs=1500, guidance=1.0)), True) == pytest.approx(73, abs=3)
+
+
+def test_rows_do_not_know_each_other() -> None:
+    few, many = Quadrotor(Config(num_envs=2)), Quadrotor(Config(num_envs=6))
+    few.reset(4)
+    many.reset(4)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(120):
+        action = torch.rand(6, 4, generator=random) * 2 - 1
+        one, other = few.step(action[:2]), many.step(action)
+        torch.testing.assert_close(one.obs["state"], other.obs["state"][:2])
+        assert torch.equal(one.ended, other.ended[:2])
+
+
+def test_state_goes_back_bit_for_bit_over_resets() -> None:
+    config = Config(num_envs=8, ranges={"mass": (0.8, 1.2), "blend": (0.0, 1.0)})
+    env, other = Quadrotor(config), Quadrotor(replace(config, seed=9))
+    env.reset(5)
+    random = torch.Generator().manual_seed(1)
+    plan = [torch.rand(8, 4, generator=random) * 2 - 1 for _ in range(100)]
+    env.step(plan[0])
+    state = env.get_state()
+    other.set_state(state)
+    ended = 0
+    for action in plan:
+        here, there = env.step(action), other.step(action)
+        ended += int(here.ended.sum())
+        for name in env.spec.obs:
+            assert torch.equal(here.next_obs[name], there.next_obs[name])
+            assert torch.equal(here.obs[name], there.obs[name])
+        assert torch.equal(here.reward, there.reward)
+    assert ended > 5
+
+
+def test_a_task_is_a_vehicle() -> None:
+    """Twice the mass hovers at twice the thrust; blend 1 is the other vehicle."""
+    env = Quadrotor(Config(num_envs=3, ranges={"mass": (1.0, 2.0), "blend": (0.0, 1.0)}))
+    task = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    obs = env.reset(0, task=task)
+    torch.testing.assert_close(obs["privileged/vehicle"], torch.tensor([[1.0, 0], [2, 0], [1, 1]]))
+    body = Body.of(env.bodies)
+    full = (body.still + 4 * (body.linear + body.quadratic))[0]  # all rotors at their highest
+    paper, library = PAPER.lift * GRAVITY, LIBRARY.lift * GRAVITY
+    assert float(full[0]) == pytest.approx(paper, rel=1e-5)
+    assert float(full[1]) == pytest.approx(paper / 2, rel=1e-5)
+    # The constant part of the thrust is counted once a rotor in `still`.
+    assert float(full[2]) == pytest.approx(library, rel=1e-5)
+    assert env.spec.task is not None and env.spec.task.names == ("mass", "blend")
+    with pytest.raises(ValueError, match=r"no parameter .wind."):
+        Quadrotor(Config(ranges={"wind": (0.0, 1.0)}))
+    with pytest.raises(ValueError, match="from 0 to 1 is not a range"):
+        Quadrotor(Config(ranges={"mass": (0.0, 1.0)}))
+
+
+def test_words_and_picture() -> None:
+    env = Quadrotor(Config(num_envs=2, guidance=1.0, horizon=50))
+    env.reset(0)
+    said = env.describe(1)
+    assert said.startswith("The quadrotor is 0.00 m from the target") and "tilted 0 degrees" in said
+    centre = env.render(0, 64, 48)
+    assert centre.shape == (48, 64, 3) and centre.dtype == torch.uint8
+    for _ in range(25):
+        env.step(torch.full((2, 4), -1.0))
+    assert not torch.equal(env.render(0, 64, 48), centre)
+    assert "sinking" in env.describe(0)
+    model, data = env.scene(0)
+    assert data.qpos[2] == pytest.approx(float(env.state[2, 0]))
+    assert model.nbody == 2
+    env.close()
+
+
+def test_critics_see_only_what_they_are_given() -> None:
+    """The asymmetric recipe: 28 numbers and 4 actions for critics, 146 for the policy."""
+    spec = Quadrotor(Config()).spec
+    policy = Deterministic(PolicyConfig(hidden=(64, 64)), spec)
+    assert policy.encoder.size == 146
+    learner = Td3(Td3Config(critic_obs=("critic/state",)), policy, spec)
+    assert learner.critic.encoder.size == 28
+    assert Td3(Td3Config(critic_obs=("state",)), policy, spec).critic.encoder.size == 146
