@@ -54,9 +54,8 @@ class Products:
     Small batches are bound by the number of operations, not by arithmetic: this is four of them.
     """
 
-    def __init__(
-        self, sums: list[list[Term]], device: torch.device, squares: Tensor | None
-    ) -> None:
+    def __init__(self, sums: list[list[Term]], like: Tensor, squares: Tensor | None = None) -> None:
+        device = like.device
         pairs = sorted({(left, right) for terms in sums for _, left, right in terms})
         more = [] if squares is None else list(range(13, 17))
         self.left = torch.tensor([LETTERS[i] for i, _ in pairs] + more, device=device)

@@ -1,4 +1,4 @@
-"""The quadrotor: physics by hand, reset and observations as stated, exact state, floor baselines."""
+"""The quadrotor: physics by hand, resets and observations as stated, exact state, floors."""
 
 from __future__ import annotations
 

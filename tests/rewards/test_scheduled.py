@@ -1,4 +1,4 @@
-"""A reward that grows with training: the weights by hand, old rows rewarded anew, the loop's clock."""
+"""A reward that grows with training: weights by hand, old rows rewarded anew."""
 
 from __future__ import annotations
 
