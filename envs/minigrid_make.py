@@ -96,7 +96,8 @@ def named_entries(space: spaces.Space, config: Config) -> tuple[Entry, ...]:
         kept = {k: v for k, v in space.items() if not isinstance(v, MissionSpace)}
         space = spaces.Dict(kept)
     found = []
-    for entry in entries(space, "image", config.id):
+    name = "image" if len(space.shape or ()) == 3 else "state"
+    for entry in entries(space, name, config.id):
         if symbolic and entry.path in ((), ("image",)):
             entry = Entry("cells", entry.path, cells_leaf(entry.leaf.shape))
         elif entry.path == ("direction",):

@@ -31,7 +31,7 @@ KEPT = 100_000  # answers that are remembered
 class Config:
     """`mistakes`: how often it turns or walks at random instead, to show how to recover."""
 
-    mistakes: float = 0.1
+    mistakes: float = 0.0
 
 
 class State(NamedTuple):
