@@ -78,16 +78,16 @@ def test_rows_are_the_packages_own_environments(level: str) -> None:
 
 @pytest.mark.parametrize("level", [*IDS, "BabyAI-UnlockPickup-v0", "MiniGrid-LockedRoom-v0"])
 def test_the_fast_view_is_the_packages_view(level: str) -> None:
-    world = made(level, 1).world.worlds[0]  # pyright: ignore[reportAttributeAccessIssue]
+    env = made(level, 1)
+    world = env.world.worlds[0]  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(world.gen_obs, View)
     world.reset(seed=1)
-    random = np.random.default_rng(0)
-    for _ in range(100):
+    for action in plan(env, 100):
         slow = MiniGridEnv.gen_obs(world)
         fast = world.gen_obs()
         assert np.array_equal(slow["image"], fast["image"]) and fast["image"].dtype == np.uint8
         assert fast["direction"] == slow["direction"] and fast["mission"] == slow["mission"]
-        ends = world.step(int(random.integers(world.action_space.n)))[2:4]
+        ends = world.step(int(action))[2:4]
         if any(ends):
             world.reset()
 

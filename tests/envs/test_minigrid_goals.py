@@ -10,10 +10,11 @@ from envs.minigrid_goals import FORMS, goal, possible
 
 KEY, DOOR, BALL, BOX, GOAL = 5, 4, 6, 7, 8
 RED, GREEN, YELLOW = 0, 1, 4
+NONE = (1, 0)  # an empty hand
 
 
 def whole(
-    agent: tuple[int, int, int], hand: tuple[int, int] = (1, 0), **cells: tuple[int, int, int]
+    agent: tuple[int, int, int], hand: tuple[int, int], **cells: tuple[int, int, int]
 ) -> Tensors:
     """A level of 4 x 3 empty cells with things at `c<x><y>`."""
     grid = torch.tensor([1, 0, 0], dtype=torch.uint8).expand(1, 4, 3, 3).clone()
@@ -23,15 +24,15 @@ def whole(
 
 
 LEVEL = {"c20": (KEY, YELLOW, 0), "c21": (DOOR, YELLOW, 2), "c31": (GOAL, GREEN, 0)}
-START = whole((0, 0, 0), **LEVEL)
-NEAR = whole((1, 0, 0), **LEVEL)
+START = whole((0, 0, 0), NONE, **LEVEL)
+NEAR = whole((1, 0, 0), NONE, **LEVEL)
 HELD = whole((1, 0, 0), (KEY, YELLOW), c21=LEVEL["c21"], c31=LEVEL["c31"])
 OPENED = whole((1, 1, 0), (KEY, YELLOW), c21=(DOOR, YELLOW, 0), c31=LEVEL["c31"])
 SHUT = whole((1, 1, 0), (KEY, YELLOW), c21=(DOOR, YELLOW, 1), c31=LEVEL["c31"])
 THERE = whole((3, 1, 0), (KEY, YELLOW), c21=(DOOR, YELLOW, 0), c31=LEVEL["c31"])
-DROPPED = whole((1, 0, 0), **LEVEL)
-BOXED = whole((0, 0, 0), c10=(BOX, RED, 0))
-UNBOXED = whole((0, 0, 0), c10=(KEY, RED, 0))
+DROPPED = whole((1, 0, 0), NONE, **LEVEL)
+BOXED = whole((0, 0, 0), NONE, c10=(BOX, RED, 0))
+UNBOXED = whole((0, 0, 0), NONE, c10=(KEY, RED, 0))
 CARRIED = whole((0, 0, 0), (BOX, RED))
 STAGES = [START, NEAR, HELD, OPENED, SHUT, THERE]
 
@@ -82,7 +83,7 @@ def test_what_is_possible() -> None:
     )
     assert "drop the yellow key" in possible(HELD) and "unlock the yellow door" in possible(HELD)
     assert "close the yellow door" in possible(OPENED)
-    no_key = whole((0, 0, 0), c21=(DOOR, YELLOW, 2), c20=(KEY, RED, 0))
+    no_key = whole((0, 0, 0), NONE, c21=(DOOR, YELLOW, 2), c20=(KEY, RED, 0))
     assert "unlock the yellow door" not in possible(no_key)
     assert possible(BOXED) == ("go to the red box", "open the red box", "pick up the red box")
     for stage in STAGES:

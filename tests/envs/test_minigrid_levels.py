@@ -44,7 +44,7 @@ def ways(env: MiniGrid) -> list[int]:
     for row, (x, y, turn, kind, colour) in enumerate(whole["agent"].tolist()):
         state = State(x, y, turn, (kind, colour), whole["grid"][row].numpy().tobytes())
         way = search(state, whole["grid"].shape[2], everything=False)
-        assert way, env.task[row] if hasattr(env, "task") else row
+        assert way, row
         found.append(len(way))
     return found
 
