@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import queue
 import threading
 import time
@@ -42,6 +43,8 @@ class Viewer:
         self.playing, self.speed, self.problem = False, 1.0, ""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing, self._ended, self._due = threading.Event(), threading.Event(), 0.0
+        # Browsers open connections that they do not use, each of which would be a traceback.
+        logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
         with contextlib.redirect_stdout(io.StringIO()):
             self.server = ViserServer(HOST, port, label="embodied", verbose=False)
         # The page could otherwise ask for a tunnel that shows it to the whole internet.

@@ -230,6 +230,15 @@ def test_the_page_is_served_on_the_loopback_address_only(viewer: Viewer) -> None
         socket.create_connection(("127.0.0.2", viewer.server.get_port()), timeout=5)
 
 
+def test_a_connection_that_is_not_used_prints_nothing(viewer: Viewer, capfd, caplog) -> None:
+    with socket.create_connection(("127.0.0.1", viewer.server.get_port()), timeout=5) as idle:
+        idle.shutdown(socket.SHUT_WR)
+        while idle.recv(1000):
+            pass
+    time.sleep(0.1)
+    assert capfd.readouterr().err == "" and not caplog.records
+
+
 def messages(data: bytes) -> list[dict]:
     packed = int.from_bytes(data[8:16], "little")
     return msgspec.msgpack.decode(zstandard.decompress(data[16 : 16 + packed]))["messages"]
