@@ -1,0 +1,144 @@
+"""Making a ManiSkill environment: the Vulkan driver, the assets, and errors of one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOFTWARE = Path("/usr/share/vulkan/icd.d/lvp_icd.json")
+CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
+
+
+def choose_driver() -> None:
+    """Without a GPU, point Vulkan to Mesa's software driver, unless the user chose one."""
+    chosen = any(name in os.environ for name in CHOSEN)
+    if not chosen and SOFTWARE.exists() and not torch.cuda.is_available():
+        os.environ["VK_ICD_FILENAMES"] = str(SOFTWARE)
+
+
+choose_driver()  # Vulkan reads this when SAPIEN is first used.
+try:
+    import gymnasium
+    import mani_skill.envs  # noqa: F401  (registers its tasks)
+    import sapien
+    from mani_skill.utils import download_asset
+    from mani_skill.utils.registration import REGISTERED_ENVS
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "ManiSkill is not installed; type: pip install 'embodied-rl[maniskill]'", name="mani_skill"
+    ) from error
+
+OBS = {"pointcloud": "pointcloud"}
+BACKENDS = {"cpu": ("physx_cpu", "cpu"), "gpu": ("physx_cuda", "gpu")}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a row has to know: the task, how it is seen, driven and paid, and its time limit."""
+
+    id: str
+    obs: str
+    control_mode: str | None
+    reward: str
+    backend: str
+    image_size: tuple[int, int] | None
+    cameras: tuple[str, ...]
+    horizon: int
+    end_on_success: bool
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NoDriver(RuntimeError):
+    """There is no Vulkan driver that SAPIEN can draw with."""
+
+
+def require_driver(backend: str) -> None:
+    """Raise NoDriver, in one line, where SAPIEN finds no Vulkan device.
+
+    Every ManiSkill task needs one, seen or not: robots load materials. The driver that was chosen
+    first stays chosen for the life of the process.
+    """
+    try:
+        sapien.render.set_log_level("off")
+        sapien.render.RenderSystem(sapien.Device("cuda" if backend == "gpu" else "cpu"))
+    except RuntimeError as error:
+        told = next((f"{name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
+        raise NoDriver(
+            f"ManiSkill finds no Vulkan driver ({_line(error)}{'; ' + told if told else ''}); type: "
+            "sh scripts/system-packages.sh (it installs mesa-vulkan-drivers 24.3 or newer), or "
+            "install your GPU's Vulkan driver"
+        ) from error
+    finally:
+        sapien.render.set_log_level("warn")
+
+
+def horizon_of(name: str) -> int | None:
+    """The registered time limit of a task in steps; ValueError when there is no such task."""
+    if name not in REGISTERED_ENVS:
+        near = difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"no ManiSkill task {name!r}{hint}")
+    return REGISTERED_ENVS[name].max_episode_steps
+
+
+def task_text(name: str) -> str:
+    """The first sentence of a task's own description, or its id."""
+    told = REGISTERED_ENVS[name].cls.__doc__ or ""
+    found = re.search(r"\*\*Task Description:?\*\*:?\s*(.+?)(?:\.\s|\n\s*\n|$)", told, re.DOTALL)
+    return " ".join(found[1].split()).rstrip(".") if found else name
+
+
+def make(settings: Settings, count: int) -> Any:
+    """A ManiSkill environment of `count` rows without its time limit; errors are one line."""
+    physics, drawing = BACKENDS[settings.backend]
+    options: dict[str, Any] = {
+        "num_envs": count,
+        "obs_mode": OBS.get(settings.obs, settings.obs),
+        "reward_mode": settings.reward,
+        "control_mode": settings.control_mode,
+        "sim_backend": physics,
+        "render_backend": drawing,
+        **settings.kwargs,
+    }
+    if settings.image_size is not None:
+        height, width = settings.image_size
+        options["sensor_configs"] = {"width": width, "height": height}
+    with _no_downloads(settings.id):
+        try:
+            return gymnasium.make(settings.id, disable_env_checker=True, **options).unwrapped
+        except (KeyError, NotImplementedError, AssertionError, TypeError, RuntimeError) as error:
+            known = {key: value for key, value in options.items() if value is not None}
+            raise ValueError(f"ManiSkill refuses {settings.id} with {known}: {_line(error)}") from (
+                error
+            )
+
+
+@contextmanager
+def _no_downloads(name: str) -> Iterator[None]:
+    """ManiSkill asks on the terminal whether to download what a task lacks: say so instead."""
+
+    def refuse(question: str, *_: Any) -> bool:
+        what = question.split(" Would you")[0]
+        raise FileNotFoundError(
+            f"{what}; nothing is downloaded while training; type once, with a network: "
+            f"python -m mani_skill.utils.download_asset {name}"
+        )
+
+    asked = download_asset.prompt_yes_no
+    download_asset.prompt_yes_no = refuse
+    try:
+        yield
+    finally:
+        download_asset.prompt_yes_no = asked
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

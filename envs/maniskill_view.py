@@ -1,0 +1,121 @@
+"""What a ManiSkill environment shows: its nested observations as flat leaves, pictures, words.
+
+Names are the groups joined with `_`, as the importer of ManiSkill's files has them: a converted
+dataset and the live world then have one Spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+
+SKIPPED = ("sensor_param",)
+
+
+def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
+    """An observation [n, ...] by flat names; only these `cameras` (none named: all of them).
+
+    Booleans and floats become float32, depth (16 bits, mm) int32; clouds become `points` [n, P, 3]
+    (m, world frame; what has no depth is at the origin) and `colors` [n, P, 3].
+    """
+    if isinstance(observation, Tensor):
+        return {"state": _plain(observation)}
+    obs: Tensors = {}
+    for path, value in _walk(observation, ()):
+        if path[0] in SKIPPED or (path[0] == "sensor_data" and cameras and path[1] not in cameras):
+            continue
+        if path[0] == "pointcloud":
+            obs |= _cloud(path[1], value)
+        else:
+            obs["_".join(path)] = _plain(value)
+    return obs
+
+
+def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    if isinstance(node, dict):
+        for key, part in node.items():
+            yield from _walk(part, (*path, key.strip("_")))
+    else:
+        yield path, torch.as_tensor(node)
+
+
+def _cloud(name: str, value: Tensor) -> Tensors:
+    if name == "xyzw":
+        return {"points": (value[..., :3] * (value[..., 3:] > 0)).float()}
+    return {"colors": value} if name == "rgb" else {}
+
+
+def _plain(value: Tensor) -> Tensor:
+    if value.is_floating_point() or value.dtype == torch.bool:
+        return value.float()
+    return value.int() if value.dtype in (torch.int16, torch.uint16) else value
+
+
+def leaves(obs: Tensors, names: tuple[str, ...]) -> dict[str, Leaf]:
+    """The Spec's leaves of `obs` [n, ...]; `names` are those of the elements of `state`."""
+    return {
+        key: Leaf(
+            tuple(value.shape[1:]),
+            str(value.dtype).removeprefix("torch."),
+            names=names if key == "state" and len(names) == value[0].numel() else (),
+        )
+        for key, value in obs.items()
+    }
+
+
+def element_names(env: Any) -> tuple[str, ...]:
+    """The names of the elements of ManiSkill's flat state: `extra_tcp_pose[2]`."""
+    parts = flat(env._get_obs_state_dict(env.get_info()))
+    sizes = {name: value[0].numel() for name, value in parts.items()}
+    return tuple(
+        f"{name}[{place}]" if size > 1 else name
+        for name, size in sizes.items()
+        for place in range(size)
+    )
+
+
+def picture(env: Any, row: int, width: int, height: int) -> Tensor:
+    """ManiSkill's own camera, cut to the proportions that were asked for, uint8 [H, W, 3]."""
+    drawn = env.render_rgb_array()
+    if drawn is None:
+        raise NotImplementedError(f"{env.spec.id} has no camera to draw with")
+    whole = torch.as_tensor(drawn)[row].cpu()
+    high, wide = whole.shape[:2]
+    cut_high, cut_wide = min(high, wide * height // width), min(wide, high * width // height)
+    top, left = (high - cut_high) // 2, (wide - cut_wide) // 2
+    part = whole[top : top + cut_high, left : left + cut_wide].permute(2, 0, 1)[None].float()
+    sized = torch.nn.functional.interpolate(part, (height, width), mode="area")
+    return sized[0].permute(1, 2, 0).round().to(torch.uint8)
+
+
+def words(env: Any, row: int, count: int, horizon: int) -> str:
+    """One row in words: the clock, what the task says of itself, the robot, every movable thing."""
+    info = env.get_info()
+    flags = {k: bool(v[row]) for k, v in info.items() if _is_flag(v)}
+    agent = env.agent
+    parts = [f"step {count} of {horizon}"]
+    parts += [f"{name} = {'yes' if value else 'no'}" for name, value in flags.items()]
+    robot = getattr(agent, "robot", None)
+    if robot is not None:
+        parts.append(f"robot joints = {_numbers(robot.qpos[row])}")
+    if hasattr(agent, "tcp_pose"):
+        parts.append(f"tool at {_numbers(agent.tcp_pose.p[row])} m")
+    for name, actor in env.scene.actors.items():
+        if actor.px_body_type != "static":
+            place, turn = _numbers(actor.pose.p[row]), _numbers(actor.pose.q[row])
+            parts.append(f"{name} at {place} m, quaternion {turn}")
+    return "; ".join(parts)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool and value.ndim == 1
+
+
+def _numbers(values: Tensor) -> str:
+    return "[" + ", ".join(f"{value:.3f}" for value in values.flatten().tolist()) + "]"
