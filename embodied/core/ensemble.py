@@ -51,9 +51,10 @@ class Ensemble(nn.Module):
         """All members, or only the `first` few (then E is that many)."""
         if x.ndim == 2:
             x = x.expand(first or self.n, *x.shape)
-        weights, biases = [*self.weights], [*self.biases]
-        if first is not None:
-            weights, biases = [w[:first] for w in weights], [b[:first] for b in biases]
+        weights, biases, scales, shifts = (
+            [*part] if first is None else [parameter[:first] for parameter in part]
+            for part in (self.weights, self.biases, self.scales, self.shifts)
+        )
         if self.plain and not torch.compiler.is_compiling():
             tanh = self.activation == "tanh"
             return cast(Tensor, Plain.apply(x, tanh, *weights, *biases))  # pyright: ignore[reportUnknownMemberType]
@@ -63,8 +64,8 @@ class Ensemble(nn.Module):
             if i < last:
                 if self.layer_norm:
                     x = functional.layer_norm(x, x.shape[-1:])
-                    x = torch.addcmul(self.shifts[i][:first], x, self.scales[i][:first])
-                x = self.activate(x)
+                    x = torch.addcmul(shifts[i], x, scales[i])
+                x = torch.relu_(x) if self.activation == "relu" else self.activate(x)
         return x
 
 
