@@ -10,7 +10,7 @@ from torch import Tensor
 from embodied.core.spec import Leaf
 
 Picture = NDArray[np.uint8]
-SMALL = 96
+SMALL = 160
 """Pictures below this height (pixels) are enlarged, each pixel a square."""
 PLAIN = (90, 90, 100)
 

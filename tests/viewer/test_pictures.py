@@ -92,7 +92,7 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
         viewer.step(2)
         viewer.refresh()
         # Without a camera the largest image among the observations is large in the page.
-        assert page.stage.screen.picture.image.shape == (96, 144, 3)
+        assert page.stage.screen.picture.image.shape == (160, 240, 3)
         assert set(page.stage.screen.picture.image.ravel()) == {12}
         assert set(page.sights.images) == {"rgb", "depth"}
         assert set(page.sights.images["rgb"].image.ravel()) == {12}
@@ -107,7 +107,7 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
 def test_pictures_of_images_stacks_and_depth() -> None:
     pixel = torch.arange(6, dtype=torch.uint8).expand(2, 2, 6)
     stacked = picture_of(pixel, Leaf((2, 2, 6), "uint8", 0, 255))
-    assert stacked.shape == (96, 96, 3) and stacked[0, 0].tolist() == [3, 4, 5]
+    assert stacked.shape == (160, 160, 3) and stacked[0, 0].tolist() == [3, 4, 5]
     grey = picture_of(pixel[..., :1] + 9, Leaf((2, 2, 1), "uint8", 0, 255))
     assert grey[0, 0].tolist() == [9, 9, 9]
     depth = torch.full((16, 16, 1), 3.0)
@@ -116,7 +116,7 @@ def test_pictures_of_images_stacks_and_depth() -> None:
     assert is_picture(leaf) and not is_picture(Leaf((16, 3)))
     shown = picture_of(depth, leaf)
     # From 0 (what is not finite) to 5 m: 255 * 3 / 5 = 153.
-    assert (shown[50, 10, 0], shown[-1, -1, 0], shown[45, 45, 0]) == (153, 255, 0)
+    assert (shown[50, 10, 0], shown[-1, -1, 0], shown[75, 75, 0]) == (153, 255, 0)
     assert not is_picture(Leaf((7, 7, 3), "uint8", 0, 10, unit="symbol"))
 
 
