@@ -14,7 +14,7 @@ from embodied.core.env import Step
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from envs.envpool import Config as PoolConfig
-from envs.envpool import EnvPool, make
+from envs.envpool import EnvPool, envpool, make
 from envs.minigrid_settings import (
     DIRECTION,
     NOTHING,
@@ -31,17 +31,19 @@ from envs.spaces import replace_rows
 class Pool(EnvPool):
     """Rows of one pool under MiniGrid's names; it cannot save them.
 
-    EnvPool calls an episode that ends by itself on its last step a truncation; a reward in that
-    step says otherwise. (A failure without a reward on the very last step stays a truncation.)
+    EnvPool calls an episode that ends by itself on its last step a truncation. So it is given one
+    step more, and the clock is ours; only BabyAI's own limits, which depend on the mission, stay
+    with it (there a reward in the last step says that the episode ended by itself).
     """
 
     def __init__(self, config: Config) -> None:
         self.settings = config
+        self._limit = config.horizon or _own_limit(config.id)
         pool = PoolConfig(
             config.id,
             config.num_envs,
             config.threads,
-            config.horizon,
+            self._limit + 1 if self._limit else None,
             config.dt,
             config.seed,
             text=config.text,
@@ -66,8 +68,7 @@ class Pool(EnvPool):
         native = self._actions.native(action).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
-        ended, reward = state[self._done], self._paid(state)
-        terminated = ended & (~state[self._late] | (reward != 0))
+        reward, terminated, ended = self._paid(state), *self._ends(state)
         rows = np.flatnonzero(ended).astype(np.int32)
         # The whole level of an ended row is only there until its reset.
         whole = self._whole(self._every) if self.settings.privileged else {}
@@ -107,18 +108,26 @@ class Pool(EnvPool):
         view, turn = self._now["cells"][row].numpy(), int(self._now["direction"][row])
         return described(view, turn, self._states(np.array([row], np.int32))[0].mission)
 
+    def _ends(self, state: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows [B] ended by themselves, and which ended at all."""
+        done = state[self._done]
+        if self._limit:
+            return done, done | (state[self._elapsed] >= self._limit)
+        return done & (~state[self._late] | (state[self._reward] != 0)), done
+
     def _paid(self, state: list[np.ndarray]) -> np.ndarray:
-        """Rewards [B]; EnvPool's 1 - 0.9 t / T in single precision is off by a bit now and then."""
+        """Rewards [B]: 1 - 0.9 t / T in double precision and by our clock, where EnvPool's is that
+        in single precision and by its own."""
         reward = state[self._reward]
         rows = np.flatnonzero(reward > 0).astype(np.int32)
         if not len(rows):
             return reward
         steps = state[self._elapsed][rows]
         most = np.array([one.max_steps for one in self._states(rows)])
-        exact = (1 - 0.9 * (steps / most)).astype(np.float32)
-        near = np.abs(exact - reward[rows]) < 1e-6
+        known = np.abs(1 - 0.9 * (steps / most) - reward[rows]) < 1e-6
+        exact = (1 - 0.9 * (steps / (self._limit or most))).astype(np.float32)
         reward = reward.copy()
-        reward[rows] = np.where(near, exact, reward[rows])
+        reward[rows] = np.where(known, exact, reward[rows])
         return reward
 
     def _fresh(self) -> Tensors:
@@ -172,6 +181,12 @@ def _hand(state: Any) -> tuple[int, int, int]:
     if not state.has_carrying:
         return NOTHING
     return state.carrying_type, state.carrying_color, state.carrying_state
+
+
+def _own_limit(name: str) -> int:
+    """The steps that a level allows; 0 where they depend on the mission."""
+    limit = int(envpool.make_spec(name).config.max_episode_steps)
+    return limit if limit < 2**31 - 1 else 0
 
 
 def _size(config: PoolConfig) -> tuple[int, int]:
