@@ -1,0 +1,258 @@
+"""Wrappers against arithmetic by hand, on a world that counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs import delays, wrappers
+from envs.planar import Config as GapConfig
+from envs.planar import TwoGap
+from envs.wrapper import Wrapped
+
+
+@dataclass(frozen=True)
+class Config:
+    horizon: int = 4
+    num_envs: int = 2
+
+
+class Counter(VecEnv):
+    """Row i shows 100 * i + 10 * episode + age, is paid its age and its action, and ends after
+    `horizon + i` steps."""
+
+    def __init__(self, config: Config) -> None:
+        self.num_envs = config.num_envs
+        picture = Leaf((2, 2, 3), "uint8", 0, 255)
+        obs = {"state": Leaf((1,), low=(0.0,), high=(999.0,)), "front": picture}
+        obs["critic/state"] = obs["state"]
+        self.spec = Spec(obs, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+        self.last = config.horizon + torch.arange(self.num_envs)
+        self.age, self.episode = torch.zeros(2, self.num_envs, dtype=torch.int64)
+        self.applied: list[torch.Tensor] = []
+
+    def see(self) -> Tensors:
+        number = (100 * torch.arange(self.num_envs) + 10 * self.episode + self.age).float()[:, None]
+        picture = number.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 2, 2, 3).clone()
+        return {"state": number, "front": picture, "critic/state": number.clone()}
+
+    def reset(self, seed=None, task=None, mask=None) -> Tensors:
+        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        self.age = self.age.masked_fill(rows, 0)
+        self.episode = self.episode + rows.long()
+        return self.see()
+
+    def step(self, action: torch.Tensor) -> Step:
+        self.applied.append(action.clone())
+        self.age = self.age + 1
+        following, reward = self.see(), self.age + action[:, 0]
+        won = self.age >= self.last
+        if bool(won.any()):
+            self.reset(mask=won)
+        no = torch.zeros_like(won)
+        return Step(self.see(), following, reward, won, no, {"success": won, "age": self.age})
+
+    def get_state(self) -> Tensors:
+        return {"age": self.age.clone(), "episode": self.episode.clone()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.age, self.episode = state["age"].clone(), state["episode"].clone()
+        return self.see()
+
+
+def zero() -> torch.Tensor:
+    return torch.zeros(2, 1)
+
+
+def shown(obs: Tensors) -> list[float]:
+    return obs["state"].flatten().tolist()
+
+
+def test_time_limit() -> None:
+    env = wrappers.TimeLimit(wrappers.LimitConfig(2), Counter(Config(horizon=3)))
+    assert shown(env.reset(0)) == [10, 110]
+    env.step(zero())
+    step = env.step(zero())
+    assert step.truncated.tolist() == [True, True] and not step.terminated.any()
+    assert shown(step.next_obs) == [12, 112] and shown(step.obs) == [20, 120]
+    env.reset(mask=torch.tensor([True, False]))
+    env.step(zero())
+    step = env.step(zero())
+    assert step.truncated.all(), "a reset by hand begins the count again, in its row"
+    # An episode that ends by itself in its last step is not truncated as well.
+    env = wrappers.TimeLimit(wrappers.LimitConfig(3), Counter(Config(horizon=3)))
+    env.reset(0)
+    steps = [env.step(zero()) for _ in range(3)]
+    assert steps[2].terminated.tolist() == [True, False]
+    assert steps[2].truncated.tolist() == [False, True]
+
+
+def test_action_repeat() -> None:
+    """Horizons 4 and 5, three times each: rows end in the first and second of the second three."""
+    env = wrappers.ActionRepeat(wrappers.RepeatConfig(3, 0.5), Counter(Config()))
+    assert env.spec.dt == pytest.approx(0.3)
+    env.reset(0)
+    step = env.step(zero())
+    assert step.reward.tolist() == [1 + 0.5 * 2 + 0.25 * 3] * 2
+    assert not step.ended.any() and shown(step.obs) == shown(step.next_obs) == [13, 113]
+    step = env.step(zero() + 0.5)
+    assert step.reward.tolist() == [4.5, 4.5 + 0.5 * 5.5]
+    assert step.terminated.all() and step.log["success"].all()
+    assert shown(step.next_obs) == [14, 115], "the true successor, not where the repeats went on"
+    assert [number % 10 for number in shown(step.obs)] == [0, 0], "a fresh episode, not played yet"
+
+
+def test_observation_delay() -> None:
+    config = delays.SeeLateConfig(2, 2)
+    env = delays.ObservationDelay(config, Counter(Config()))
+    seen, ahead = [shown(env.reset(0))], []
+    for _ in range(5):
+        step = env.step(zero())
+        seen.append(shown(step.obs))
+        ahead.append(shown(step.next_obs))
+    assert [row[0] for row in seen] == [10, 10, 10, 11, 20, 20]
+    assert [row[0] for row in ahead] == [10, 10, 11, 12, 20]
+    assert [row[1] for row in seen] == [110, 110, 110, 111, 112, 120]
+    assert [row[1] for row in ahead] == [110, 110, 111, 112, 113]
+    assert step.obs["critic/state"].flatten().tolist() == [21, 120], "critics see the present"
+    assert step.obs["front"][0, 0, 0, 0] == 20
+
+
+def test_random_delays_are_of_the_seed_the_row_and_the_episode() -> None:
+    def lags(rows: int, seed: int) -> torch.Tensor:
+        counter = Counter(Config(num_envs=rows))
+        env = delays.ObservationDelay(delays.SeeLateConfig(0, 3), counter)
+        env.reset(seed)
+        kept = []
+        for _ in range(40):
+            kept.append(env.memory["lag"].clone())
+            env.reset()
+        return torch.stack(kept)
+
+    two, three, other = lags(2, 7), lags(3, 7), lags(2, 8)
+    assert torch.equal(two, three[:, :2]) and not torch.equal(two, other)
+    assert set(two.flatten().tolist()) == {0, 1, 2, 3}
+    assert not torch.equal(two[:, 0], two[:, 1])
+
+
+def test_action_delay() -> None:
+    counter = Counter(Config(horizon=3))
+    env = delays.ActionDelay(delays.ActLateConfig(2, 2, idle=-1.0, show=True), counter)
+    assert env.reset(0)["sent"].tolist() == [[-1, -1]] * 2
+    for i in range(1, 5):
+        step = env.step(torch.full((2, 1), i / 8))
+        if i == 3:
+            assert step.next_obs["sent"][0].tolist() == [3 / 8, 2 / 8]
+            assert step.obs["sent"][0].tolist() == [-1, -1], "a new episode knows no old action"
+            assert step.obs["sent"][1].tolist() == [3 / 8, 2 / 8]
+    applied = torch.cat(counter.applied, 1).tolist()
+    assert applied == [[-1, -1, 1 / 8, -1], [-1, -1, 1 / 8, 2 / 8]]
+
+
+def test_frame_stack() -> None:
+    env = delays.FrameStack(delays.StackConfig(3), Counter(Config()))
+    assert env.spec.obs["state"].shape == (3, 1) and env.spec.obs["state"].high == (999.0,) * 3
+    assert env.spec.obs["front"].shape == (2, 2, 9) and env.spec.obs["front"].is_image
+    assert env.spec.obs["critic/state"].shape == (1,)
+    assert env.reset(0)["state"][0].flatten().tolist() == [10, 10, 10]
+    steps = [env.step(zero()) for _ in range(4)]
+    assert steps[0].obs["state"][0].flatten().tolist() == [10, 10, 11]
+    assert steps[3].next_obs["state"][0].flatten().tolist() == [12, 13, 14]
+    assert steps[3].obs["state"][0].flatten().tolist() == [20, 20, 20]
+    assert steps[3].obs["state"][1].flatten().tolist() == [112, 113, 114]
+    assert steps[3].next_obs["front"][0, 1, 1].tolist() == [12] * 3 + [13] * 3 + [14] * 3
+
+
+NODE: dict[str, Any] = yaml.safe_load("""
+_target_: envs.wrapper.Wrapped
+num_envs: 3
+env: {_target_: envs.planar.TwoGap, horizon: 7}
+wrappers:
+  - {_target_: envs.delays.ActionDelay, low: 0, high: 2, show: true}
+  - {_target_: envs.delays.ObservationDelay, low: 0, high: 3}
+  - {_target_: envs.delays.FrameStack, frames: 2}
+  - {_target_: envs.wrappers.ActionRepeat, times: 2}
+  - {_target_: envs.wrappers.TimeLimit, steps: 3}
+""")
+
+
+def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
+    env = build(NODE | {"num_envs": 4})
+    assert isinstance(env, Wrapped) and env.num_envs == 4 and env.horizon == 7
+    assert not hasattr(env, "scene") and env.render(1).shape == (240, 320, 3)
+    assert "point is at" in env.describe(2)
+    env.reset(3)
+    plan = torch.rand(30, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for action in plan[:10]:
+        env.step(action)
+    state = env.get_state()
+    assert {key.split("/")[0] for key in state} > {f"wrapper{i}" for i in (1, 2, 3, 5)}
+    first = [env.step(action) for action in plan[10:]]
+    env.set_state(state)
+    second = [env.step(action) for action in plan[10:]]
+    for a, b in zip(first, second, strict=True):
+        assert all(torch.equal(a.obs[name], b.obs[name]) for name in env.spec.obs)
+        assert torch.equal(a.reward, b.reward) and torch.equal(a.truncated, b.truncated)
+    fresh = build(NODE | {"num_envs": 4})
+    fresh.reset(99)
+    assert all(
+        torch.equal(v, state_obs)
+        for v, state_obs in zip(
+            fresh.set_state(state).values(), env.set_state(state).values(), strict=True
+        )
+    )
+    assert torch.equal(fresh.step(plan[10]).next_obs["state"], first[0].next_obs["state"])
+
+
+def test_wrong_settings_are_one_line() -> None:
+    bad = [
+        ({"_target_": "envs.delays.ObservationDelay", "names": ["stat"]}, 'did you mean "state"'),
+        ({"_target_": "envs.delays.ActionDelay", "low": 3, "high": 1}, "0 <= low <= high"),
+        ({"_target_": "envs.wrappers.TimeLimit", "steps": 0}, "at least 1"),
+        ({"_target_": "envs.wrappers.TimeLimit", "stepps": 9}, 'did you mean "steps"'),
+        ({"_target_": "envs.delays.FrameStack", "frames": 0}, "at least 1"),
+    ]
+    for node, says in bad:
+        with pytest.raises(ConfigError, match=says):
+            build(NODE | {"wrappers": [node]})
+
+
+class Breaks(TwoGap):
+    """Its third step divides by nothing in row 1."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        if int(self.age.max()) == 3:
+            step.next_obs["state"][1, 0] = torch.nan
+        return step
+
+
+def test_nan_guard(tmp_path: Path) -> None:
+    env = wrappers.NanGuard(wrappers.GuardConfig(str(tmp_path), keep=2), Breaks(GapConfig(2)))
+    start = env.reset(4)["state"].clone()
+    env.step(torch.full((2, 2), 0.25))
+    before = env.get_state()["place"].clone()
+    env.step(torch.full((2, 2), 0.5))
+    with pytest.raises(NotFinite, match=r"state is not finite in rows \[1\]") as found:
+        env.step(torch.full((2, 2), 0.75))
+    file = tmp_path / "not_finite_0.npz"
+    assert str(file) in str(found.value) and "\n" not in str(found.value)
+    kept = np.load(file)
+    assert (kept["0/action"] == 0.75).all() and (kept["1/action"] == 0.5).all()
+    assert "2/action" not in kept, "keep=2"
+    np.testing.assert_array_equal(kept["1/state/place"], before)
+    np.testing.assert_allclose(kept["1/obs/state"], start + 0.05 * 0.25, rtol=1e-6)
+    assert np.isnan(kept["next/state"][1, 0])
+    with pytest.raises(NotFinite):
+        env.step(torch.full((2, 2), torch.nan))
+    assert len(list(tmp_path.iterdir())) == 1, "written once"
