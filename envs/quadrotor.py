@@ -48,7 +48,8 @@ class Config:
     sensor noise and the constant force and torque; `weights`: of the reward (position, velocity,
     action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomises it
     and makes task parameters: multipliers of mass, inertia, thrust, torque, lag, disturbance,
-    and `blend`, the way (0 to 1) to the vehicle `other`. `compile` is for speed on GPUs."""
+    and `blend`, the way (0 to 1) to the vehicle `other`. `compile` fuses the physics
+    (half their time on a CPU, after most of a minute)."""
 
     num_envs: int = 16
     history: int = 32

@@ -156,7 +156,7 @@ class Physics:
         k4 = self.derivative(torch.add(state, k3, alpha=dt), command, quickness, body)
         slope = k1.add_(k2, alpha=2).add_(k3, alpha=2).add_(k4)
         after = torch.add(state, slope, alpha=dt / 6)
-        after[3:7].div_(torch.linalg.vector_norm(after[3:7], dim=0))
+        after[3:7].mul_(after[3:7].square().sum(0).rsqrt_())  # vector_norm takes 40 times as long
         after[13:].clamp_(0, 1)
         return after
 
