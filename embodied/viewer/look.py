@@ -70,8 +70,14 @@ class Look(Protocol):
     def followed(self) -> Followed | None: ...
 
 
+class NoScene(RuntimeError):
+    """This kind of world has a scene, but as it is set up there is none here."""
+
+
 def look_at(env: VecEnv) -> Look | None:
     """The scene of row 0, or None where the world has none that can be drawn in 3D.
+
+    Raises NoScene where the world itself refuses to show it (its rows are in other processes).
 
     Our MuJoCo worlds have `scene(row)`, those on SAPIEN `sub_scene(row)`; a Gymnasium one holds its
     model unwrapped. Engines are imported for their own worlds only.
@@ -80,6 +86,10 @@ def look_at(env: VecEnv) -> Look | None:
     if hasattr(world, "sub_scene"):
         from embodied.viewer.sapien_scene import SapienLook
 
+        try:
+            world.sub_scene(0)
+        except ValueError as error:
+            raise NoScene(str(error)) from error
         return SapienLook(lambda: world.sub_scene(0))
     inner: Any = getattr(next(iter(getattr(world, "envs", ())), None), "unwrapped", None)
     bare = type(getattr(inner, "model", None)).__module__.startswith("mujoco.")

@@ -228,8 +228,7 @@ class Page:
         ]
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
-        if self.stage.trouble:
-            lines.append(self.stage.trouble)
+        lines += filter(None, (self.stage.flat, self.stage.trouble))
         if self.viewer.problem:
             lines.append(f"**Stopped:** {self.viewer.problem}")
         return "  \n".join(lines)

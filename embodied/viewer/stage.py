@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from viser import ViserServer
 
-from embodied.viewer.look import look_at
+from embodied.viewer.look import NoScene, look_at
 from embodied.viewer.pictures import Picture, picture_of
 from embodied.viewer.scene import Scene
 from embodied.viewer.screen import Screen
@@ -17,13 +17,17 @@ LARGE, SMALL = (640, 480), (384, 288)
 class Stage:
     """`draw` sends what moved; `trouble` says why there is no picture, where there is none.
 
-    A world without a camera is shown as the largest image among its observations.
+    `flat` says why a world with a scene is not drawn in 3D. A world without a camera is shown as
+    the largest image among its observations.
     """
 
     def __init__(self, server: ViserServer, session: Session) -> None:
-        self.session, self.trouble = session, ""
-        look = look_at(session.env)
-        self.scene = None if look is None else Scene(server, look)
+        self.session, self.trouble, self.scene, self.flat = session, "", None, ""
+        try:
+            if (look := look_at(session.env)) is not None:
+                self.scene = Scene(server, look)
+        except NoScene as error:
+            self.flat = f"No 3D scene: {error}"
         first = None if self.scene is not None else self._picture()
         self.screen = None if first is None else Screen(server, first)
 

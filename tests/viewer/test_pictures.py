@@ -104,6 +104,17 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
         assert f"random · **{('left', 'right', 'wait')[int(last)]}**" in page.status.content
 
 
+def test_a_world_that_refuses_its_scene_is_flat_and_says_why() -> None:
+    class Elsewhere(worlds.Reach):
+        def sub_scene(self, row: int) -> None:
+            raise ValueError("rows are in other processes")
+
+    pytest.importorskip("sapien", reason="SAPIEN is not installed (extra: maniskill)")
+    with Viewer(Elsewhere(1), port=0) as viewer:
+        assert viewer.page.scene is None
+        assert "No 3D scene: rows are in other processes" in viewer.page.status_text()
+
+
 def test_pictures_of_images_stacks_and_depth() -> None:
     pixel = torch.arange(6, dtype=torch.uint8).expand(2, 2, 6)
     stacked = picture_of(pixel, Leaf((2, 2, 6), "uint8", 0, 255))
