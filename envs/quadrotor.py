@@ -74,6 +74,8 @@ class Quadrotor(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs
         self.device = torch.device(config.device)
+        if config.history < 0:
+            raise ValueError(f"quadrotor: history={config.history} should be at least 0")
         if unknown := [name for name in config.weights if name not in TARGET]:
             raise ValueError(f"no reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
         self.weights: Mapping[str, float] = TARGET | config.weights

@@ -31,7 +31,7 @@ def hover(
     return 2 - 0.5 * (wrong + tilt + weights["action"] * effort)
 
 
-def hover_rows(rows: Tensors, weights: Mapping[str, float]) -> Tensor:
+def hover_rows(rows: Tensors, weights: Mapping[str, float], level: float = PAPER.hover) -> Tensor:
     """`hover` of stored rows of one step each: `obs/critic/state`, `action`, `discount`."""
-    reward = hover(rows["obs/critic/state"], rows["action"], weights)
+    reward = hover(rows["obs/critic/state"], rows["action"], weights, level)
     return reward * (rows["discount"] > 0)

@@ -8,7 +8,7 @@ rewarded with the weights of now, which is what rewriting all stored rewards at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,14 +20,16 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`function`: dotted name of `f(rows, weights) -> [N]`; `every` in environment steps; `start`,
-    `factor` (1 where not named) and `limit` (none where not named) by the weight's name."""
+    """`function`: dotted name of `f(rows, weights, **settings) -> [N]`; `every` in environment
+    steps; `start`, `factor` (1 where not named) and `limit` (none where not named) by the weight's
+    name; `settings`: what else the function takes, by name."""
 
     function: str
     start: dict[str, float]
     factor: dict[str, float] = field(default_factory=dict)
     limit: dict[str, float] = field(default_factory=dict)
     every: int = 100_000
+    settings: dict[str, float] = field(default_factory=dict)
 
 
 class Scheduled:
@@ -41,7 +43,7 @@ class Scheduled:
         if config.every < 1:
             raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
-        self.function: Callable[[Tensors, Mapping[str, float]], Tensor] = resolve(config.function)
+        self.function: Callable[..., Tensor] = resolve(config.function)
         self.bumps = -1
         self.at(0)
 
@@ -58,7 +60,7 @@ class Scheduled:
         self.metrics = {name: torch.tensor(value) for name, value in self.weights.items()}
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return self.function(rows, self.weights)
+        return self.function(rows, self.weights, **self.config.settings)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Nothing to learn; the weights, for the log."""

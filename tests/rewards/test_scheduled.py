@@ -74,6 +74,13 @@ def test_a_tilt_costs_its_share() -> None:
     assert float(hover_rows(tilted, weights)[0]) == pytest.approx(2 - 0.5 * 5 * 0.5)
 
 
+def test_settings_reach_the_function() -> None:
+    """At the level of another vehicle the same action is no effort."""
+    reward = build(NODE | {"settings": {"level": 0.0}})
+    expected = 2 - 0.5 * 5.0 * 0.25
+    assert float(reward(rows())[0]) == pytest.approx(expected)
+
+
 def test_a_weight_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="no speed"):
         build(NODE | {"factor": {"speed": 2.0}})
