@@ -212,6 +212,7 @@ def test_wrappers(
         ({"wrappers": ({"ViewSizeWrapper": {"size": 3}},)}, "does not take"),
         ({"kwargs": {"colour": 3}}, "does not take kwargs"),
         ({"num_envs": 0}, "at least 1"),
+        ({"horizon": 0}, "at least 1 step"),
     ],
 )
 def test_mistakes_are_one_line(settings: dict[str, object], says: str) -> None:
