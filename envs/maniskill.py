@@ -32,10 +32,11 @@ class Config:
 
     `control_mode` None is the robot's own default. Episodes end at `horizon` steps (None: the
     task's own limit) as truncated; with `end_on_success` also, as terminated, where ManiSkill says
-    that the task succeeded or failed. It is off by default, as in its baselines' evaluation: dense
-    rewards are the largest after success, so that ending there would punish it. `workers`: processes for
-    CPU rows (0: all in this one). `backend` auto is the GPU where there is one and rows are many.
-    `image_size` [height, width] of the observations' cameras, `cameras` which of them to hand on.
+    that the task succeeded or failed. It is off by default, as in the evaluation of ManiSkill's
+    baselines: dense rewards are largest after success, so that ending there would punish it.
+    `workers`: processes for CPU rows (0: all in this one). `backend` auto is the GPU where there is
+    one and rows are many. `image_size` [height, width] of the observations' cameras, `cameras`
+    which of them to hand on (none named: all).
     """
 
     id: str
@@ -196,7 +197,7 @@ def _settings(config: Config) -> Settings:
         control_mode=config.control_mode,
         reward=config.reward,
         backend="gpu" if on_gpu else "cpu",
-        image_size=None if config.image_size is None else tuple(config.image_size),
+        image_size=config.image_size,
         cameras=tuple(config.cameras),
         horizon=horizon,
         end_on_success=config.end_on_success,

@@ -36,7 +36,6 @@ except ModuleNotFoundError as error:
         "ManiSkill is not installed; type: pip install 'embodied-rl[maniskill]'", name="mani_skill"
     ) from error
 
-OBS = {"pointcloud": "pointcloud"}
 BACKENDS = {"cpu": ("physx_cpu", "cpu"), "gpu": ("physx_cuda", "gpu")}
 
 
@@ -72,9 +71,9 @@ def require_driver(backend: str) -> None:
     except RuntimeError as error:
         told = next((f"{name}={os.environ[name]}" for name in CHOSEN if name in os.environ), "")
         raise NoDriver(
-            f"ManiSkill finds no Vulkan driver ({_line(error)}{'; ' + told if told else ''}); type: "
-            "sh scripts/system-packages.sh (it installs mesa-vulkan-drivers 24.3 or newer), or "
-            "install your GPU's Vulkan driver"
+            f"ManiSkill finds no Vulkan driver ({_line(error)}{'; ' + told if told else ''}); "
+            "type: sh scripts/system-packages.sh (it installs mesa-vulkan-drivers 24.3 or newer), "
+            "or install your GPU's Vulkan driver"
         ) from error
     finally:
         sapien.render.set_log_level("warn")
@@ -101,7 +100,7 @@ def make(settings: Settings, count: int) -> Any:
     physics, drawing = BACKENDS[settings.backend]
     options: dict[str, Any] = {
         "num_envs": count,
-        "obs_mode": OBS.get(settings.obs, settings.obs),
+        "obs_mode": settings.obs,
         "reward_mode": settings.reward,
         "control_mode": settings.control_mode,
         "sim_backend": physics,

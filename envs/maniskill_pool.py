@@ -92,13 +92,13 @@ class _Worker:
     def send(self, method: str, *given: Any) -> None:
         try:
             self.connection.send((method, given))
-        except BrokenPipeError as error:
+        except ConnectionError as error:
             raise self._ended() from error
 
     def receive(self) -> Any:
         try:
             answer, error = self.connection.recv()
-        except EOFError as stop:
+        except (EOFError, ConnectionError) as stop:
             self.process.join(1)
             raise self._ended() from stop
         if error is not None:

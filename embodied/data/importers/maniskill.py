@@ -68,7 +68,9 @@ def _about(path: Path) -> dict[str, Any]:
 
 def _observations(trajectory: Any) -> Tensors:
     arrays = flattened(trajectory["obs"]) if "obs" in trajectory else {}
-    return {n: tensor(a) for n, a in arrays.items() if not n.startswith("sensor_param")}
+    seen = {n: tensor(a) for n, a in arrays.items() if not n.startswith("sensor_param")}
+    # The live world shows flags (is_grasped) as numbers too.
+    return {n: a.float() if a.dtype == torch.bool else a for n, a in seen.items()}
 
 
 def _trajectories(path: Path, names: list[str], text: str) -> Iterator[Recorded]:

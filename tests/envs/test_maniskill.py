@@ -1,0 +1,268 @@
+"""ManiSkill tasks, really stepped in software: equal to ManiSkill's own loop, and saved exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
+
+from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.spec import require_same
+from embodied.data.importers import maniskill as importer
+from envs.maniskill import Config, ManiSkill
+from envs.maniskill_make import NoDriver, require_driver
+from envs.maniskill_pool import Pool
+
+try:
+    require_driver("cpu")
+except NoDriver as absent:
+    pytest.skip(str(absent), allow_module_level=True)
+
+PICK = Config("PickCube-v1", num_envs=2, control_mode="pd_ee_delta_pos", backend="cpu", horizon=30)
+SMALL: dict[str, Any] = {"backend": "cpu", "image_size": (32, 32)}
+Maker = Callable[[Config], ManiSkill]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Maker]:
+    """Environments by their settings, each made once: making one takes a second."""
+    kept: dict[str, ManiSkill] = {}
+
+    def make(config: Config) -> ManiSkill:
+        key = str(config)
+        if key not in kept:
+            kept[key] = ManiSkill(config)
+        return kept[key]
+
+    yield make
+    for env in kept.values():
+        env.close()
+
+
+def pushes(env: VecEnv, steps: int, seed: int = 0) -> Tensor:
+    """Random actions that press down, so that there are contacts."""
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(steps, env.num_envs, env.spec.act.size, generator=random) * 2 - 1
+    drawn[:, :, 2] = -0.7
+    return drawn
+
+
+def grasping(env: ManiSkill, state: Tensor, count: int) -> Tensor:
+    """Above the cube, down, close, to the goal, from PickCube's state by its elements' names."""
+    names = env.spec.obs["state"].names
+    at = {key: names.index(f"extra_{key}[0]") for key in ("tcp_to_obj_pos", "obj_to_goal_pos")}
+    to_cube = state[:, at["tcp_to_obj_pos"] :][:, :3]
+    to_goal = state[:, at["obj_to_goal_pos"] :][:, :3]
+    action = torch.cat([to_cube / 0.1, torch.ones(len(state), 1)], 1)
+    far = to_cube[:, :2].norm(dim=1) > 0.01
+    action[far, 2] = action[far, 2].clamp(min=0)
+    if count > 15:
+        action[:, 3] = -1
+    if count > 18:
+        action[:, :3] = to_goal / 0.1
+    return action.clamp(-1, 1)
+
+
+def play(env: ManiSkill, actions: Tensor) -> Tensor:
+    """Everything that these steps gave, in one vector."""
+    steps = [env.step(action) for action in actions]
+    return torch.cat([torch.cat([s.next_obs["state"], s.reward[:, None]], 1) for s in steps])
+
+
+@pytest.mark.parametrize("name", ["PickCube-v1", "PushCube-v1", "StackCube-v1"])
+def test_rows_are_what_its_own_loop_gives(name: str, made: Maker) -> None:
+    import gymnasium
+
+    env = made(Config(name, backend="cpu", horizon=6))
+    first = env.reset(seed=4)["state"].clone()
+    episode = int(env.get_state()["episode"])
+    own: Any = gymnasium.make(
+        name, obs_mode="state", reward_mode="normalized_dense", sim_backend="physx_cpu",
+        render_backend="cpu",
+    ).unwrapped  # fmt: skip
+    seen, _ = own.reset(seed=episode)
+    torch.testing.assert_close(first, seen, rtol=0, atol=0)
+    for count, action in enumerate(pushes(env, 6)):
+        step = env.step(action)
+        seen, reward, _, _, info = own.step(action)
+        assert torch.equal(step.next_obs["state"], seen)
+        torch.testing.assert_close(step.reward, reward.float(), rtol=0, atol=0)
+        assert step.log["success"].tolist() == info["success"].tolist()
+        assert step.truncated.tolist() == [count == 5] and not step.terminated.any()
+    assert not torch.equal(step.obs["state"], step.next_obs["state"])
+    assert env.get_state()["count"].tolist() == [0]
+    own.close()
+
+
+def test_peg_insertion_builds_its_scene_anew(made: Maker) -> None:
+    env = made(Config("PegInsertionSide-v1", backend="cpu", horizon=3))
+    runs = []
+    for _ in range(2):
+        env.reset(seed=1)
+        runs.append(play(env, pushes(env, 7)))
+    assert torch.equal(*runs)
+
+
+def test_a_row_does_not_see_the_contacts_of_its_last_episode(made: Maker) -> None:
+    env = made(PICK)
+    grasped = env.spec.obs["state"].names.index("extra_is_grasped")
+    state = env.reset(seed=0)["state"]
+    held = torch.zeros(2, dtype=torch.bool)
+    for count in range(30):
+        step: Step = env.step(grasping(env, state, count))
+        state = step.obs["state"]
+        held |= step.next_obs["state"][:, grasped] > 0
+    assert held.any() and (step.next_obs["state"][:, grasped] > 0).any()
+    assert step.truncated.all() and not (step.obs["state"][:, grasped] > 0).any()
+
+
+def test_success_is_logged_and_ends_only_if_asked_for(made: Maker) -> None:
+    for ends in (False, True):
+        env = made(replace(PICK, num_envs=1, horizon=60, end_on_success=ends))
+        state = env.reset(seed=3)["state"]
+        done = []
+        for count in range(60):
+            step = env.step(grasping(env, state, count))
+            state = step.obs["state"]
+            done.append((bool(step.log["success"]), bool(step.terminated)))
+            if step.ended:
+                break
+        assert any(success for success, _ in done)
+        assert all(over == (success and ends) for success, over in done)
+        if not ends:
+            assert len(done) == 60 and step.truncated
+
+
+def test_saved_rows_go_on_to_the_bit_over_100_steps(made: Maker) -> None:
+    env, other = made(PICK), ManiSkill(PICK)
+    env.reset(seed=5)
+    play(env, pushes(env, 50, 1))
+    state = {key: value.clone() for key, value in env.get_state().items()}
+    plan = pushes(env, 100, 2)
+    there = play(env, plan)
+    assert torch.equal(env.set_state(state)["state"], state["obs/state"])
+    assert torch.equal(play(env, plan), there)
+    other.reset(seed=9)
+    play(other, pushes(env, 40, 3))
+    other.set_state(state)
+    assert torch.equal(play(other, plan), there)
+    other.close()
+
+
+def test_worker_processes_give_the_same(made: Maker) -> None:
+    here, there = made(PICK), ManiSkill(replace(PICK, workers=2))
+    plan = pushes(here, 35)
+    assert torch.equal(here.reset(seed=2)["state"], there.reset(seed=2)["state"])
+    assert torch.equal(play(here, plan), play(there, plan))
+    for key, value in here.get_state().items():
+        assert torch.equal(value, there.get_state()[key]), key
+    assert here.describe(1) == there.describe(1)
+    mask = torch.tensor([False, True])
+    assert torch.equal(here.reset(mask=mask)["state"], there.reset(mask=mask)["state"])
+    with pytest.raises(ValueError, match="workers=0"):
+        there.sub_scene(0)
+    assert isinstance(there.rows, Pool)
+    there.rows.parts[0].process.kill()
+    with pytest.raises(RuntimeError, match="worker process ended"):
+        there.step(plan[0])
+    there.close()
+
+
+def test_pictures_depth_and_clouds() -> None:
+    shapes = {
+        "rgb": {"sensor_data_base_camera_rgb": ((32, 32, 3), "uint8")},
+        "rgbd": {"sensor_data_base_camera_depth": ((32, 32, 1), "int32")},
+        "pointcloud": {"points": ((1024, 3), "float32"), "colors": ((1024, 3), "uint8")},
+    }
+    for mode, wanted in shapes.items():
+        env = ManiSkill(Config("PickCube-v1", obs=mode, **SMALL))  # pyright: ignore[reportArgumentType]
+        first = env.reset(seed=0)
+        step = env.step(torch.zeros(1, env.spec.act.size))
+        for name, (shape, dtype) in wanted.items():
+            leaf = env.spec.obs[name]
+            assert (leaf.shape, leaf.dtype) == (shape, dtype)
+            assert step.obs[name].shape == (1, *shape) and step.obs[name].float().std() > 0
+            assert first[name].shape == (1, *shape)
+        assert not any(name.startswith("sensor_param") for name in env.spec.obs)
+        if mode == "pointcloud":
+            # The table's top is the plane z = 0, and the camera looks at it.
+            height = step.obs["points"][0, :, 2]
+            assert ((height.abs() < 0.005) & (step.obs["points"][0, :, 0] != 0)).sum() > 100
+        if mode == "rgb":
+            drawn = env.render(0, 96, 64)
+            assert drawn.shape == (64, 96, 3) and drawn.float().std() > 10
+        env.close()
+
+
+def test_a_converted_dataset_has_the_spec_of_the_world(tmp_path: Path, made: Maker) -> None:
+    import gymnasium
+    from mani_skill.utils.wrappers.record import RecordEpisode
+
+    env = made(PICK)
+    own: Any = gymnasium.make(
+        PICK.id, obs_mode="state", control_mode=PICK.control_mode, sim_backend="physx_cpu",
+        render_backend="cpu", max_episode_steps=5,
+    )  # fmt: skip
+    own = RecordEpisode(own, str(tmp_path), trajectory_name="t", save_video=False)
+    own.reset(seed=0)
+    for action in pushes(env, 5)[:, 0]:
+        own.step(action)
+    own.close()
+    spec, episodes = importer.read(tmp_path / "t.h5", None)
+    require_same(spec, env.spec, "the dataset", "the world")
+    assert len(next(episodes).rows["action"]) == 5
+
+
+def test_words_and_scene(made: Maker) -> None:
+    env = made(PICK)
+    state = env.reset(seed=0)["state"]
+    said = env.describe(1)
+    names = env.spec.obs["state"].names
+    place = state[1, names.index("extra_obj_pose[0]")].item()
+    assert "grasp a red cube" in said and f"cube at [{place:.3f}" in said
+    assert any(entity.name.endswith("cube") for entity in env.sub_scene(0).entities)
+    with pytest.raises(ValueError, match="no row 2"):
+        env.describe(2)
+
+
+def test_refusals_are_one_line(made: Maker) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"id": "PickCub-v1"}, ValueError, "did you mean PickCube-v1"),
+        ({"control_mode": "pd_nonsense"}, ValueError, "pd_nonsense"),
+        ({"id": "PickSingleYCB-v1"}, FileNotFoundError, "download_asset PickSingleYCB-v1"),
+        ({"cameras": ("wrist",), "obs": "state"}, ValueError, "no camera 'wrist'"),
+        ({"num_envs": 0}, ValueError, "num_envs=0"),
+    ]
+    for settings, kind, words in cases:
+        with pytest.raises(kind, match=words) as caught:
+            ManiSkill(Config(**({"id": "PickCube-v1", "backend": "cpu"} | settings)))
+        assert "\n" not in str(caught.value)
+    env = made(PICK)
+    env.reset(seed=0)
+    with pytest.raises(NotFinite):
+        env.step(torch.full((2, 4), float("nan")))
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="backend=cpu"):
+            ManiSkill(Config("PickCube-v1", backend="gpu"))
+
+
+def test_without_a_driver_one_line_says_what_to_install() -> None:
+    code = "from envs.maniskill import Config, ManiSkill; ManiSkill(Config('PickCube-v1'))"
+    surroundings = {**os.environ, "VK_ICD_FILENAMES": "/nowhere.json"}
+    surroundings.pop("VK_DRIVER_FILES", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=False
+    )
+    last = ran.stderr.strip().splitlines()[-1]
+    assert ran.returncode == 1 and "NoDriver" in last
+    assert "scripts/system-packages.sh" in last and "mesa-vulkan-drivers" in last
