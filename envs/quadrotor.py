@@ -22,6 +22,7 @@ from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
 from envs.quadrotor_dynamics import Body, Physics, numbers, tilted
 from envs.quadrotor_reward import TARGET, hover
 from envs.quadrotor_task import Vehicles
+from envs.quadrotor_text import described
 from envs.streams import Streams
 
 STATE = (
@@ -181,17 +182,7 @@ class Quadrotor(VecEnv):
         return self._drawn
 
     def describe(self, row: int = 0) -> str:
-        state = self.state[:, row].cpu()
-        x, y, z = state[:3].tolist()
-        upright = 1 - 2 * state[4:6].square().sum().clamp(0, 1)
-        speeds = " ".join(f"{100 * speed:.0f}" for speed in state[13:].tolist())
-        return (
-            f"The quadrotor is {state[:3].norm():.2f} m from the target, at ({x:.2f}, {y:.2f}, "
-            f"{z:.2f}) m, tilted {torch.rad2deg(upright.acos()):.0f} degrees, moves "
-            f"{state[7:10].norm():.2f} m/s, {_going(float(state[9]))}, and turns "
-            f"{state[10:13].norm():.1f} rad/s; rotors at {speeds} % of their highest speed; "
-            f"{int(self.count[row]) * self.spec.dt:.2f} s in the air."
-        )
+        return described(self.state[:, row].cpu(), int(self.count[row]) * self.spec.dt)
 
     def close(self) -> None:
         if hasattr(self, "_drawn"):
@@ -268,7 +259,3 @@ def _remember(seen: Tensor, before: Tensor, action: Tensor) -> None:
 def _columns(rows: Tensor) -> Tensor:
     """Rows [B, k] as a copy [k, B]."""
     return rows.T.clone(memory_format=torch.contiguous_format)
-
-
-def _going(climb: float) -> str:
-    return "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"
