@@ -21,6 +21,12 @@ def is_picture(leaf: Leaf) -> bool:
     return leaf.is_image or (flat and not leaf.is_symbol)
 
 
+def is_cloud(name: str, leaf: Leaf) -> bool:
+    """Whether a leaf is points [N, 3 or more] in space."""
+    said = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
+    return said and len(leaf.shape) == 2 and leaf.shape[1] >= 3
+
+
 def picture_of(value: Tensor, leaf: Leaf) -> Picture:
     """One row [H, W, C] of a leaf as uint8 [H, W, 3], enlarged where it is small.
 

@@ -14,7 +14,10 @@ WHICH = ("task", "id")
 
 
 def script_for(env: VecEnv) -> dict[str, Any] | None:
-    """The node of the demonstrator that has the name of this environment or of its task."""
+    """The node of the demonstrator that has the name of this environment or of its task, whatever
+    is wrapped around it."""
+    while isinstance(inner := getattr(env, "env", None), VecEnv):
+        env = inner
     target = f"{type(env).__module__}.{type(env).__name__}"
     config = getattr(env, "config", None)
     names: list[str] = []

@@ -9,7 +9,7 @@ from viser import GuiImageHandle, PointCloudHandle, ViserServer
 
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.viewer.pictures import cloud_of, is_picture, picture_of
+from embodied.viewer.pictures import cloud_of, is_cloud, is_picture, picture_of
 from embodied.viewer.plots import Observed
 from embodied.viewer.session import Session
 
@@ -34,7 +34,7 @@ class Sights:
         leaves, self.described = session.env.spec.obs, bool(session.describe())
         self.images: dict[str, GuiImageHandle] = {}
         self.clouds: dict[str, PointCloudHandle] = {}
-        self.points = [name for name, leaf in leaves.items() if getattr(leaf, "is_points", False)]
+        self.points = [name for name, leaf in leaves.items() if is_cloud(name, leaf)]
         panel = server.gui.add_panel()
         with panel.add_tab("World"):
             self.text = server.gui.add_markdown("")

@@ -96,8 +96,8 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
         assert set(page.stage.screen.picture.image.ravel()) == {12}
         assert set(page.sights.images) == {"rgb", "depth"}
         assert set(page.sights.images["rgb"].image.ravel()) == {12}
-        for name in page.sights.points:
-            np.testing.assert_allclose(page.sights.clouds[name].points, 2.25)
+        np.testing.assert_allclose(page.sights.clouds["points"].points, 2.25)
+        assert (page.sights.clouds["points"].colors == 255).all()
         named = page.plots.actions.axes[1]
         assert named["values"] == ("left", "right", "wait") and named["splits"] == (0, 1, 2)
         last = viewer.session.episode.actions[-1][0]
