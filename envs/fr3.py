@@ -10,11 +10,13 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian, fr3
 from embodied.embodiments.cartesian import CartesianDelta
 from envs.cameras import Cameras
+from envs.fr3_random import Look, Physics, drawn_from
 from envs.fr3_scene import compile_scene
-from envs.fr3_world import Drawn, Given, addresses, mocaps
+from envs.fr3_world import ROBOT_NAMES, Drawn, Given, addresses, mocaps
 from envs.mujoco import Floats, MujocoVecEnv, Outcome, Rows
 from envs.tasks.task import View
 
@@ -22,7 +24,12 @@ from envs.tasks.task import View
 @dataclass(frozen=True)
 class Config:
     """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
-    None: the task's own), `cameras` are "front" and "wrist"."""
+    None: the task's own), `cameras` are "front" and "wrist".
+
+    `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
+    `privileged/state`, for critics and demonstrators. `randomize` gives quantities of the world
+    (see `envs.fr3_random`) a range to be drawn from for each episode, as further task parameters;
+    `reveal` shows them, in [0, 1], as `privileged/random`."""
 
     task: str = "lift"
     num_envs: int = 16
@@ -34,6 +41,9 @@ class Config:
     seed: int = 0
     turning: Literal["none", "yaw", "full"] = "none"
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    objects: Literal["seen", "privileged"] = "seen"
+    randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    reveal: bool = False
 
 
 class Fr3(MujocoVecEnv):
@@ -41,14 +51,15 @@ class Fr3(MujocoVecEnv):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.given = Given(config.task, config.reward, config.ranges)
+        more = drawn_from(config.randomize)
+        self.given = Given(config.task, config.reward, config.ranges, more)
         self.what, self.parameters = self.given.task, self.given.parameters
         self.controller = CartesianDelta(cartesian.Config(turning=config.turning))
         self.draws = self.what.draws
         model = compile_scene(self.what, pictures=False)
         super().__init__(
             model,
-            self.given.spec(self.controller),
+            self._spec(tuple(each.name for each in more)),
             config.num_envs,
             substeps=round(self.controller.config.dt / self.what.timestep),
             horizon=self.what.horizon if config.horizon is None else config.horizon,
@@ -58,7 +69,8 @@ class Fr3(MujocoVecEnv):
             cameras=Cameras(tuple(config.cameras), config.image_size) if config.cameras else None,
         )
         self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
-        self._drawn = Drawn(self.what)
+        self._drawn, self._look = Drawn(self.what), None
+        self._physics = Physics(config.randomize, model, self.what)
         self._remember(num_envs=config.num_envs)
 
     def control(self, action: Floats) -> None:
@@ -70,7 +82,14 @@ class Fr3(MujocoVecEnv):
         self.batch.ctrl[:, :7], self.batch.ctrl[:, 7] = joints, width / 2
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
-        return {"state": self.given.observe(self.view(rows)).astype(np.float32)}
+        state = self.given.observe(self.view(rows)).astype(np.float32)
+        obs: dict[str, NDArray[np.generic]] = {"state": state}
+        if self.config.objects == "privileged":
+            obs = {"state": state[:, : len(ROBOT_NAMES)].copy(), "privileged/state": state}
+        if "privileged/random" in self.spec.obs:
+            size = self.spec.obs["privileged/random"].size
+            obs["privileged/random"] = self.task[rows, -size:].astype(np.float32)
+        return obs
 
     def outcome(self, action: Floats) -> Outcome:
         return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
@@ -98,8 +117,11 @@ class Fr3(MujocoVecEnv):
             self.batch.step(rows, nstep=self.what.settle)
 
     def retask(self, rows: Rows) -> None:
-        for (name, geom), value in self.what.shape(self.native(rows)).items():
+        native = self.native(rows)
+        self._physics.restore(self.batch, rows)
+        for (name, geom), value in self.what.shape(native).items():
             self.batch.expand(name)[rows, self.model.geom(geom).id] = value
+        self._physics.scale(self.batch, rows, native)
 
     def native(self, rows: Rows) -> dict[str, Floats]:
         """Task parameters [n] of `rows` in their own units, by name."""
@@ -125,7 +147,12 @@ class Fr3(MujocoVecEnv):
         )
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        model, data = self._drawn.shaped(self.native(np.array([row])))
+        native = self.native(np.array([row]))
+        model, data = self._drawn.shaped(native)
+        if self.config.randomize:
+            if self._look is None:
+                self._look = Look(self.config.randomize, model, self.what)
+            self._look.write(model, native)
         everything = mujoco.mjtState.mjSTATE_INTEGRATION.value
         mujoco.mj_setState(model, data, self.batch.state[row], everything)
         mujoco.mj_forward(model, data)
@@ -133,6 +160,16 @@ class Fr3(MujocoVecEnv):
 
     def describe(self, row: int = 0) -> str:
         return self.what.describe(self.view(np.array([row])))
+
+    def _spec(self, drawn: tuple[str, ...]) -> Spec:
+        spec = self.given.spec(self.controller)
+        if self.config.objects == "privileged":
+            robot = Leaf((len(ROBOT_NAMES),), names=ROBOT_NAMES)
+            spec = spec.with_obs(**{"state": robot, "privileged/state": spec.obs["state"]})
+        if self.config.reveal and drawn:
+            leaf = Leaf((len(drawn),), low=0.0, high=1.0, names=drawn)
+            spec = spec.with_obs(**{"privileged/random": leaf})
+        return spec
 
     def _remember(self, num_envs: int) -> None:
         """Allocate the per-row memory: the controller's reference and what the task draws."""

@@ -26,19 +26,22 @@ Worth = Literal["sparse", "shaped"]
 
 
 class Given:
-    """A task as it was asked for: its ranges narrowed or widened, its reward chosen.
+    """A task as it was asked for: its ranges narrowed or widened, its reward chosen, `more`
+    parameters after its own.
 
     ValueError where the name, the reward or a range is not known.
     """
 
-    def __init__(self, name: str, worth: Worth, ranges: Ranges) -> None:
+    def __init__(
+        self, name: str, worth: Worth, ranges: Ranges, more: tuple[Parameter, ...] = ()
+    ) -> None:
         if name not in TASKS:
             raise ValueError(f"no FR3 task {name!r}; there are {sorted(TASKS)}")
         if worth not in ("sparse", "shaped"):
             raise ValueError(f"reward is {worth!r}; choose sparse or shaped")
         self.task: Task = TASKS[name]()
         self.worth = worth
-        self.parameters = _ranged(self.task, ranges, name)
+        self.parameters = (*_ranged(self.task, ranges, name), *more)
         self._low = tuple(each.low for each in self.parameters)
         self._span = tuple(each.high - each.low for each in self.parameters)
 
