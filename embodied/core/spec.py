@@ -12,6 +12,7 @@ from torch import Tensor
 
 Bound = float | tuple[float, ...] | None
 SYMBOL = "symbol"  # the unit of numbers that are names
+POINTS = "points"  # the unit of sets of points: metres, and colours in [0, 1] beside them
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _ZERO = (None, 0)
 
@@ -35,6 +36,9 @@ class Leaf:
     a direction): whole numbers from 0 to `high` inclusive, one `high` for all elements or one per
     element of the flattened leaf. Symbols have no order: they are never an image, never normalised,
     and encoders see each of them one-hot.
+
+    A float32 leaf [N, 3 or 6] of the unit "points" is a set of points: x, y, z in metres, and red,
+    green, blue in [0, 1] where there are six. Their order means nothing, to encoders either.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +60,10 @@ class Leaf:
     @property
     def is_symbol(self) -> bool:
         return self.unit == SYMBOL and self.dtype in INTEGERS
+
+    @property
+    def is_points(self) -> bool:
+        return self.unit == POINTS and self.dtype == "float32" and self.shape[1:] in ((3,), (6,))
 
     @property
     def symbols(self) -> tuple[int, ...]:
