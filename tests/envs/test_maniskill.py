@@ -16,12 +16,14 @@ from torch import Tensor
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
 
-from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
 from embodied.data.importers import maniskill as importer
 from envs.maniskill import Config, ManiSkill
 from envs.maniskill_make import NoDriver, require_driver
 from envs.maniskill_pool import Pool
+from policies.maniskill import Config as ScriptConfig
+from policies.maniskill import PickCube
 
 try:
     require_driver("cpu")
@@ -92,6 +94,7 @@ def test_rows_are_what_its_own_loop_gives(name: str, made: Maker) -> None:
     ).unwrapped  # fmt: skip
     seen, _ = own.reset(seed=episode)
     torch.testing.assert_close(first, seen, rtol=0, atol=0)
+    step = None
     for count, action in enumerate(pushes(env, 6)):
         step = env.step(action)
         seen, reward, _, _, info = own.step(action)
@@ -99,7 +102,7 @@ def test_rows_are_what_its_own_loop_gives(name: str, made: Maker) -> None:
         torch.testing.assert_close(step.reward, reward.float(), rtol=0, atol=0)
         assert step.log["success"].tolist() == info["success"].tolist()
         assert step.truncated.tolist() == [count == 5] and not step.terminated.any()
-    assert not torch.equal(step.obs["state"], step.next_obs["state"])
+    assert step is not None and not torch.equal(step.obs["state"], step.next_obs["state"])
     assert env.get_state()["count"].tolist() == [0]
     own.close()
 
@@ -117,12 +120,12 @@ def test_a_row_does_not_see_the_contacts_of_its_last_episode(made: Maker) -> Non
     env = made(PICK)
     grasped = env.spec.obs["state"].names.index("extra_is_grasped")
     state = env.reset(seed=0)["state"]
-    held = torch.zeros(2, dtype=torch.bool)
+    held, step = torch.zeros(2, dtype=torch.bool), None
     for count in range(30):
-        step: Step = env.step(grasping(env, state, count))
+        step = env.step(grasping(env, state, count))
         state = step.obs["state"]
         held |= step.next_obs["state"][:, grasped] > 0
-    assert held.any() and (step.next_obs["state"][:, grasped] > 0).any()
+    assert step is not None and held.any() and (step.next_obs["state"][:, grasped] > 0).any()
     assert step.truncated.all() and not (step.obs["state"][:, grasped] > 0).any()
 
 
@@ -130,7 +133,7 @@ def test_success_is_logged_and_ends_only_if_asked_for(made: Maker) -> None:
     for ends in (False, True):
         env = made(replace(PICK, num_envs=1, horizon=60, end_on_success=ends))
         state = env.reset(seed=3)["state"]
-        done = []
+        done, step = [], None
         for count in range(60):
             step = env.step(grasping(env, state, count))
             state = step.obs["state"]
@@ -140,7 +143,7 @@ def test_success_is_logged_and_ends_only_if_asked_for(made: Maker) -> None:
         assert any(success for success, _ in done)
         assert all(over == (success and ends) for success, over in done)
         if not ends:
-            assert len(done) == 60 and step.truncated
+            assert len(done) == 60 and step is not None and step.truncated
 
 
 def test_saved_rows_go_on_to_the_bit_over_100_steps(made: Maker) -> None:
@@ -266,3 +269,15 @@ def test_without_a_driver_one_line_says_what_to_install() -> None:
     last = ran.stderr.strip().splitlines()[-1]
     assert ran.returncode == 1 and "NoDriver" in last
     assert "scripts/system-packages.sh" in last and "mesa-vulkan-drivers" in last
+
+
+def test_the_script_picks_the_cube(made: Maker) -> None:
+
+    env = made(replace(PICK, horizon=50))
+    script = PickCube(ScriptConfig(), env.spec)
+    obs, won = env.reset(seed=1), torch.zeros(2, dtype=torch.bool)
+    for _ in range(50):
+        actions, _ = script.act(obs, {}, script.draw(2))
+        step = env.step(actions[:, 0])
+        obs, won = step.obs, won | step.log["success"]
+    assert won.all()
