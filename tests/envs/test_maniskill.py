@@ -248,7 +248,7 @@ def test_refusals_are_one_line(made: Maker) -> None:
     ]
     for settings, kind, words in cases:
         with pytest.raises(kind, match=words) as caught:
-            ManiSkill(Config(**({"id": "PickCube-v1", "backend": "cpu"} | settings)))
+            ManiSkill(replace(Config("PickCube-v1", backend="cpu"), **settings))
         assert "\n" not in str(caught.value)
     env = made(PICK)
     env.reset(seed=0)
