@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.spec import Leaf
+from envs.pointcloud import Pinhole
 
 Image = NDArray[np.uint8]
 
@@ -22,7 +23,7 @@ class Cameras:
 
     def __init__(self, names: tuple[str, ...], size: int) -> None:
         self.names, self.size = tuple(names), size
-        self._renderers: dict[tuple[int, int, int], mujoco.Renderer] = {}
+        self._renderers: dict[tuple[int, int, int, bool], mujoco.Renderer] = {}
 
     def leaves(self) -> dict[str, Leaf]:
         """The observations these cameras add."""
@@ -47,25 +48,68 @@ class Cameras:
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().copy()
 
+    def depth(
+        self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
+    ) -> NDArray[np.float32]:
+        """How far everything is along the viewing axis, m, float32 [height, width]."""
+        renderer = self._renderer(model, width, height, depth=True)
+        renderer.update_scene(data, camera=_camera(model, name))
+        return renderer.render().astype(np.float32)
+
+    @staticmethod
+    def pinhole(
+        model: mujoco.MjModel, data: mujoco.MjData, name: str, width: int, height: int
+    ) -> Pinhole:
+        """Intrinsics and pose (in the world's frame) of a camera, for pictures of that size."""
+        camera = model.camera(_camera(model, name)).id
+        focal = height / 2 / np.tan(np.radians(model.cam_fovy[camera]) / 2)
+        matrix = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
+        pose = np.eye(4)
+        # MuJoCo's cameras look along their own -z with y up.
+        pose[:3, :3] = data.cam_xmat[camera].reshape(3, 3) * [1, -1, -1]
+        pose[:3, 3] = data.cam_xpos[camera]
+        return Pinhole(matrix, pose)
+
     def close(self) -> None:
         """Release the drawing contexts."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
 
-    def _renderer(self, model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
-        key = (id(model), width, height)
+    def _renderer(
+        self, model: mujoco.MjModel, width: int, height: int, depth: bool = False
+    ) -> mujoco.Renderer:
+        key = (id(model), width, height, depth)
         if key not in self._renderers:
-            model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
-            model.vis.global_.offheight = max(model.vis.global_.offheight, height)
             try:
-                self._renderers[key] = mujoco.Renderer(model, height, width)
+                make = _measuring if depth else _drawing
+                self._renderers[key] = make(model, width, height)
             except Exception as error:  # the graphics bindings raise many kinds
                 raise NoDisplay(
                     f"off-screen rendering cannot start ({error}); install libegl1 and libgl1, "
                     "set MUJOCO_GL=egl, or run without cameras"
                 ) from error
         return self._renderers[key]
+
+
+def _drawing(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+    screen = model.vis.global_
+    screen.offwidth, screen.offheight = max(screen.offwidth, width), max(screen.offheight, height)
+    return mujoco.Renderer(model, height, width)
+
+
+def _measuring(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
+    """Depth has no shadows and no blended edges, and in software every sample is paid for."""
+    screen, quality = model.vis.global_, model.vis.quality
+    kept = screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize
+    screen.offwidth, screen.offheight = width, height
+    quality.offsamples = quality.shadowsize = 0
+    try:
+        renderer = mujoco.Renderer(model, height, width)
+    finally:
+        screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize = kept
+    renderer.enable_depth_rendering()
+    return renderer
 
 
 def _camera(model: mujoco.MjModel, name: str | None) -> int | str:

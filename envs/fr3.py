@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian, fr3
 from embodied.embodiments.cartesian import CartesianDelta
+from envs import clouds
 from envs.cameras import Cameras
 from envs.fr3_random import Look, Physics, drawn_from
 from envs.fr3_scene import compile_scene
@@ -26,6 +27,7 @@ class Config:
     """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
     None: the task's own), `cameras` are "front" and "wrist".
 
+    `clouds` adds the leaf `points`: what cameras measure, as a point cloud in the base frame.
     `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
     `privileged/state`, for critics and demonstrators. `randomize` gives quantities of the world
     (see `envs.fr3_random`) a range to be drawn from for each episode, as further task parameters;
@@ -36,6 +38,7 @@ class Config:
     reward: Literal["sparse", "shaped"] = "sparse"
     cameras: tuple[str, ...] = ()
     image_size: int = 96
+    clouds: clouds.Config | None = None
     horizon: int | None = None
     threads: int = 2
     seed: int = 0
@@ -66,7 +69,7 @@ class Fr3(MujocoVecEnv):
             threads=config.threads,
             seed=config.seed,
             name=f"fr3_{config.task}",
-            cameras=Cameras(tuple(config.cameras), config.image_size) if config.cameras else None,
+            cameras=_cameras(config),
         )
         self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
         self._drawn, self._look = Drawn(self.what), None
@@ -179,3 +182,10 @@ class Fr3(MujocoVecEnv):
         self._own = tuple(own)
         for key, value in {**reference, **own}.items():
             self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
+
+
+def _cameras(config: Config) -> Cameras | None:
+    names = tuple(config.cameras)
+    if config.clouds is not None:
+        return clouds.Clouds(names, config.image_size, config.clouds)
+    return Cameras(names, config.image_size) if names else None

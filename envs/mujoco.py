@@ -202,7 +202,7 @@ class MujocoVecEnv(VecEnv):
 
     def _observe(self, rows: Rows) -> Tensors:
         obs = {key: torch.from_numpy(value) for key, value in self.observe(rows).items()}
-        if self.cameras is not None and self.cameras.names:
+        if self.cameras is not None and self.cameras.leaves():
             scenes = (self.scene(int(row)) for row in rows)
             obs.update(each_tensor(self.cameras.observe(scenes)))
         return obs

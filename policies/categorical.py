@@ -19,6 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
 from policies.random import Config as RandomConfig
 from policies.random import Random
 
@@ -34,6 +35,7 @@ class Config:
     layer_norm: bool = False
     zero_head: bool = False
     images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
 
 
 class Categorical(Policy):
@@ -46,7 +48,7 @@ class Categorical(Policy):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.count = int(high) + 1
-        self.encoder = Encoder(spec.obs, config.images)
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size,
             config.hidden,

@@ -17,6 +17,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
 from policies.random import Config as RandomConfig
 from policies.random import Random
 
@@ -33,6 +34,7 @@ class Config:
     std: float = 0.1
     warmup: Literal["self", "uniform"] = "uniform"
     images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
 
 
 class Deterministic(Policy):
@@ -44,7 +46,7 @@ class Deterministic(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images)
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
         )

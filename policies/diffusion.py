@@ -24,6 +24,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Config:
     depth: int = 2
     time_dim: int = 16
     images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
 
 
 class Step(NamedTuple):
@@ -62,7 +64,7 @@ class Diffusion(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images)
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = Range(spec.act.size)
         self.net = Denoiser(
             self.size, self.encoder.size, config.width, config.depth, config.time_dim

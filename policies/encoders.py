@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from embodied.core.build import ConfigError
 from embodied.core.norm import Standard
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from policies.points import PointConfig, PointNet
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class ImageConfig:
 
 
 class Encoder(nn.Module):
-    """Vector leaves (sorted by name, standardised), image leaves (one CNN each) and leaves of
-    symbols (one-hot, as they are) to [n, size].
+    """Vector leaves (sorted by name, standardised), image leaves (one CNN each), leaves of symbols
+    (one-hot, as they are) and sets of points (one PointNet each) to [n, size].
 
     `critic/*` and `privileged/*` leaves are skipped unless `asymmetric`.
     """
@@ -36,11 +38,12 @@ class Encoder(nn.Module):
         obs: Mapping[str, Leaf],
         images: ImageConfig | None = None,
         asymmetric: bool = False,
+        points: PointConfig | None = None,
     ) -> None:
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
         named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
-        self.vectors = [k for k, v in seen.items() if not v.is_image and not v.is_symbol]
+        self.vectors = [k for k, v in seen.items() if _plain(v)]
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = Standard(flat)
@@ -50,8 +53,12 @@ class Encoder(nn.Module):
         cameras = _cameras(shapes, images or ImageConfig())
         self.cameras = nn.ModuleList(cameras)
         self.symbols = OneHot(named) if named else None
+        self.sets = [name for name, leaf in seen.items() if leaf.is_points]
+        nets = [PointNet(seen[name].shape[1], points or PointConfig()) for name in self.sets]
+        self.clouds = nn.ModuleList(nets)
         self.size = flat + sum(camera.size for camera in cameras)
         self.size += self.symbols.size if self.symbols is not None else 0
+        self.size += sum(net.size for net in nets)
 
     def flat(self, obs: Tensors) -> Tensor:
         """The vector leaves side by side [n, flat], in their own units."""
@@ -60,9 +67,11 @@ class Encoder(nn.Module):
         return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
 
     def only_vectors(self) -> tuple[str, ...]:
-        """The leaves in their order; ConfigError where there are images or symbols too."""
-        if self.images or self.symbols is not None:
-            raise ConfigError("this policy sees images or symbols, not only vectors of numbers")
+        """The leaves in their order; ConfigError where there is anything but vectors too."""
+        if self.images or self.sets or self.symbols is not None:
+            raise ConfigError(
+                "this policy sees images, symbols or points, not only vectors of numbers"
+            )
         return tuple(self.vectors)
 
     def forward(self, obs: Tensors) -> Tensor:
@@ -70,12 +79,15 @@ class Encoder(nn.Module):
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
             parts.append(self.symbols(obs))
+        parts += [net(obs[name]) for name, net in zip(self.sets, self.clouds, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def fit(self, rows: Tensors) -> None:
         """Set the normaliser from rows with `obs/*`."""
         if self.vectors:
             self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
+        for name, net in zip(self.sets, self.clouds, strict=True):
+            cast(PointNet, net).fit(rows[f"obs/{name}"])
 
 
 class OneHot(nn.Module):
@@ -134,6 +146,10 @@ def _cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]
     if len(set(shapes)) > 1:
         raise ConfigError(f"images.shared=true needs cameras of one shape, got {shapes}")
     return [Camera(shapes[0], config)] * len(shapes)
+
+
+def _plain(leaf: Leaf) -> bool:
+    return not (leaf.is_image or leaf.is_symbol or leaf.is_points)
 
 
 def _flat(values: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Config:
     depth: int = 2
     time_dim: int = 16
     images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
 
 
 class Flow(Policy):
@@ -42,7 +44,7 @@ class Flow(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
         self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images)
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = Range(spec.act.size)
         self.net = Denoiser(
             self.size, self.encoder.size, config.width, config.depth, config.time_dim

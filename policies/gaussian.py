@@ -19,6 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
 from policies.random import Config as RandomConfig
 from policies.random import Random
 
@@ -27,17 +28,21 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: bounds of log std, reached softly; `zero_head`: start with mean exactly 0;
-    `imitate`: the loss, "mse" of the mean action or "nll", which also learns the deviation."""
+    """`log_std`: bounds of log std, reached softly (a new policy starts in their middle) or, where
+    `soft` is false, by clamping (it starts at a deviation of 1 and explores more); `zero_head`:
+    start with mean exactly 0; `imitate`: the loss, "mse" of the mean action or "nll", which also
+    learns the deviation."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
     layer_norm: bool = False
     log_std: tuple[float, float] = (-5.0, 2.0)
+    soft: bool = True
     zero_head: bool = False
     imitate: Literal["mse", "nll"] = "mse"
     images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
 
 
 class Gaussian(Policy):
@@ -49,7 +54,7 @@ class Gaussian(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images)
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size,
             config.hidden,
@@ -67,6 +72,8 @@ class Gaussian(Policy):
         """Mean and log std, [n, size] each, before squashing."""
         mean, raw = self.net(self.encoder(obs)).chunk(2, 1)
         low, high = self.config.log_std
+        if not self.config.soft:
+            return mean, raw.clamp(low, high)
         return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
