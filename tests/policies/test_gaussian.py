@@ -97,3 +97,12 @@ def test_a_head_of_zeros_starts_at_the_middle() -> None:
     policy = Gaussian(Config(zero_head=True), SPEC)
     actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.draw(3))
     assert torch.equal(actions, torch.zeros(3, 1, 2))
+
+
+def test_hard_bounds_are_clamped() -> None:
+    policy = Gaussian(Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
+    for parameter in policy.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[0.0, 0.0]]  # a deviation of 1
+    torch.nn.init.constant_(policy.net[-1].bias, 3.0)
+    assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[2.0, 2.0]]
