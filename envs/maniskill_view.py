@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.spec import Leaf
+from embodied.core.spec import POINTS, Leaf
 from embodied.core.tensors import Tensors
 
 SKIPPED = ("sensor_param",)
@@ -21,8 +21,8 @@ SKIPPED = ("sensor_param",)
 def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
     """An observation [n, ...] by flat names; only these `cameras` (none named: all of them).
 
-    Booleans and floats become float32, depth (16 bits, mm) int32; clouds become `points` [n, P, 3]
-    (m, world frame; what has no depth is at the origin) and `colors` [n, P, 3].
+    Booleans and floats become float32, depth (16 bits, mm) int32; clouds become `points` [n, P, 6]
+    (m, world frame; red, green, blue in [0, 1]; where a camera sees nothing, all zeros).
     """
     if isinstance(observation, Tensor):
         return {"state": _plain(observation)}
@@ -30,10 +30,10 @@ def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
     for path, value in _walk(observation, ()):
         if path[0] in SKIPPED or (path[0] == "sensor_data" and cameras and path[1] not in cameras):
             continue
-        if path[0] == "pointcloud":
-            obs |= _cloud(path[1], value)
-        else:
+        if path[0] != "pointcloud":
             obs["_".join(path)] = _plain(value)
+    if isinstance(observation, dict) and "pointcloud" in observation:
+        obs["points"] = _cloud(observation["pointcloud"])
     return obs
 
 
@@ -45,10 +45,9 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], T
         yield path, torch.as_tensor(node)
 
 
-def _cloud(name: str, value: Tensor) -> Tensors:
-    if name == "xyzw":
-        return {"points": (value[..., :3] * (value[..., 3:] > 0)).float()}
-    return {"colors": value} if name == "rgb" else {}
+def _cloud(parts: dict[str, Tensor]) -> Tensor:
+    seen = parts["xyzw"][..., 3:] > 0
+    return torch.cat([parts["xyzw"][..., :3], parts["rgb"] / 255], -1).float() * seen
 
 
 def _plain(value: Tensor) -> Tensor:
@@ -63,6 +62,7 @@ def leaves(obs: Tensors, names: tuple[str, ...]) -> dict[str, Leaf]:
         key: Leaf(
             tuple(value.shape[1:]),
             str(value.dtype).removeprefix("torch."),
+            unit=POINTS if key == "points" else "",
             names=names if key == "state" and len(names) == value[0].numel() else (),
         )
         for key, value in obs.items()

@@ -185,7 +185,7 @@ def test_pictures_depth_and_clouds() -> None:
     shapes = {
         "rgb": {"sensor_data_base_camera_rgb": ((32, 32, 3), "uint8")},
         "rgbd": {"sensor_data_base_camera_depth": ((32, 32, 1), "int32")},
-        "pointcloud": {"points": ((1024, 3), "float32"), "colors": ((1024, 3), "uint8")},
+        "pointcloud": {"points": ((1024, 6), "float32")},
     }
     for mode, wanted in shapes.items():
         env = ManiSkill(Config("PickCube-v1", obs=mode, **SMALL))  # pyright: ignore[reportArgumentType]
@@ -198,6 +198,8 @@ def test_pictures_depth_and_clouds() -> None:
             assert first[name].shape == (1, *shape)
         assert not any(name.startswith("sensor_param") for name in env.spec.obs)
         if mode == "pointcloud":
+            assert env.spec.obs["points"].is_points
+            assert step.obs["points"][..., 3:].max() <= 1.0
             # The table's top is the plane z = 0, and the camera looks at it.
             height = step.obs["points"][0, :, 2]
             assert ((height.abs() < 0.005) & (step.obs["points"][0, :, 0] != 0)).sum() > 100
