@@ -1,0 +1,50 @@
+"""Random shift of pictures in sampled batches (DrQ-v2, Yarats et al., 2021).
+
+    shifted[y, x] = padded[y + dy, x + dx],   dy, dx uniform in {0 .. 2 pad}, drawn for each picture
+
+where padded repeats the picture's edge `pad` pixels outwards: by up to `pad` pixels in each
+direction, whole pixels, so that pictures stay uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.data.source import Source
+
+
+def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
+    """Pictures [n, H, W, C] of any dtype, each shifted by its own random amount.
+
+    `generator` is on the pictures' device (None: torch's default one).
+    """
+    device, (n, height, width) = images.device, images.shape[:3]
+    moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
+    y = (torch.arange(height, device=device) + moved[0]).clamp(0, height - 1)
+    x = (torch.arange(width, device=device) + moved[1]).clamp(0, width - 1)
+    every = torch.arange(n, device=device)
+    return images[every[:, None, None], y[:, :, None], x[:, None, :]]
+
+
+class Shift:
+    """The rows of `source`, every picture in them shifted by up to `pad` pixels."""
+
+    def __init__(self, source: Source, spec: Spec, pad: int) -> None:
+        if pad < 0:
+            raise ValueError(f"shift={pad} pixels should be at least 0")
+        names = [name for name, leaf in spec.obs.items() if leaf.is_image]
+        self.keys = {f"{when}/{name}" for name in names for when in ("obs", "next_obs")}
+        self.source, self.pad = source, pad
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def sample(self, n: int) -> Tensors:
+        rows = self.source.sample(n)
+        return {
+            key: random_shift(value, self.pad) if key in self.keys else value
+            for key, value in rows.items()
+        }
