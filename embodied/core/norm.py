@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 
 class Standard(nn.Module):
-    """Zero mean, unit variance per element; the identity until fitted. Output clamped to +-`clip`.
+    """Zero mean, unit variance per element, clamped to +-`clip`; the identity until fitted.
 
     An element that hardly varies in the data keeps scale 1: a constant must not become noise.
     """
 
     mean: Tensor
     std: Tensor
+    limit: Tensor
 
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
+        # Nothing is cut off in units of the world: a cheetah's joints turn at 20 rad/s.
+        self.register_buffer("limit", torch.tensor(math.inf))
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
 
@@ -25,11 +30,12 @@ class Standard(nn.Module):
         """Take mean and (population) deviation of `values` [N, size]."""
         values = values.float()
         std = values.std(0, correction=0)
+        self.limit.fill_(self.clip)
         self.mean.copy_(values.mean(0))
         self.std.copy_(torch.where(std < 1e-4, torch.ones_like(std), std))
 
     def forward(self, values: Tensor) -> Tensor:
-        return ((values - self.mean) / self.std).clamp(-self.clip, self.clip)
+        return ((values - self.mean) / self.std).clamp(-self.limit, self.limit)
 
 
 class Range(nn.Module):

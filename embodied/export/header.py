@@ -6,6 +6,7 @@ Weights are `static const float` arrays, nothing is allocated, nothing but <math
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import shutil
 import subprocess
@@ -160,11 +161,11 @@ static inline void policy_layernorm(float *v, int n, const float *scale, const f
 
 def _network(layers: Feedforward, inputs: int) -> list[str]:
     """Arrays, and the function that goes through them; two buffers are swapped."""
-    clip, norm = number(layers.norm.clip), layers.norm
+    norm = layers.norm
     arrays = [array("policy_mean", norm.mean), array("policy_scale", 1 / norm.std)]
     steps = [
         "for (int i = 0; i < POLICY_INPUTS; i++)",
-        f"    a[i] = fminf(fmaxf((obs[i] - policy_mean[i]) * policy_scale[i], -{clip}), {clip});",
+        f"    a[i] = {clamped('(obs[i] - policy_mean[i]) * policy_scale[i]', norm.limit.item())};",
     ]
     width, here, there, widest = inputs, "a", "b", inputs
     for i, layer in enumerate(layers.net):
@@ -207,6 +208,13 @@ def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str
         "    return worst;\n}",
         "#endif\n",
     ]
+
+
+def clamped(value: str, limit: float) -> str:
+    """`value` between -limit and limit, or as it is where there is no limit."""
+    if math.isinf(limit):
+        return value
+    return f"fminf(fmaxf({value}, -{number(limit)}), {number(limit)})"
 
 
 def number(value: float) -> str:

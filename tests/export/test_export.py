@@ -243,7 +243,7 @@ def test_headers_are_for_plain_layers(tmp_path: Path) -> None:
     flow = make({"_target_": "policies.flow.Flow"}, SPECS["vectors"])
     for policy, words in (
         (flow, "holds plain layers, and Flow is more"),
-        (small("deterministic", SPECS["images"]), "sees images or symbols"),
+        (small("deterministic", SPECS["images"]), "sees images, symbols or points"),
     ):
         with pytest.raises(ConfigError, match=words):
             write_header(Decision(policy), facts(Decision(policy)), tmp_path / "policy.h")
