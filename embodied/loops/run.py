@@ -16,6 +16,7 @@ from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
 from embodied.core.rng import rng_state, seed_everything, set_rng_state
 from embodied.core.spec import require_same
+from embodied.data.augment import Shift
 from embodied.data.dataset import Dataset, chunks, transitions
 from embodied.data.mix import Mix, Relabel
 from embodied.data.replay import Replay
@@ -45,7 +46,8 @@ class RunConfig:
     `init`: a run or checkpoint to start from; with `finetune`, the frozen base. `demos`: a dataset
     folder, `demo_episodes` of it (None: all); a learner with replay takes `demo_fraction` of every
     batch from it. `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a
-    chunk to play before deciding again (None: all). Intervals of 0 mean: at the end only.
+    chunk to play before deciding again (None: all); `shift`: pictures of a batch are shifted by up
+    to so many pixels at random. Intervals of 0 mean: at the end only.
     """
 
     env: Node
@@ -66,6 +68,7 @@ class RunConfig:
     start: int = 0
     ratio: float = 1.0
     normalize: bool = False
+    shift: int = 0
     execute: int | None = None
     replay_size: int = 1_000_000
     log_every: int = 1_000
@@ -141,7 +144,11 @@ class Parts:
             )
         rows = self._rows(self.episodes)
         self.learner.fit(rows)
-        return Offline(self.learner, Dataset(rows, self.device))
+        return Offline(self.learner, self._shifted(Dataset(rows, self.device)))
+
+    def _shifted(self, source: Source) -> Source:
+        pad = self.config.shift
+        return Shift(source, self.env.spec, pad) if pad else source
 
     def _replay(self) -> ReplayLoop:
         config, learner = self.config, self.learner
@@ -156,6 +163,7 @@ class Parts:
         reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
         if reward is not None and not reward.frozen:
             source = Relabel(source, reward)
+        source = self._shifted(source)  # rewards see pictures as they are
         first = self.policy if config.start == 0 else self.policy.first()
         rollout = Rollout(
             self.env, first, learner.gamma, learner.n_step, config.execute, seed=config.seed
