@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from rich.table import Table
 
 import configs
 from embodied.bench.measure import Comparison, alone, write_json
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 
 SPEC = Spec({"state": Leaf((32,))}, Leaf((7,), low=-1.0, high=1.0), dt=0.05)
+DISCRETE = SPEC.with_act(Leaf((), "int64", 0, 16))
 CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
 
@@ -49,7 +51,7 @@ def files() -> list[Path]:
 def measure(path: Path, repeats: int, calls: int) -> Comparison:
     """One policy with random weights; `notes` hold the latencies of single decisions (ms)."""
     torch.manual_seed(0)
-    policy: Policy = build({**yaml.safe_load(path.read_text()), "chunk": CHUNK}, spec=SPEC)
+    policy = made({**yaml.safe_load(path.read_text()), "chunk": CHUNK})
     decide, seconds = deciding(policy.eval()), []
 
     def block() -> int:
@@ -63,6 +65,14 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
     median, worst = np.percentile(1e3 * np.array(seconds[calls:]), [50, 99])  # without the warm-up
     notes = {"median_ms": float(median), "p99_ms": float(worst)}
     return replace(row, notes={**notes, "target_ms": TARGETS.get(path.stem)})
+
+
+def made(node: dict[str, Any]) -> Policy:
+    """The policy of `node` for continuous actions or, where it refuses them, for 17 discrete ones."""
+    try:
+        return build(node, spec=SPEC)
+    except ConfigError:
+        return build(node, spec=DISCRETE)
 
 
 def deciding(policy: Policy) -> Callable[[], object]:
