@@ -68,7 +68,7 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
 
 
 def made(node: dict[str, Any]) -> Policy:
-    """The policy of `node` for continuous actions or, where it refuses them, for 17 discrete ones."""
+    """The policy of `node` for continuous actions or, where it refuses them, discrete ones."""
     try:
         return build(node, spec=SPEC)
     except ConfigError:
