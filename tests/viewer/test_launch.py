@@ -88,6 +88,8 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": root},
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         first = process.stdout.readline()
