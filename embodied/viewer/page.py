@@ -165,10 +165,12 @@ class Page:
     def _bind(self, control: Any, action: Callable[[Any], None]) -> None:
         """Hand a control's value to the viewer's thread when a person changes it."""
 
-        def pressed(event: Any) -> None:
-            # Values that we set ourselves come back here too, without a client.
+        async def pressed(event: Any) -> None:
+            # At once, on the server's own thread: a refresh may write the old value back at any
+            # time. Values that we set ourselves come back here too, without a client.
+            value = control.value
             if event.client_id is not None:
-                self.viewer.press(lambda: action(control.value))
+                self.viewer.press(lambda: action(value))
 
         control.on_update(pressed)
 

@@ -269,12 +269,8 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
         send(CAMERA)
         until(lambda: len(viewer.server.get_clients()) == 1)
 
-        def faster() -> bool:
-            # Again until it counts: viser drops what comes while it still greets the browser.
-            press(page.speed, 2.0)
-            return viewer.speed == 2.0
-
-        until(faster)
+        press(page.speed, 2.0)
+        until(lambda: viewer.speed == 2.0)
         press(page.play, True)
         until(lambda: viewer.playing and viewer.session.episode.steps > 2)
         press(page.sliders[1], 0.2)
