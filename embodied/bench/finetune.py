@@ -1,0 +1,148 @@
+"""Fine-tuners from one clone on one task: success by steps and time, over seeds; plot and table.
+
+`configs/bench/finetune.yaml` lists the arms, each a command line: all start from the clone of their
+seed and are evaluated on the same held-out starts. Interquartile means with bootstrap intervals
+(Agarwal et al., 2021). What has finished is not run again, so that an interrupted bench goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from embodied import evidence
+from embodied.bench.measure import machine
+from embodied.compose import PACKAGED
+from embodied.core.build import ConfigError, parse
+from embodied.loops.log import read_metrics
+from embodied.loops.statistics import bootstrap_interval, iqm
+
+GOOD = 0.9  # success of which the table says when it was reached
+# Distinguishable without red and green (Okabe and Ito, 2008).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One arm: `steps` [P], `seconds` [P] (median over seeds), `scores` [S, P]."""
+
+    steps: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    scores: NDArray[np.float64]
+
+    @property
+    def middle(self) -> NDArray[np.float64]:
+        return np.array([iqm(column) for column in self.scores.T])
+
+    @property
+    def band(self) -> NDArray[np.float64]:
+        """[P, 2]"""
+        return np.array([bootstrap_interval(column) for column in self.scores.T])
+
+
+def run(out: Path) -> None:
+    """Run what is missing, then write OUT/finetune.{json,png} and print the table."""
+    settings = yaml.safe_load((PACKAGED / "bench" / "finetune.yaml").read_text())
+    study: evidence.Study = parse(evidence.Study, settings, "finetune")
+    work = out / "finetune"
+    evidence.run(study, work, os.cpu_count() or 1)
+    report(study, work, out)
+
+
+def report(study: evidence.Study, work: Path, out: Path) -> None:
+    """From the runs below `work` that have finished for every seed."""
+    curves = {arm: curve for arm in study.arms if (curve := read(study, work, arm)) is not None}
+    if study.baseline not in curves:
+        raise ConfigError(f"bench: no seed of the {study.baseline} has finished below {work}")
+    base = curves.pop(study.baseline).scores[:, -1]
+    facts: dict[str, Any] = {
+        "task": study.task,
+        "machine": machine(),
+        study.baseline: base.tolist(),
+        "arms": {
+            arm: {
+                "steps": curve.steps.tolist(),
+                "seconds": curve.seconds.tolist(),
+                "scores": curve.scores.tolist(),
+            }
+            for arm, curve in curves.items()
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "finetune.json").write_text(json.dumps(facts, indent=1) + "\n")
+    draw(study, base, curves, out / "finetune.png")
+    Console().print(table(study, base, curves))
+    Console().print(f"curves: {out / 'finetune.png'}", markup=False)
+
+
+def read(study: evidence.Study, work: Path, arm: str) -> Curve | None:
+    """The evaluations of every seed of an arm; None where a seed is missing."""
+    runs = [work / f"{arm}-{seed}" for seed in study.seeds]
+    if not all(Path(f"{run}.done").exists() for run in runs):
+        return None
+    rows = [[row for row in read_metrics(run) if study.metric in row] for run in runs]
+    count = min(map(len, rows))
+    return Curve(
+        np.array([row["step"] for row in rows[0][:count]], dtype=np.float64),
+        np.median([[row["seconds"] for row in own[:count]] for own in rows], 0),
+        np.array([[row[study.metric] for row in own[:count]] for own in rows]),
+    )
+
+
+def draw(
+    study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve], file: Path
+) -> None:
+    """Success by steps (left) and by minutes (right), from the clone's at 0."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    start, spread = iqm(base), bootstrap_interval(base)
+    for axis, label in zip(axes, ("environment steps", "minutes on one core"), strict=True):
+        axis.axhline(start, color="grey", linestyle="--", linewidth=1, label=study.baseline)
+        for colour, (arm, curve) in zip(COLOURS, curves.items(), strict=False):
+            x = curve.steps if label == "environment steps" else curve.seconds / 60
+            middle, band = curve.middle, curve.band
+            if "init=" in study.arms[arm]:  # it begins as the clone
+                x, middle = np.append(0.0, x), np.append(start, middle)
+                band = np.vstack([[spread], band])
+            axis.plot(x, middle, color=colour, marker="o", markersize=3, label=arm)
+            axis.fill_between(x, band[:, 0], band[:, 1], color=colour, alpha=0.15, linewidth=0)
+        axis.set(xlabel=label, ylim=(-0.02, 1.02))
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("success (interquartile mean, 95%)")
+    axes[1].legend(loc="lower right", fontsize=8)
+    figure.suptitle(study.task, fontsize=11)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def table(study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve]) -> Table:
+    """One line an arm: final success, steps and minutes to `GOOD`."""
+    low, high = bootstrap_interval(base)
+    title = f"{study.task}; {study.baseline}: {iqm(base):.2f} [{low:.2f}, {high:.2f}]"
+    shown = Table(title=title)
+    for head in ("arm", "success [95%]", f"steps to {GOOD:.0%}", "minutes to it", "minutes"):
+        shown.add_column(head)
+    for arm, curve in curves.items():
+        low, high = curve.band[-1]
+        there = (curve.middle >= GOOD).nonzero()[0]
+        reached = (
+            (f"{curve.steps[there[0]]:,.0f}", f"{curve.seconds[there[0]] / 60:.1f}")
+            if len(there)
+            else ("-", "-")
+        )
+        final = f"{curve.middle[-1]:.2f} [{low:.2f}, {high:.2f}]"
+        shown.add_row(arm, final, *reached, f"{curve.seconds[-1] / 60:.1f}")
+    return shown
