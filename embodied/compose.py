@@ -79,6 +79,8 @@ def compose(
         sys.path.insert(0, str(Path.cwd()))
     for package in node.pop("allow", None) or []:
         allow(str(package))
+    for key, bound in node.pop("at_most", {}).items():
+        node[key] = min(node[key], bound)
     for name, value in node.items():
         if isinstance(value, dict) and any((folder / name).is_dir() for folder in search):
             _check(name, value)

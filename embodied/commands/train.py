@@ -24,6 +24,7 @@ LEAST = {
     "replay_size": 1,
     "demo_episodes": 1,
     "demo_fraction": 0,
+    "pretrain": 0,
     "eval.episodes": 1,
     "eval.num_envs": 1,
 }
@@ -61,7 +62,7 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     require_at_least(node, LEAST)
     folder = Path(node["output"])
     with Log(folder, node["wandb"]) as log:
-        log.begin(facts(node), node["steps"], step, node)
+        log.begin(facts(node), node["pretrain"] + node["steps"], step, node)
         _train(node, log)
     _last_lines(folder)
     return folder
@@ -120,7 +121,7 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = yaml.safe_load((folder / "run.yaml").read_text()) | {"allow": []}
+    settings = {"pretrain": 0} | yaml.safe_load((folder / "run.yaml").read_text()) | {"allow": []}
     settings |= {"output": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
@@ -130,17 +131,19 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 def facts(node: Node) -> dict[str, str]:
     """What the first lines of a run say."""
     finetune = node.get("finetune")
-    offline = resolve(node["learner"]["_target_"]).data == "offline"
-    unit = "updates" if offline else "environment steps"
+    kind = node.get("data") or resolve(node["learner"]["_target_"]).data
+    unit = "updates" if kind == "offline" else "environment steps"
+    before = f"{node['pretrain']:,} updates, then " if node["pretrain"] else ""
+    demos = node.get("demos")
     return {
         "run": f"{node['name']}, seed {node['seed']}",
         "env": described(node["env"]),
         "policy": described(node["policy"]),
         **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
         "learner": described(node["learner"]),
-        **({"demos": str(node["demos"])} if node.get("demos") else {}),
+        **({"demos": demos if isinstance(demos, str) else ", ".join(demos)} if demos else {}),
         "device": f"{device_of(node['device'])}, {node['threads']} thread(s)",
-        "steps": f"{node['steps']:,} {unit}",
+        "steps": f"{before}{node['steps']:,} {unit}",
         "folder": str(node["output"]),
     }
 

@@ -78,6 +78,23 @@ def chunks(episodes: Episodes, chunk: int) -> Tensors:
     }
 
 
+def joined(parts: Sequence[Episodes]) -> Episodes:
+    """Several recordings of one Spec as one, in order, with the columns that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
+    length = torch.cat([part.length for part in parts])
+    return Episodes(
+        parts[0].spec,
+        tt.cat([{key: part.steps[key] for key in keys} for part in parts]),
+        length.cumsum(0) - length,
+        length,
+        tt.cat([part.final for part in parts]),
+        sum((part.texts for part in parts), ()),
+        sum((part.info for part in parts), ()),
+    )
+
+
 class Dataset:
     """A fixed set of rows on a device: a `Source`. All of it is in `rows`."""
 

@@ -17,15 +17,18 @@ from embodied.loops.keeper import Keeper
 @dataclass(frozen=True)
 class Schedule:
     """`start`: environment steps of `policy.first()` before learning; `ratio`: updates per stored
-    row; `normalize`: set the normalisers from the rows of the warm-up."""
+    row; `normalize`: set the normalisers from the rows of the warm-up; `pretrain`: updates from
+    the demonstrations before the first environment step."""
 
     start: int
     ratio: float
     normalize: bool
+    pretrain: int = 0
 
 
 class ReplayLoop:
-    """`steps` counts environment steps, of all rows together."""
+    """`steps` counts updates from `demos` (Schedule.pretrain of them), then environment steps, of
+    all rows together."""
 
     def __init__(
         self,
@@ -36,27 +39,32 @@ class ReplayLoop:
         source: Source,
         reward: Reward | None,
         schedule: Schedule,
+        demos: Source | None = None,
     ) -> None:
         self.rollout, self.policy, self.learner = rollout, policy, learner
         self.replay, self.source, self.reward = replay, source, reward
-        self.schedule = schedule
+        self.schedule, self.demos = schedule, demos
         self.warm = schedule.start == 0
         self.debt = 0.0
 
     def run(self, keeper: Keeper) -> None:
+        before = self.schedule.pretrain
+        while keeper.running and keeper.step < before:
+            assert self.demos is not None, "pretraining needs demonstrations"
+            keeper.advance(1, self._update(self.demos))
         while keeper.running:
-            if not self.warm and keeper.step >= self.schedule.start:
+            if not self.warm and keeper.step >= before + self.schedule.start:
                 self._begin()
             rows, step = self.rollout.step()
             if isinstance(self.reward, Clocked):
-                self.reward.at(keeper.step + self.rollout.env.num_envs)
+                self.reward.at(keeper.step - before + self.rollout.env.num_envs)
             if rows:
                 self._store(rows)
             metrics: dict[str, Any] = {}
             if self.warm and rows and len(self.replay):
                 self.debt += self.schedule.ratio * len(rows["reward"])
                 while self.debt >= 1:
-                    metrics = self._update()
+                    metrics = self._update(self.source)
                     self.debt -= 1
             keeper.advance(self.rollout.env.num_envs, metrics, step)
 
@@ -71,8 +79,8 @@ class ReplayLoop:
             rows["reward"] = self.reward(rows)
         self.replay.add(rows)
 
-    def _update(self) -> dict[str, Any]:
-        batch = self.source.sample(self.learner.batch_size)
+    def _update(self, source: Source) -> dict[str, Any]:
+        batch = source.sample(self.learner.batch_size)
         metrics = self.learner.update(batch)
         if self.reward is not None and not self.reward.frozen:
             learned = self.reward.update(batch)

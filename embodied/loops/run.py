@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
 
 from embodied.core import checkpoint
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build, parse, plain, resolve
 from embodied.core.env import VecEnv
 from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
 from embodied.core.rng import rng_state, seed_everything, set_rng_state
 from embodied.core.spec import require_same
+from embodied.core.tensors import Tensors
 from embodied.data.augment import Shift
-from embodied.data.dataset import Dataset, chunks, transitions
+from embodied.data.dataset import Dataset, chunks, joined, transitions
 from embodied.data.mix import Mix, Relabel
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
@@ -44,10 +46,14 @@ class RunConfig:
     """One run. `steps` are environment steps, or updates where the learner is offline.
 
     `init`: a run or checkpoint to start from; with `finetune`, the frozen base. `demos`: a dataset
-    folder, `demo_episodes` of it (None: all); a learner with replay takes `demo_fraction` of every
-    batch from it. `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a
-    chunk to play before deciding again (None: all); `shift`: pictures of a batch are shifted by up
-    to so many pixels at random. Intervals of 0 mean: at the end only.
+    folder or several, `demo_episodes` of each (None: all); a learner with replay takes
+    `demo_fraction` of every batch from them (None: they are the first rows of the one replay).
+    `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
+    before the first environment step; a run's clock counts them, then its `steps`.
+
+    `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a chunk to play
+    before deciding again (None: all); `shift`: pictures of a batch are shifted by up to so many
+    pixels at random. Intervals of 0 mean: at the end only.
     """
 
     env: Node
@@ -59,9 +65,11 @@ class RunConfig:
     finetune: Node | None = None
     reward: Node | None = None
     init: str | None = None
-    demos: str | None = None
+    demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None
-    demo_fraction: float = 0.5
+    demo_fraction: float | None = 0.5
+    data: Literal["offline", "replay"] | None = None
+    pretrain: int = 0
     seed: int = 0
     device: str = "auto"
     threads: int = 1
@@ -102,7 +110,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
     def save(step: int) -> None:
         parts.save(folder, step, log.last)
 
-    with Keeper(log, config.steps, every, assess, save, step) as keeper:
+    total = config.pretrain + config.steps
+    with Keeper(log, total, every, assess, save, step) as keeper:
         parts.loop.run(keeper)
         if keeper.interrupted:
             keeper.keep()
@@ -125,7 +134,10 @@ class Parts:
         self.env: VecEnv = build(config.env)
         self.policy, trained = make_policy(config, self.env)
         self.learner: Learner = build(
-            config.learner, policy=trained, spec=trained.spec, total_steps=config.steps
+            config.learner,
+            policy=trained,
+            spec=trained.spec,
+            total_steps=config.pretrain + config.steps,
         ).to(self.device)
         if config.finetune is None:
             self.policy = self.learner.policy
@@ -133,7 +145,8 @@ class Parts:
             self.policy.inner = self.learner.policy
         self.policy.to(self.device)
         self.episodes = read_demos(config, self.env)
-        self.loop: Loop = {"offline": self._offline, "replay": self._replay}[self.learner.data]()
+        loops = {"offline": self._offline, "replay": self._replay}
+        self.loop: Loop = loops[config.data or self.learner.data]()
         self._eval_env: VecEnv | None = None
 
     def _offline(self) -> Offline:
@@ -142,6 +155,8 @@ class Parts:
                 "this learner needs demonstrations: embodied demos collect env=... out=DIR, "
                 "then demos=DIR"
             )
+        if self.config.pretrain:
+            raise ConfigError("pretrain comes before environment steps; offline, set steps instead")
         rows = self._rows(self.episodes)
         self.learner.fit(rows)
         return Offline(self.learner, self._shifted(Dataset(rows, self.device)))
@@ -152,27 +167,42 @@ class Parts:
 
     def _replay(self) -> ReplayLoop:
         config, learner = self.config, self.learner
-        replay = Replay(config.replay_size, self.device)
-        source: Source = replay
-        if self.episodes is not None:
-            rows = self._rows(self.episodes)
-            if config.normalize:
-                learner.fit(rows)
-            halves = (1 - config.demo_fraction, config.demo_fraction)
-            source = Mix([replay, Dataset(rows, self.device)], halves)
+        if learner.rows == "chunks":
+            raise ConfigError("this learner imitates; it cannot be fed from a replay")
+        rows = None if self.episodes is None else self._rows(self.episodes)
+        if config.pretrain and rows is None:
+            raise ConfigError("pretrain learns from demonstrations: demos=DIR")
+        if rows is not None and (config.normalize or config.pretrain):
+            learner.fit(rows)
+        replay, source, demos = self._sources(rows)
         reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
         if reward is not None and not reward.frozen:
-            source = Relabel(source, reward)
-        source = self._shifted(source)  # rewards see pictures as they are
-        first = self.policy if config.start == 0 else self.policy.first()
+            source, demos = Relabel(source, reward), Relabel(demos, reward)
+        # Rewards see pictures as they are.
+        source, demos = self._shifted(source), self._shifted(demos)
+        ready = config.start == 0 or config.pretrain > 0
+        first = self.policy if ready else self.policy.first()
         rollout = Rollout(
             self.env, first, learner.gamma, learner.n_step, config.execute, seed=config.seed
         )
         warm_fit = config.normalize and self.episodes is None
-        schedule = Schedule(config.start, config.ratio, warm_fit)
-        return ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule)
+        schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
+        return ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
 
-    def _rows(self, episodes: Episodes) -> dict[str, torch.Tensor]:
+    def _sources(self, rows: Tensors | None) -> tuple[Replay, Source, Source]:
+        """The replay, what to learn from once it fills, and what to learn from before."""
+        size, share = self.config.replay_size, self.config.demo_fraction
+        if rows is None:
+            replay = Replay(size, self.device)
+            return replay, replay, replay
+        if share is None:
+            replay = Replay(size + tt.length(rows), self.device)
+            replay.add(rows)
+            return replay, replay, replay
+        replay, demos = Replay(size, self.device), Dataset(rows, self.device)
+        return replay, Mix([replay, demos], (1 - share, share)), demos
+
+    def _rows(self, episodes: Episodes) -> Tensors:
         learner, chunk = self.learner, self.policy.chunk
         if learner.rows == "chunks":
             return chunks(episodes, chunk)
@@ -271,9 +301,11 @@ def read_demos(config: RunConfig, env: VecEnv) -> Episodes | None:
     """The demonstrations, if there are any, refused where they are of another world."""
     if config.demos is None:
         return None
-    episodes = read_episodes(Path(config.demos), limit=config.demo_episodes)
-    require_same(env.spec, episodes.spec, "environment", f"dataset {config.demos}")
-    return episodes
+    parts: list[Episodes] = []
+    for path in [config.demos] if isinstance(config.demos, str) else config.demos:
+        parts.append(read_episodes(Path(path), limit=config.demo_episodes))
+        require_same(env.spec, parts[-1].spec, "environment", f"dataset {path}")
+    return joined(parts)
 
 
 def pick_device(name: str) -> torch.device:
