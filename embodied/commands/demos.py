@@ -1,18 +1,22 @@
-"""Demonstrations: collect them with a script, convert other projects' files, look what is there."""
+"""Demonstrations: collect them by script or policy, convert other projects' files, look at them."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from embodied.commands import add_overrides, require_at_least
+from embodied.commands import add_overrides, require_at_least, take
 from embodied.core.build import ConfigError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="collect|convert|info", required=True)
-    collecting = kinds.add_parser("collect", help="play a scripted demonstrator, keep episodes")
-    add_overrides(collecting, "env=, out=, episodes=, demonstrator=, seed=, success_only=, ...")
+    collecting = kinds.add_parser(
+        "collect", help="play a script or trained policy, keep episodes"
+    )
+    add_overrides(
+        collecting, "env=, out=, episodes=, demonstrator= or policy=RUN, seed=, success_only=, ..."
+    )
     converting = kinds.add_parser("convert", help="read robomimic, ManiSkill or Minari files")
     converting.add_argument("format", metavar="FORMAT", help="robomimic, maniskill, minari")
     converting.add_argument("source", metavar="IN", type=Path)
@@ -24,6 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos\n"
         "  embodied demos collect env=fr3_push demonstrator.quality=0.5 out=outputs/clumsy\n"
+        "  embodied demos collect env=hopper policy=outputs/hopper_sac-0 demonstrator.noise=0.3 "
+        "success_only=false out=outputs/medium\n"
         "  embodied demos convert robomimic low_dim.hdf5 outputs/can\n"
         "  embodied demos info outputs/demos"
     )
@@ -36,7 +42,9 @@ def run(args: argparse.Namespace) -> None:
 def collect_command(args: argparse.Namespace) -> None:
     from embodied.compose import compose
 
-    words = args.words
+    run, words = take(args.words, "policy")
+    if run is not None:
+        words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
         words = [*words, f"demonstrator={_demonstrator_of(words, args.config_dir)}"]
     node = compose("collect", words, args.config_dir).node
@@ -78,7 +86,9 @@ def _demonstrator_of(words: list[str], folders: list[str]) -> str:
     for name in names:
         if name in known:
             return name
-    raise ConfigError(f"no demonstrator for {env}: demonstrator=NAME (known: {', '.join(known)})")
+    raise ConfigError(
+        f"no demonstrator for {env}: demonstrator=NAME (known: {', '.join(known)}) or policy=RUN"
+    )
 
 
 def convert_command(args: argparse.Namespace) -> None:

@@ -1,0 +1,68 @@
+"""Trained: a checkpoint as a demonstrator, as steady or as clumsy as wanted.
+
+With probability `random` a decision is uniform, else it is clip(a + noise e, -1, 1), e ~ N(0, I).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """`run`: a run or checkpoint folder; `explore`: act as it did while it learned; `noise`: added
+    deviation, in units of half the action range; `random`: share of uniform decisions."""
+
+    run: str
+    explore: bool = False
+    noise: float = 0.0
+    random: float = 0.0
+
+
+class Trained(Policy):
+    """Noise [n, D]: the policy's own, flat; what is added to its actions; whether a decision is
+    uniform, and if so which."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32" and (config.noise or config.random):
+            raise ConfigError("noise and random are for continuous actions")
+        self.base = checkpoint.load_policy(config.run, spec)
+        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.size = self.chunk * spec.act.size
+        self.shape = self.base.draw(1).shape[1:]
+
+    def initial(self, n: int) -> Tensors:
+        return self.base.initial(n)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        own = self.base.draw(n, self.config.explore).flatten(1)
+        device = own.device
+        added = torch.randn(n, self.size, device=device)
+        uniform = torch.rand(n, self.size + 1, device=device)
+        return torch.cat([own.float(), added, uniform], 1)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return self.base.observe(obs, carry, self._own(noise))
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        action, carry = self.base.act(obs, carry, self._own(noise))
+        if not (self.config.noise or self.config.random):
+            return action, carry
+        added, uniform = noise[:, -2 * self.size - 1 :].split([self.size, self.size + 1], 1)
+        noisy = (action + self.config.noise * added.view_as(action)).clamp(-1, 1)
+        lost = uniform[:, 0] < self.config.random
+        blind = (2 * uniform[:, 1:] - 1).view_as(action)
+        return torch.where(lost.view(-1, *[1] * (action.ndim - 1)), blind, noisy), carry
+
+    def _own(self, noise: Tensor) -> Tensor:
+        return noise[:, : -2 * self.size - 1].view(-1, *self.shape)
