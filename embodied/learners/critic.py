@@ -15,7 +15,8 @@ from policies.encoders import Encoder
 
 
 class Critic(nn.Module):
-    """An encoder and `n` networks; Q-values [n, N] of observations and actions [N, size].
+    """An encoder and `n` networks; Q-values [n, N] of observations and actions [N, size], or where
+    each network answers with `out` > 1 numbers (a distribution of returns) these, [n, N, out].
 
     The encoder takes every observation, `critic/*` and `privileged/*` too, or only those named in
     `obs`; a name that the world does not have is a ConfigError.
@@ -31,15 +32,27 @@ class Critic(nn.Module):
         layer_norm: bool = False,
         activation: str = "relu",
         obs: Sequence[str] | None = None,
+        out: int = 1,
     ) -> None:
         super().__init__()
         seen = spec.obs if obs is None else {name: _leaf(spec, name) for name in obs}
         self.encoder = Encoder(seen, asymmetric=True)
-        self.ensemble = Ensemble(n, self.encoder.size + size, hidden, 1, layer_norm, activation)
+        self.out = out
+        self.ensemble = Ensemble(n, self.encoder.size + size, hidden, out, layer_norm, activation)
 
     def forward(self, obs: Tensors, action: Tensor, first: int | None = None) -> Tensor:
         """Of all networks, or of the `first` few."""
-        return self.ensemble(torch.cat([self.encoder(obs), action], 1), first).squeeze(-1)
+        answer = self.ensemble(torch.cat([self.encoder(obs), action], 1), first)
+        return answer.squeeze(-1) if self.out == 1 else answer
+
+    def each(self, obs: Tensors, actions: Tensor) -> Tensor:
+        """Q-values [n, N, K] of K actions for every observation, `actions` [N, K, size]; an
+        observation is encoded once."""
+        count = actions.shape[1]
+        features = self.encoder(obs).unsqueeze(1).expand(-1, count, -1)
+        answer = self.ensemble(torch.cat([features, actions], 2).flatten(0, 1))
+        answer = answer.squeeze(-1) if self.out == 1 else answer
+        return answer.unflatten(1, (-1, count))
 
 
 def critic_loss(q: Tensor, backup: Tensor) -> Tensor:
