@@ -21,6 +21,9 @@ class Rollout:
     the episode ended; its row then holds `obs/*` as the policy saw them, `action`, the discounted
     `reward` of its k steps, `discount` = gamma^k (0 where the world ended), `next_obs/*`. With
     `n_step` > 1 a row spans up to that many decisions of one episode (fewer at its end).
+
+    After a step, `closed` holds the environments whose decisions it handed out (int64, None: all,
+    in order) and `began` [B] (bool) which rows' running decisions are the first of their episodes.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Rollout:
         self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
         self.augments = type(policy).observe is not Policy.observe
         self.open: Tensors = {}
+        self.closed: Tensor | None = None
+        self.began = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.actor.device)
         if self.window is not None:
             self.window = Window(self.window.n)
 
@@ -53,10 +58,15 @@ class Rollout:
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)
-        single = self.actor.execute == 1
-        rows, closed = self._single(step) if single else self._chunked(step)
+        first = self.first.to(self.actor.device)
+        if self.actor.execute == 1:
+            self.began = first
+            rows, self.closed = self._single(step)
+        else:
+            self.began = torch.where(self.actor.decided, first, self.began)
+            rows, self.closed = self._chunked(step)
         if self.window is not None:
-            rows = self.window.push(rows, closed, step.ended)
+            rows = self.window.push(rows, self.closed, step.ended)
         self.obs, self.first = step.obs, step.ended
         return rows, step
 
@@ -110,6 +120,7 @@ class Rollout:
             "obs": self.obs,
             "first": self.first,
             "open": self.open,
+            "began": self.began,
             "window": window,
         }
 
@@ -118,6 +129,7 @@ class Rollout:
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
         self.obs, self.first, self.open = state["obs"], state["first"], state["open"]
+        self.began = state["began"]
         if self.window is not None:
             self.window.set_state(state["window"])
 

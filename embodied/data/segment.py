@@ -1,0 +1,85 @@
+"""Segment: the newest decisions of every row, in the order they were made (PPO, 2017).
+
+              row 0   row 1   row 2
+    slot 0      d       d       d         T = 3: the most decisions that any row has closed
+    slot 1      d       d       d
+    slot 2      d       -       d         - is not valid: that row closed fewer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.tensors import Tensors
+
+
+class Segment:
+    """Decisions [T, B, ...] of `rows` environments; storage is kept from one segment to the next.
+
+    `horizon` decisions a row are expected; there is room for more, as episodes' ends cut chunks.
+    """
+
+    def __init__(self, rows: int, horizon: int, device: torch.device | str = "cpu") -> None:
+        self.rows, self.horizon = rows, horizon
+        self.held: Tensors = {}
+        self.every = torch.arange(rows, device=device)
+        self.count = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.length = 0  # the largest count
+
+    def add(self, rows: Tensors, closed: Tensor | None) -> None:
+        """Append one decision to each of the rows `closed` [n] (None: all, in order)."""
+        if not self.held:
+            self.held = {
+                key: value.new_zeros(self.horizon, self.rows, *value.shape[1:])
+                for key, value in rows.items()
+            }
+        if closed is None:
+            self._room(self.length)
+            for key, value in rows.items():
+                self.held[key][self.length].copy_(value)
+            self.count += 1
+            self.length += 1
+        elif len(closed):
+            slots = self.count[closed]
+            most = int(slots.max())
+            self._room(most)
+            for key, value in rows.items():
+                self.held[key][slots, closed] = value
+            self.count[closed] += 1
+            self.length = max(self.length, most + 1)
+
+    def _room(self, slot: int) -> None:
+        if slot < len(next(iter(self.held.values()))):
+            return
+        for key, value in self.held.items():
+            self.held[key] = torch.cat([value, torch.zeros_like(value)])
+
+    def batch(self) -> Tensors:
+        """All decisions [T, B, ...] and `valid` [T, B] (bool); views that `clear` overwrites."""
+        slots = torch.arange(self.length, device=self.count.device)
+        held = {key: value[: self.length] for key, value in self.held.items()}
+        return {**held, "valid": slots[:, None] < self.count}
+
+    def clear(self) -> None:
+        """Begin the next segment."""
+        if self.length and int(self.count.min()) < self.length:
+            for value in self.held.values():  # what is not valid is zero, not an old decision
+                value.zero_()
+        self.count.zero_()
+        self.length = 0
+
+    def get_state(self) -> dict[str, Any]:
+        held = {key: value[: self.length].clone() for key, value in self.held.items()}
+        return {"held": held, "count": self.count.clone()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.held, self.length = {}, 0
+        self.count.copy_(state["count"])
+        for key, value in state["held"].items():
+            self.length = len(value)
+            room = max(self.horizon, self.length)
+            self.held[key] = value.new_zeros(room, *value.shape[1:])
+            self.held[key][: self.length] = value

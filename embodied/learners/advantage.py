@@ -1,0 +1,58 @@
+"""Advantages and the clipped objective: what on-policy learners share.
+
+Generalised advantage estimation (Schulman et al., 2016) over decisions with their own discounts,
+and proximal policy optimisation's loss (Schulman et al., 2017):
+
+    delta_t = r_t + d_t V(s'_t) - V(s_t),    A_t = delta_t + lambda d_t A_{t+1}
+    L = -min(rho A, clip(rho, 1 - eps, 1 + eps) A),    rho = pi(a|s) / pi_old(a|s)
+
+d is gamma^k (k steps of a chunk), 0 where the world ended. s' is the true successor, so a time
+limit is bootstrapped from where it cut the episode; the sum over later decisions stops there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    discount: Tensor,
+    ended: Tensor,
+    valid: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    lam: float,
+) -> Tensor:
+    """Advantages [T, B], zero where not `valid`; the value's targets are advantage + value.
+
+    All [T, B]; `ended` (bool): the episode ended with this decision, for whatever reason.
+    """
+    delta = (reward + discount * next_value - value) * valid
+    trace = lam * discount * (valid & ~ended)
+    advantage = torch.empty_like(delta)
+    following = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        following = torch.addcmul(delta[t], trace[t], following, out=advantage[t])
+    return advantage
+
+
+def clip_loss(
+    log_prob: Tensor, old: Tensor, advantage: Tensor, clip: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """The clipped objective and the log ratio, elementwise over tensors of one shape."""
+    log_ratio = log_prob - old
+    ratio = log_ratio.exp()
+    held = torch.minimum(torch.as_tensor(1 + clip), torch.maximum(torch.as_tensor(1 - clip), ratio))
+    return -torch.minimum(ratio * advantage, held * advantage), log_ratio
+
+
+def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
+    """Zero mean and unit deviation over the valid elements; zero elsewhere."""
+    count = valid.sum().clamp(min=1)
+    mean = (advantage * valid).sum() / count
+    centred = (advantage - mean) * valid
+    # As torch.std does: n - 1.
+    std = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    return centred / (std + 1e-8)

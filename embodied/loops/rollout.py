@@ -1,0 +1,114 @@
+"""The rollout loop: act for a while, learn from that alone, throw it away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.reward import Clocked, Kept, Reward
+from embodied.core.tensors import Tensors
+from embodied.data.rollout import Rollout
+from embodied.data.segment import Segment
+from embodied.learners.learner import Learner
+from embodied.loops.keeper import Keeper
+
+
+class RolloutLoop:
+    """`steps` counts environment steps, of all rows together.
+
+    One update follows every `learner.horizon` decisions' worth of steps: horizon x execute of each
+    row. A decision still running then was made by older parameters, and is left out of the next
+    batch. A reward is asked when the batch is complete, and learns from it afterwards.
+    """
+
+    def __init__(self, rollout: Rollout, learner: Learner, reward: Reward | None = None) -> None:
+        self.rollout, self.learner, self.reward = rollout, learner, reward
+        device, rows = rollout.actor.device, rollout.env.num_envs
+        self.steps = learner.horizon * rollout.actor.execute
+        self.segment = Segment(rows, learner.horizon, device)
+        self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.age = 0
+        self._open()
+
+    def run(self, keeper: Keeper) -> None:
+        env = self.rollout.env
+        while keeper.running:
+            rows, step = self.rollout.step()
+            if rows:
+                self._store(rows, step.ended)
+            self.age += 1
+            metrics: dict[str, Tensor] = {}
+            if self.age == self.steps:
+                metrics = self._update(keeper.step + env.num_envs)
+            keeper.advance(env.num_envs, metrics, step)
+
+    def _open(self) -> None:
+        """Begin a segment: what the policy remembers now is what its first decisions saw."""
+        actor = self.rollout.actor
+        carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
+        self.carry = tt.each(carry, torch.clone)
+        running = ~self.rollout.first.to(actor.device) & (actor.cursor < actor.execute)
+        self.stale = running if actor.execute > 1 else torch.zeros_like(running)
+        self.segment.clear()
+        self.age = 0
+
+    def _store(self, rows: Tensors, ended: Tensor) -> None:
+        closed, first = self.rollout.closed, self.rollout.began
+        if closed is None:
+            self.segment.add({**rows, "ended": ended, "first": first}, None)
+            return
+        rows = {**rows, "ended": ended[closed], "first": first[closed]}
+        fresh = (~self.stale[closed]).nonzero().flatten()
+        self.stale[closed] = False
+        self.segment.add(tt.take(rows, fresh), closed[fresh])
+
+    def _update(self, step: int) -> dict[str, Tensor]:
+        batch = {**self.segment.batch(), **tt.nest(self.carry, "carry")}
+        metrics = self._rewarded(batch, step)
+        metrics = self.learner.update(batch) | metrics
+        self._open()
+        return metrics
+
+    def _rewarded(self, batch: Tensors, step: int) -> dict[str, Tensor]:
+        """Put the reward's own numbers into `batch`; what it learned from them."""
+        reward = self.reward
+        if reward is None:
+            return {}
+        if isinstance(reward, Clocked):
+            reward.at(step)
+        at = batch["valid"].flatten().nonzero().flatten()
+        grid = {k: v for k, v in batch.items() if not k.startswith("carry/")}
+        rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
+        paid = torch.zeros_like(batch["reward"]).flatten()
+        paid[at] = reward(rows).to(paid.dtype)
+        batch["reward"] = paid.view_as(batch["reward"])
+        if reward.frozen:
+            return {}
+        return {f"reward_{key}": value for key, value in reward.update(rows).items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything but the learner; where the environment cannot save its rows, the segment
+        begins again with them."""
+        reward = self.reward.get_state() if isinstance(self.reward, Kept) else None
+        if not self.rollout.savable:
+            return {"rollout": None, "reward": reward}
+        return {
+            "rollout": self.rollout.get_state(),
+            "reward": reward,
+            "segment": self.segment.get_state(),
+            "carry": self.carry,
+            "stale": self.stale,
+            "age": self.age,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if isinstance(self.reward, Kept):
+            self.reward.set_state(state["reward"])
+        if state["rollout"] is None:
+            return
+        self.rollout.set_state(state["rollout"])
+        self.segment.set_state(state["segment"])
+        self.carry, self.stale, self.age = state["carry"], state["stale"], state["age"]
