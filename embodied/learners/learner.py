@@ -18,12 +18,23 @@ class Learner(nn.Module):
     the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
     actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
     say how rows are to be discounted when they are stored.
+
+    A learner from "rollout" says its `horizon` instead of a batch size: decisions of every row and
+    update. Its batch is in the order of time, leading dimensions [T, B]: `obs/*`, `action` (the
+    policy's `row/action` if it gives one), the policy's other `row/*` by name, `reward` (discounted
+    within a chunk), `discount` (gamma^k; 0 only where the world ended), `next_obs/*` (the true
+    successor, also at a time limit: bootstrap only from it), and bool: `ended` (the episode did,
+    with this decision), `first` (it began with it), `valid` (false: padding after a row's last
+    decision, as rows close different numbers of chunks). `carry/*` [B, ...] is what the policy
+    remembered before the first decision (not yet forgotten where that one is `first`). The actor
+    stores no densities or values: `update` begins by computing them with the parameters that acted.
     """
 
     data: ClassVar[Literal["offline", "replay", "rollout"]]
     rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
     policy: Policy
     batch_size: int
+    horizon: int = 0
     gamma: float = 0.99
     n_step: int = 1
     node: dict[str, Any]
