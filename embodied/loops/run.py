@@ -30,6 +30,7 @@ from embodied.loops.keeper import Every, Keeper, Loop
 from embodied.loops.log import Log
 from embodied.loops.offline import Offline
 from embodied.loops.replay import ReplayLoop, Schedule
+from embodied.loops.rollout import RolloutLoop
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Parts:
             self.policy.inner = self.learner.policy
         self.policy.to(self.device)
         self.episodes = read_demos(config, self.env)
-        loops = {"offline": self._offline, "replay": self._replay}
+        loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
         self.loop: Loop = loops[config.data or self.learner.data]()
         self._eval_env: VecEnv | None = None
 
@@ -201,6 +202,17 @@ class Parts:
             return replay, replay, replay
         replay, demos = Replay(size, self.device), Dataset(rows, self.device)
         return replay, Mix([replay, demos], (1 - share, share)), demos
+
+    def _rollout(self) -> RolloutLoop:
+        config, learner = self.config, self.learner
+        if config.demos is not None or config.normalize or config.shift:
+            raise ConfigError(
+                "a learner from its own newest steps takes no demos, normalize or shift (it has a "
+                "running normaliser of its own: learner.normalize)"
+            )
+        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, config.seed)
+        return RolloutLoop(rollout, learner, reward)
 
     def _rows(self, episodes: Episodes) -> Tensors:
         learner, chunk = self.learner, self.policy.chunk
