@@ -140,6 +140,7 @@ def facts(node: Node) -> dict[str, str]:
         "env": described(node["env"]),
         "policy": described(node["policy"]),
         **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
+        **({"from": node["init"]} if node.get("init") and not finetune else {}),
         "learner": described(node["learner"]),
         **({"demos": demos if isinstance(demos, str) else ", ".join(demos)} if demos else {}),
         "device": f"{device_of(node['device'])}, {node['threads']} thread(s)",

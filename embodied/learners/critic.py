@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.ensemble import Ensemble
@@ -45,12 +46,17 @@ class Critic(nn.Module):
         answer = self.ensemble(torch.cat([self.encoder(obs), action], 1), first)
         return answer.squeeze(-1) if self.out == 1 else answer
 
-    def each(self, obs: Tensors, actions: Tensor) -> Tensor:
+    def each(self, obs: Tensors, actions: Tensor, members: Tensor | None = None) -> Tensor:
         """Q-values [n, N, K] of K actions for every observation, `actions` [N, K, size]; an
-        observation is encoded once."""
+        observation is encoded once. `members` [m] (int64): only of these networks, [m, N, K]."""
         count = actions.shape[1]
         features = self.encoder(obs).unsqueeze(1).expand(-1, count, -1)
-        answer = self.ensemble(torch.cat([features, actions], 2).flatten(0, 1))
+        x = torch.cat([features, actions], 2).flatten(0, 1)
+        if members is None:
+            answer = self.ensemble(x)
+        else:
+            drawn = {k: w.index_select(0, members) for k, w in self.ensemble.named_parameters()}
+            answer = functional_call(self.ensemble, drawn, (x, len(members)))
         answer = answer.squeeze(-1) if self.out == 1 else answer
         return answer.unflatten(1, (-1, count))
 

@@ -1,0 +1,1 @@
+"""Fine-tuners that need an update of their own."""
