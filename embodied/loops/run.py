@@ -46,7 +46,8 @@ class EvalConfig:
 class RunConfig:
     """One run. `steps` are environment steps, or updates where the learner is offline.
 
-    `init`: a run or checkpoint to start from; with `finetune`, the frozen base. `demos`: a dataset
+    `init`: a run or checkpoint to start from; with `finetune`, the frozen base; with a policy made
+    of others, the one that it is made of. `demos`: a dataset
     folder or several, `demo_episodes` of each (None: all); a learner with replay takes
     `demo_fraction` of every batch from them (None: they are the first rows of the one replay).
     `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
@@ -303,8 +304,11 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
         policy = resolve(config.finetune["_target_"]).on(base, config.finetune, config.policy)
         return policy, policy.inner
     if config.init is not None:
-        policy = checkpoint.load_policy(config.init, env.spec).train()
-        return policy, policy
+        policy = checkpoint.load_policy(config.init, env.spec)
+        wanted = resolve(config.policy["_target_"])
+        if hasattr(wanted, "on") and type(policy) is not wanted:
+            policy = wanted.on(policy, config.policy)  # a policy made of others, this its base
+        return policy.train(), policy
     policy = build(config.policy, spec=env.spec)
     return policy, policy
 
