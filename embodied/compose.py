@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -79,12 +79,20 @@ def compose(
         sys.path.insert(0, str(Path.cwd()))
     for package in node.pop("allow", None) or []:
         allow(str(package))
-    for key, bound in node.pop("at_most", {}).items():
-        node[key] = min(node[key], bound)
+    _bound(node, node.pop("at_most", {}))
     for name, value in node.items():
         if isinstance(value, dict) and any((folder / name).is_dir() for folder in search):
             _check(name, value)
     return Composition(node, choices)
+
+
+def _bound(node: Node, most: Mapping[str, Any]) -> None:
+    """Lower what is there to at most so much."""
+    for key, bound in most.items():
+        if isinstance(bound, Mapping):
+            _bound(node.get(key) or {}, cast(Mapping[str, Any], bound))
+        elif key in node:
+            node[key] = min(node[key], bound)
 
 
 @contextmanager
