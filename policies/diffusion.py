@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
-from embodied.core.nets import Denoiser, per_row
+from embodied.core.build import ConfigError, Node
+from embodied.core.nets import per_row
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from policies.denoisers import denoiser
 from policies.encoders import Encoder, ImageConfig
 from policies.points import PointConfig
 
@@ -30,7 +31,8 @@ from policies.points import PointConfig
 @dataclass(frozen=True)
 class Config:
     """`train_steps`: levels of noise T; `steps`: DDIM steps to act, a divisor of T; `eta` 0: the
-    action is a function of the noise, 1: fresh noise at every step."""
+    action is a function of the noise, 1: fresh noise at every step; `width`, `depth` and `time_dim`
+    of the residual MLP, or another network `net` in its place (policies.denoisers)."""
 
     chunk: int = 8
     train_steps: int = 100
@@ -39,6 +41,7 @@ class Config:
     width: int = 256
     depth: int = 2
     time_dim: int = 16
+    net: Node | None = None
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
@@ -66,8 +69,14 @@ class Diffusion(Policy):
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = Range(spec.act.size)
-        self.net = Denoiser(
-            self.size, self.encoder.size, config.width, config.depth, config.time_dim
+        self.net = denoiser(
+            config.net,
+            config.chunk,
+            spec.act.size,
+            self.encoder.size,
+            config.width,
+            config.depth,
+            config.time_dim,
         )
         self.forward_process, self.sampler = schedulers(config)
         self.grid = steps(self.sampler, config.eta)

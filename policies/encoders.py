@@ -56,9 +56,11 @@ class Encoder(nn.Module):
         self.sets = [name for name, leaf in seen.items() if leaf.is_points]
         nets = [PointNet(seen[name].shape[1], points or PointConfig()) for name in self.sets]
         self.clouds = nn.ModuleList(nets)
-        self.size = flat + sum(camera.size for camera in cameras)
-        self.size += self.symbols.size if self.symbols is not None else 0
-        self.size += sum(net.size for net in nets)
+        self.sizes = [flat] if self.vectors else []
+        self.sizes += [camera.size for camera in cameras]
+        self.sizes += [self.symbols.size] if self.symbols is not None else []
+        self.sizes += [net.size for net in nets]
+        self.size = sum(self.sizes)
 
     def flat(self, obs: Tensors) -> Tensor:
         """The vector leaves side by side [n, flat], in their own units."""
@@ -75,12 +77,18 @@ class Encoder(nn.Module):
         return tuple(self.vectors)
 
     def forward(self, obs: Tensors) -> Tensor:
+        parts = self.parts(obs)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def parts(self, obs: Tensors) -> list[Tensor]:
+        """What `forward` puts side by side, [n, size] for each of `sizes`: all vectors, then each
+        camera, all symbols, each set of points."""
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
             parts.append(self.symbols(obs))
         parts += [net(obs[name]) for name, net in zip(self.sets, self.clouds, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return parts
 
     def fit(self, rows: Tensors) -> None:
         """Set the normaliser from rows with `obs/*`."""

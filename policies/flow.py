@@ -12,25 +12,28 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
-from embodied.core.nets import Denoiser, per_row
+from embodied.core.build import ConfigError, Node
+from embodied.core.nets import per_row
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from policies.denoisers import denoiser
 from policies.encoders import Encoder, ImageConfig
 from policies.points import PointConfig
 
 
 @dataclass(frozen=True)
 class Config:
-    """`steps`: Euler steps K; `width`, `depth` (residual blocks) and `time_dim` of the network."""
+    """`steps`: Euler steps K; `width`, `depth` (residual blocks) and `time_dim` of the network, or
+    another network `net` in its place (policies.denoisers)."""
 
     chunk: int = 8
     steps: int = 4
     width: int = 256
     depth: int = 2
     time_dim: int = 16
+    net: Node | None = None
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
@@ -46,13 +49,23 @@ class Flow(Policy):
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = Range(spec.act.size)
-        self.net = Denoiser(
-            self.size, self.encoder.size, config.width, config.depth, config.time_dim
+        self.net = denoiser(
+            config.net,
+            config.chunk,
+            spec.act.size,
+            self.encoder.size,
+            config.width,
+            config.depth,
+            config.time_dim,
         )
 
     def times(self) -> Tensor:
         """The left grid i / K, [K]."""
         return torch.arange(self.steps, device=self.range.radius.device) / self.steps
+
+    def embedded(self) -> Tensor:
+        """The network's features [K, time_dim] of the steps of `act`."""
+        return self.net.embed(self.times())
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.range.radius.device)
@@ -60,7 +73,7 @@ class Flow(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         features = self.encoder(obs)
         x = noise
-        for time in self.net.embed(self.times()).unbind():
+        for time in self.embedded().unbind():
             x = x + self.net.at(x, time, features) / self.steps
         return self.to_actions(x.clamp(-1, 1)), carry
 
