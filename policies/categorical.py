@@ -74,6 +74,14 @@ class Categorical(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (self(obs) + noise).argmax(2), carry
 
+    def assess(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats), [n] each, of actions [n] or [n, k], the first k of
+        the chunk, in one pass."""
+        played = 1 if action.ndim == 1 else action.shape[1]
+        logs = self(obs)[:, :played]
+        chosen = logs.gather(2, action.long().view(-1, played, 1))
+        return chosen.sum((1, 2)), -(logs.exp() * logs).sum((1, 2))
+
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions ([n] or [n, chunk], int64), differentiable."""
         return self._chosen(self(obs), action).sum(1)

@@ -51,6 +51,7 @@ class Residual(steered.Steered):
             "plan": torch.zeros(n, self.base.chunk, size, device=device),
             "cursor": torch.full((n,), self.execute, device=device),
             "row/action": torch.zeros(n, size, device=device),
+            **self.inner.initial(n),
         }
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
@@ -69,6 +70,8 @@ class Residual(steered.Steered):
         return {**obs, "base_action": carry["plan"][rows, carry["cursor"]]}, carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        u = self.inner.act(obs, {}, noise[:, : self.inner_noise])[0].squeeze(1)
-        action = (obs["base_action"] + self.scale * u).clamp(-1, 1)
-        return action[:, None], {**carry, "cursor": carry["cursor"] + 1, "row/action": u}
+        u, kept = self.inner.act(obs, {}, noise[:, : self.inner_noise])
+        action = (obs["base_action"] + self.scale * u.squeeze(1)).clamp(-1, 1)
+        # What the inner policy wants stored (an action before clipping), or what it did.
+        kept = {"row/action": u.squeeze(1), **kept}
+        return action[:, None], {**carry, "cursor": carry["cursor"] + 1, **kept}

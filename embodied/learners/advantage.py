@@ -48,11 +48,13 @@ def clip_loss(
     return -torch.minimum(ratio * advantage, held * advantage), log_ratio
 
 
-def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
-    """Zero mean and unit deviation over the valid elements; zero elsewhere."""
+def normalized(advantage: Tensor, valid: Tensor, std: bool = True) -> Tensor:
+    """Zero mean (and unit deviation) over the valid elements; zero elsewhere."""
     count = valid.sum().clamp(min=1)
     mean = (advantage * valid).sum() / count
     centred = (advantage - mean) * valid
+    if not std:
+        return centred
     # As torch.std does: n - 1.
-    std = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
-    return centred / (std + 1e-8)
+    deviation = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    return centred / (deviation + 1e-8)

@@ -1,0 +1,119 @@
+"""Recurrent: a GRU (Cho et al., 2014) remembers, and an inner policy acts on what it remembers.
+
+    x = f(encoder(o)),  r, z = sigma(W x + U h),  n = tanh(W x + r U h),  h' = (1 - z) n + z h
+
+What is seen through the memory is the observation `memory` of the inner policy, which may be any
+policy with a density: continuous (normal) or discrete (categorical).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, each
+from policies.encoders import Encoder, ImageConfig
+from policies.points import PointConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`width` of the memory; `inner`: the node of the policy that acts on it (its chunk is ours)."""
+
+    inner: Node
+    chunk: int = 1
+    width: int = 64
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class Memory(nn.Module):
+    """An encoder and a GRU cell; rows of time are lived through again with the same arithmetic."""
+
+    def __init__(self, encoder: Encoder, width: int) -> None:
+        super().__init__()
+        self.encoder, self.width = encoder, width
+        self.enter = nn.Linear(encoder.size, width)
+        self.cell = nn.GRUCell(width, width)
+        for weight in (self.enter.weight, self.cell.weight_ih, self.cell.weight_hh):
+            nn.init.orthogonal_(weight)
+        for bias in (self.enter.bias, self.cell.bias_ih, self.cell.bias_hh):
+            nn.init.zeros_(bias)
+
+    def initial(self, n: int) -> Tensor:
+        """Nothing remembered, [n, width]."""
+        return torch.zeros(n, self.width, device=self.enter.weight.device)
+
+    def forward(self, obs: Tensors, h: Tensor) -> Tensor:
+        """One step: observations [n, ...] and memory [n, width] to the next memory."""
+        return self._gate(self._inputs(obs), h)
+
+    def along(self, obs: Tensors, h: Tensor, first: Tensor) -> Tensor:
+        """Memories [T, B, width] after each of the observations [T, B, ...], from `h` [B, width];
+        rows forget before an observation that is `first` [T, B] (bool) of its episode."""
+        inputs = self._inputs(each(obs, lambda value: value.flatten(0, 1)))
+        keep = (~first).to(h.dtype).unsqueeze(2)
+        memories: list[Tensor] = []
+        for x, kept in zip(inputs.view(*first.shape, -1), keep, strict=True):
+            h = self._gate(x, h * kept)
+            memories.append(h)
+        return torch.stack(memories)
+
+    def _inputs(self, obs: Tensors) -> Tensor:
+        x = torch.tanh(self.enter(self.encoder(obs)))
+        return functional.linear(x, self.cell.weight_ih, self.cell.bias_ih)
+
+    def _gate(self, x: Tensor, h: Tensor) -> Tensor:
+        own = functional.linear(h, self.cell.weight_hh, self.cell.bias_hh)
+        size = self.width
+        gates = torch.sigmoid(x[:, : 2 * size] + own[:, : 2 * size])
+        reset, update = gates[:, :size], gates[:, size:]
+        new = torch.tanh(torch.addcmul(x[:, 2 * size :], reset, own[:, 2 * size :]))
+        return torch.lerp(new, h, update)
+
+
+class Recurrent(Policy):
+    """The memory travels in the carry; noise is the inner policy's."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        self.spec, self.chunk, self.width = spec, config.chunk, config.width
+        self.memory = Memory(Encoder(spec.obs, config.images, points=config.points), config.width)
+        inside = Spec({"memory": Leaf((config.width,))}, spec.act, spec.dt)
+        self.inner: Policy = build({**config.inner, "chunk": config.chunk}, spec=inside)
+        if not callable(getattr(self.inner, "assess", None)):
+            raise ConfigError("the inner policy needs a density: policies.normal or .categorical")
+
+    @property
+    def encoder(self) -> Encoder:
+        """Where the normaliser is."""
+        return self.memory.encoder
+
+    def initial(self, n: int) -> Tensors:
+        return {"h": self.memory.initial(n), **self.inner.initial(n)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return self.inner.draw(n, explore)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        h = self.memory(obs, carry["h"])
+        actions, kept = self.inner.act({"memory": h}, {}, noise)
+        return actions, {"h": h, **kept}
+
+    def relive(
+        self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy [T, B] of actions [T, B, ...] taken one after another, from
+        the `carry` [B, ...] before the first of them."""
+        memory = self.memory.along(obs, carry["h"], first).flatten(0, 1)
+        log_prob, entropy = self.inner.assess({"memory": memory}, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
+        return log_prob.view(first.shape), entropy.reshape(first.shape)
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
