@@ -1,0 +1,125 @@
+"""Block Gaussian: a tanh-squashed normal on normalised residual blocks, with noise that is held.
+
+Held noise: one draw e serves for k decisions, P(k) in proportion to k^-2 for k = 1 .. `hold` (a
+truncated zeta distribution, as in FlashSAC, Kim et al., 2026; Dabney et al., 2021, repeat actions
+so). What is held is e, not the action tanh(mean(o) + std(o) e), which still follows o.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.nets import Feedforward
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.blocks import Blocks
+from policies.encoders import Encoder, ImageConfig
+from policies.gaussian import Gaussian
+from policies.points import PointConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`hold`: the most decisions that share one draw of noise (1: every decision draws); `log_std`:
+    bounds of log std, reached softly; `imitate`: as for Gaussian."""
+
+    chunk: int = 1
+    width: int = 128
+    depth: int = 2
+    expansion: int = 4
+    hold: int = 16
+    log_std: tuple[float, float] = (-10.0, 2.0)
+    imitate: Literal["mse", "nll"] = "mse"
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class BlockGaussian(Gaussian):
+    """Noise [n, chunk * A + 1] is standard normal to explore, zero to act by the mean; its last
+    column says how long the others last. Batch statistics are fresh while gradients are recorded,
+    and else the running ones: only learning shows rows to each other.
+
+    The carry keeps what is held below `explore/`; without a carry every decision uses its own.
+    """
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        Policy.__init__(self)
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        if config.hold < 1:
+            raise ConfigError(f"hold={config.hold} should be at least 1 (decisions)")
+        self.spec, self.chunk, self.config = spec, config.chunk, config  # pyright: ignore[reportAttributeAccessIssue]
+        self.size = config.chunk * spec.act.size
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.net = Blocks(  # pyright: ignore[reportAttributeAccessIssue]
+            1,
+            self.encoder.size,
+            config.width,
+            config.depth,
+            2 * self.size,
+            config.expansion,
+        )
+        chances = torch.arange(1, config.hold + 1).double().pow(-2)
+        self.longer = (chances.cumsum(0) / chances.sum()).tolist()[:-1]  # P(k <= 1), P(k <= 2), ..
+
+    def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """Mean and log std, [n, size] each, before squashing."""
+        answer = self.net(self.encoder(obs), fresh=torch.is_grad_enabled()).squeeze(0)
+        mean, raw = answer.chunk(2, 1)
+        low, high = self.config.log_std
+        return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)
+
+    def initial(self, n: int) -> Tensors:
+        if self.config.hold == 1:
+            return {}
+        device = self.encoder.norm.mean.device
+        return {
+            "explore/noise": torch.zeros(n, self.size, device=device),
+            "explore/left": torch.zeros(n, device=device),
+        }
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        device = self.encoder.norm.mean.device
+        make = torch.randn if explore else torch.zeros
+        return make(n, self.size + 1, device=device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        carry = self._hold(carry, noise)
+        mean, log_std = self(obs)
+        used = carry.get("explore/noise", noise[:, : self.size])
+        action = torch.tanh(mean + log_std.exp() * used)
+        return action.view(-1, self.chunk, *self.spec.act.shape), carry
+
+    def _hold(self, carry: Tensors, noise: Tensor) -> Tensors:
+        """The carry with fresh noise in the rows whose noise has lasted its time."""
+        if "explore/noise" not in carry:
+            return carry
+        left = carry["explore/left"]
+        over = left < 1
+        kept = torch.where(over[:, None], noise[:, : self.size], carry["explore/noise"])
+        left = torch.where(over, self.lasts(noise[:, self.size]), left) - 1
+        return {**carry, "explore/noise": kept, "explore/left": left}
+
+    def lasts(self, e: Tensor) -> Tensor:
+        """How many decisions [n] noise lasts, from standard normal numbers [n]."""
+        chance = torch.special.ndtr(e)
+        decisions = torch.ones_like(chance)
+        for bound in self.longer:
+            decisions = decisions + (chance > bound)
+        return decisions
+
+    def sample(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return super().sample(obs, noise[:, : self.size])
+
+    def project(self) -> None:
+        """Bring the norms of the weights back (after a step of the optimizer)."""
+        self.net.project()  # pyright: ignore[reportCallIssue]
+
+    def feedforward(self) -> Feedforward:
+        raise ConfigError("a network with residual blocks is more than plain layers in a row")

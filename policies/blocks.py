@@ -1,0 +1,107 @@
+"""Blocks: residual networks whose features and weights keep their norms.
+
+    h <- W_in norm(x);   h <- h + relu(norm(W_2 relu(norm(W_1 h)))), `depth` times;
+    out = W_out rms(h) + b
+
+W_1 widens by `expansion`, W_2 narrows back (an inverted bottleneck); norm is batch normalisation in
+front of every ReLU, rms divides each row by its root mean square. `project` gives every column of a
+weight the norm 1, and every scale (with its shift) that of ones. The parts are those of SimBa (Lee
+et al., 2024), CrossQ (Bhatt et al., 2024) and FlashSAC (Kim et al., 2026).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Blocks(nn.Module):
+    """`n` such networks as batched matrix products: [N, size] or [n, N, size] to [n, N, out].
+
+    Batch statistics are those of the rows at hand where `fresh`, and move the running ones by
+    `momentum`; otherwise the running ones are used, and a row's answer is its own.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        size: int,
+        width: int,
+        depth: int,
+        out: int,
+        expansion: int = 4,
+        momentum: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.n, self.depth = n, depth
+        wide = expansion * width
+        self.norms = nn.ModuleList([BatchNorm(n, size, momentum)])
+        self.weights = nn.ParameterList([_directions(n, size, width)])
+        for _ in range(depth):
+            self.weights.extend([_directions(n, width, wide), _directions(n, wide, width)])
+            self.norms.extend([BatchNorm(n, wide, momentum), BatchNorm(n, width, momentum)])
+        self.scale = nn.Parameter(torch.ones(n, 1, width))
+        self.head = nn.Parameter(_directions(n, width, out))
+        self.bias = nn.Parameter(torch.zeros(n, 1, out))
+
+    def forward(self, x: Tensor, fresh: bool = False) -> Tensor:
+        if x.ndim == 2:
+            x = x.expand(self.n, *x.shape)
+        h = self.norms[0](x, fresh).bmm(self.weights[0])
+        for i in range(1, 2 * self.depth, 2):
+            inner = torch.relu(self.norms[i](h.bmm(self.weights[i]), fresh))
+            h = h + torch.relu(self.norms[i + 1](inner.bmm(self.weights[i + 1]), fresh))
+        features = functional.rms_norm(h, h.shape[-1:], eps=1e-6)
+        return torch.baddbmm(self.bias, features * self.scale, self.head)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Bring every norm back to what it was at the start (after a step of the optimizer)."""
+        directions: list[Tensor] = [*self.weights, self.head]
+        lengths = [torch.linalg.vector_norm(w, dim=1, keepdim=True) for w in directions]
+        torch._foreach_clamp_min_(lengths, 1e-8)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_div_(directions, lengths)  # pyright: ignore[reportPrivateImportUsage]
+        self.scale.div_(self.scale.square().mean(-1, keepdim=True).sqrt())
+        for norm in self.norms:
+            norm.project()  # pyright: ignore[reportCallIssue]
+
+
+class BatchNorm(nn.Module):
+    """Zero mean and unit variance over the rows of [n, N, size], then a scale and a shift."""
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, n: int, size: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.scale = nn.Parameter(torch.ones(n, 1, size))
+        self.shift = nn.Parameter(torch.zeros(n, 1, size))
+        self.register_buffer("mean", torch.zeros(n, 1, size))
+        self.register_buffer("var", torch.ones(n, 1, size))
+
+    def forward(self, x: Tensor, fresh: bool) -> Tensor:
+        mean, var = self.mean, self.var
+        if fresh:
+            var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+            with torch.no_grad():
+                self.mean.lerp_(mean, self.momentum)
+                self.var.lerp_(var, self.momentum)
+        slope = self.scale * torch.rsqrt(var + 1e-5)
+        return torch.addcmul(self.shift - mean * slope, x, slope)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Scale and shift together as long as a scale of ones."""
+        length = (self.scale.square() + self.shift.square()).mean(-1, keepdim=True).sqrt()
+        self.scale.div_(length)
+        self.shift.div_(length)
+
+
+def _directions(n: int, size: int, out: int) -> Tensor:
+    """Weights [n, size, out] with columns of norm 1, orthogonal as far as there is room."""
+    weights = torch.empty(n, size, out)
+    for weight in weights:
+        nn.init.orthogonal_(weight)
+    return functional.normalize(weights, dim=1)
