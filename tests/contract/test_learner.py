@@ -12,13 +12,14 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, nest, under
 from embodied.learners.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LEARNERS = sorted(path.stem for path in (CONFIGS / "learner").glob("*.yaml"))
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # of one gradient step
+HORIZON = 6  # decisions of an on-policy batch, of each of 4 rows
 
 
 def node(group: str, name: str) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def node(group: str, name: str) -> dict[str, Any]:
 def make(name: str, seed: int = 0) -> Learner:
     """The learner with the first policy that it accepts."""
     settings, reasons = node("learner", name) | {"batch_size": ROWS}, []
+    if "horizon" in settings:
+        settings["horizon"] = HORIZON
     for path in sorted((CONFIGS / "policy").glob("*.yaml"), key=lambda p: p.stem != "gaussian"):
         torch.manual_seed(seed)
         try:
@@ -42,6 +45,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     """Rows of the kind that it says it is fed."""
     n, generator = learner.batch_size, torch.Generator().manual_seed(seed)
     states = torch.randn(2, n, 3, generator=generator)
+    if learner.data == "rollout":
+        return segment(learner, generator)
     if learner.rows == "chunks":
         steps = learner.policy.chunk
         action = torch.rand(n, steps, 2, generator=generator) * 2 - 1
@@ -53,6 +58,30 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
         "reward": torch.randn(n, generator=generator),
         "discount": 0.99 * (torch.rand(n, generator=generator) > 0.1),
         "next_obs/state": states[1],
+    }
+
+
+def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tensors:
+    """Decisions of the policy itself, in the order of time, as the rollout loop hands them out."""
+    policy, times = learner.policy, (HORIZON, rows)
+    states = torch.randn(*times, 2, 3, generator=generator)
+    with torch.no_grad():
+        obs, noise = {"state": states[:, :, 0].flatten(0, 1)}, policy.draw(HORIZON * rows, True)
+        plan, carry = policy.act(*policy.observe(obs, policy.initial(len(noise)), noise), noise)
+    kept = {"action": plan.flatten(1), **under(carry, "row")}
+    ended = torch.rand(times, generator=generator) < 0.2
+    over = ended & (torch.rand(times, generator=generator) < 0.5)
+    first = torch.cat([torch.ones(1, rows, dtype=torch.bool), ended[:-1]])
+    return {
+        "obs/state": states[:, :, 0],
+        **{key: value.unflatten(0, times) for key, value in kept.items()},
+        "reward": torch.randn(times, generator=generator),
+        "discount": 0.99 * ~over,
+        "next_obs/state": states[:, :, 1],
+        "ended": ended,
+        "first": first,
+        "valid": torch.ones(times, dtype=torch.bool),
+        **nest(policy.initial(rows), "carry"),
     }
 
 
