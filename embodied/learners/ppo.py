@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from functools import partial
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
@@ -27,7 +29,6 @@ from embodied.learners.learner import Learner
 from embodied.learners.running import Observed, Returns
 from embodied.learners.value import RecurrentValue, Value, ValueConfig
 from policies.encoders import Encoder
-
 
 PIECE = 8192  # decisions that are evaluated at once before learning
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
@@ -195,7 +196,7 @@ class Ppo(Learner):
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, ...]] = []
         for at in range(0, len(flat["reward"]), PIECE):
-            rows = each(flat, lambda leaf: leaf[at : at + PIECE])  # noqa: B023
+            rows = each(flat, partial(piece, at, PIECE))
             following = self.value(under(rows, "next_obs"))
             parts.append((self._assess(rows)[0], self._worth(rows), following))
         shape = batch["reward"].shape
@@ -229,8 +230,8 @@ class Ppo(Learner):
                 order = torch.cat([order, torch.randint(count, (size - count,), device=device)])
             shuffled = take(table, order)
             begun = len(seen)
-            for at in range(0, len(order) - size + 1, size):
-                seen.append(self.step(each(shuffled, lambda leaf: leaf[at : at + size])))  # noqa: B023
+            places = range(0, len(order) - size + 1, size)
+            seen += [self.step(each(shuffled, partial(piece, at, size))) for at in places]
             if self.config.stop_kl and mean(seen[begun:], "kl") > self.config.stop_kl:
                 break
         return {key: mean(seen, key) for key in seen[0]}
@@ -293,7 +294,7 @@ class Ppo(Learner):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_seen.follow(self.policy.encoder, obs, valid)
+            self.actor_seen.follow(cast(Dense, self.policy).encoder, obs, valid)
             self.critic_seen.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:
@@ -353,6 +354,10 @@ def average(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return values.mean()
     return (values * valid).sum() / valid.sum().clamp(min=1)
+
+
+def piece(at: int, size: int, leaf: Tensor) -> Tensor:
+    return leaf[at : at + size]
 
 
 def mean(seen: list[Tensors], key: str) -> Tensor:

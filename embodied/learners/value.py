@@ -31,6 +31,8 @@ class ValueConfig:
 class Value(nn.Module):
     """An encoder and a network; V [N] of observations."""
 
+    encoder: Encoder
+
     def __init__(self, config: ValueConfig, spec: Spec) -> None:
         super().__init__()
         self.encoder = eyes(config, spec)
