@@ -6,8 +6,8 @@ chunk goes into a transformer over [z, o], whose decoder has one learned query f
     loss = |a - a'|_1 + beta KL(q(z | o, a) || N(0, I)).
 
 Acting takes z = 0, or a draw from the prior as its noise. With `ensemble` the policy decides at
-every step and plays the mean of all that was ever predicted for it, weighted by exp(-decay i), i = 0
-for the oldest prediction. There is no dropout: a decision is a function of its arguments.
+every step and plays the mean of all that was ever predicted for it, weighted by exp(-decay i), i
+from 0 for the oldest prediction. There is no dropout: a decision is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embodied.core.nets import per_row
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import Tensors, each, under
 from policies.attention import Layer
 from policies.encoders import Encoder, ImageConfig
 from policies.points import PointConfig
@@ -166,9 +166,7 @@ def ensembled(x: Tensor, carry: Tensors, decay: float) -> tuple[Tensor, Tensors]
     action = total[:, :1] / weight[:, :1, None]
     kept = {"sum": total, "weight": weight, "count": carry["count"] + 1}
     # One step on: what was the next one is now the first, and of the last nothing is known.
-    return action, {
-        k: torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1) for k, v in kept.items()
-    }
+    return action, each(kept, lambda v: torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1))
 
 
 def place(count: int, width: int) -> nn.Parameter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -13,17 +12,8 @@ from embodied.core.build import ConfigError
 from embodied.core.norm import Standard
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from policies.cameras import ImageConfig, cameras
 from policies.points import PointConfig, PointNet
-
-
-@dataclass(frozen=True)
-class ImageConfig:
-    """`channels`: strided convolutions of each camera, `features`: numbers that come out;
-    `shared`: one network for all cameras, which must then have one shape."""
-
-    channels: tuple[int, ...] = (32, 64, 64, 64)
-    features: int = 64
-    shared: bool = False
 
 
 class Encoder(nn.Module):
@@ -50,14 +40,14 @@ class Encoder(nn.Module):
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
         shapes = [seen[name].shape for name in self.images]
-        cameras = _cameras(shapes, images or ImageConfig())
-        self.cameras = nn.ModuleList(cameras)
+        made = cameras(shapes, images or ImageConfig())
+        self.cameras = nn.ModuleList(made)
         self.symbols = OneHot(named) if named else None
         self.sets = [name for name, leaf in seen.items() if leaf.is_points]
         nets = [PointNet(seen[name].shape[1], points or PointConfig()) for name in self.sets]
         self.clouds = nn.ModuleList(nets)
         self.sizes = [flat] if self.vectors else []
-        self.sizes += [camera.size for camera in cameras]
+        self.sizes += [camera.size for camera in made]
         self.sizes += [self.symbols.size] if self.symbols is not None else []
         self.sizes += [net.size for net in nets]
         self.size = sum(self.sizes)
@@ -119,41 +109,6 @@ class OneHot(nn.Module):
         column = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) + self.start
         zeros = torch.zeros(column.shape[0], self.size, device=column.device)
         return zeros.scatter_(1, column, 1.0)
-
-
-class Camera(nn.Module):
-    """uint8 [n, H, W, C] to [n, features]: strided convolutions, then one linear layer.
-
-    Stays in height x width order: where something is matters as much as what it is.
-    """
-
-    def __init__(self, shape: tuple[int, ...], config: ImageConfig) -> None:
-        super().__init__()
-        height, width, channels = shape
-        layers: list[nn.Module] = []
-        for out in config.channels:
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.ReLU()]
-            channels, height, width = out, -(-height // 2), -(-width // 2)
-        self.convolve = nn.Sequential(*layers)
-        self.project = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(channels * height * width, config.features),
-            nn.LayerNorm(config.features),
-            nn.Tanh(),
-        )
-        self.size = config.features
-
-    def forward(self, picture: Tensor) -> Tensor:
-        pixels = picture.permute(0, 3, 1, 2).float() / 255 - 0.5
-        return self.project(self.convolve(pixels))
-
-
-def _cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]:
-    if not config.shared or not shapes:
-        return [Camera(shape, config) for shape in shapes]
-    if len(set(shapes)) > 1:
-        raise ConfigError(f"images.shared=true needs cameras of one shape, got {shapes}")
-    return [Camera(shapes[0], config)] * len(shapes)
 
 
 def _plain(leaf: Leaf) -> bool:
