@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from functools import partial
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
