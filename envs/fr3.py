@@ -25,7 +25,8 @@ from envs.tasks.task import View
 @dataclass(frozen=True)
 class Config:
     """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
-    None: the task's own), `cameras` are "front" and "wrist".
+    None: the task's own), `cameras` are "front" and "wrist"; `drawing` "light" shows them boxes
+    instead of meshes and no arm, which is hundreds of times faster without a GPU.
 
     `clouds` adds the leaf `points`: what cameras measure, as a point cloud in the base frame.
     `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
@@ -38,6 +39,7 @@ class Config:
     reward: Literal["sparse", "shaped"] = "sparse"
     cameras: tuple[str, ...] = ()
     image_size: int = 96
+    drawing: Literal["full", "light"] = "full"
     clouds: clouds.Config | None = None
     horizon: int | None = None
     threads: int = 2
@@ -72,7 +74,9 @@ class Fr3(MujocoVecEnv):
             cameras=_cameras(config),
         )
         self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
-        self._drawn, self._look = Drawn(self.what), None
+        self._drawn = Drawn(self.what)
+        self._seen = self._drawn if config.drawing == "full" else Drawn(self.what, meshes=False)
+        self._looks: dict[Drawn, Look] = {}
         self._physics = Physics(config.randomize, model, self.what)
         self._remember(num_envs=config.num_envs)
 
@@ -150,12 +154,18 @@ class Fr3(MujocoVecEnv):
         )
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        return self._scene(row, self._drawn)
+
+    def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        return self._scene(row, self._seen)
+
+    def _scene(self, row: int, drawn: Drawn) -> tuple[mujoco.MjModel, mujoco.MjData]:
         native = self.native(np.array([row]))
-        model, data = self._drawn.shaped(native)
+        model, data = drawn.shaped(native)
         if self.config.randomize:
-            if self._look is None:
-                self._look = Look(self.config.randomize, model, self.what)
-            self._look.write(model, native)
+            if drawn not in self._looks:
+                self._looks[drawn] = Look(self.config.randomize, model, self.what)
+            self._looks[drawn].write(model, native)
         everything = mujoco.mjtState.mjSTATE_INTEGRATION.value
         mujoco.mj_setState(model, data, self.batch.state[row], everything)
         mujoco.mj_forward(model, data)

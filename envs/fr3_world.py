@@ -80,16 +80,20 @@ class Given:
 
 
 class Drawn:
-    """The scene with every mesh, compiled when it is first asked for."""
+    """The scene for pictures, compiled when it is first asked for: with every mesh, or as the boxes
+    that things collide as (no arm, no shadows: 0.3 ms a picture in software, with meshes 200)."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, meshes: bool = True) -> None:
+        self.task, self.meshes = task, meshes
         self._made: tuple[mujoco.MjModel, mujoco.MjData] | None = None
 
     def shaped(self, param: Params) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Model and data of one row with the parameters [1] (numpy); its state is still to set."""
         if self._made is None:
-            model = compile_scene(self.task, pictures=True)
+            model = compile_scene(self.task, pictures=self.meshes)
+            if not self.meshes:
+                model.geom_group[:] = 0  # the solids of the hand are not drawn otherwise
+                model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = 0.5, 0.5
             self._made = model, mujoco.MjData(model)
         model, data = self._made
         for (name, geom), value in self.task.shape(param).items():

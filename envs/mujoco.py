@@ -103,10 +103,14 @@ class MujocoVecEnv(VecEnv):
         return generator.random(self.draws)
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one row as cameras should see it."""
+        """Model and data of one row as people should see it."""
         data = mujoco.MjData(self.model)
         _load(self.model, data, self.batch.state[row])
         return self.model, data
+
+    def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Model and data of one row as the cameras of the observations see it."""
+        return self.scene(row)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -203,7 +207,7 @@ class MujocoVecEnv(VecEnv):
     def _observe(self, rows: Rows) -> Tensors:
         obs = {key: torch.from_numpy(value) for key, value in self.observe(rows).items()}
         if self.cameras is not None and self.cameras.leaves():
-            scenes = (self.scene(int(row)) for row in rows)
+            scenes = (self.sight(int(row)) for row in rows)
             obs.update(each_tensor(self.cameras.observe(scenes)))
         return obs
 

@@ -22,10 +22,12 @@ GOAL, NEAR = (0.95, 0.5), 0.06
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps; reaching the goal ends an episode and pays 1."""
+    """`horizon` in steps; reaching the goal ends an episode and pays 1. `gaps`: the heights of the
+    open ones (one fewer makes half the demonstrations wrong)."""
 
     num_envs: int = 16
     horizon: int = 50
+    gaps: tuple[float, ...] = GAPS
     seed: int = 0
 
 
@@ -33,7 +35,7 @@ class TwoGap(VecEnv):
     """Observation: position in the unit square; action: velocity. The wall only stops."""
 
     def __init__(self, config: Config) -> None:
-        self.num_envs, self.horizon = config.num_envs, config.horizon
+        self.num_envs, self.horizon, self.gaps = config.num_envs, config.horizon, config.gaps
         names = ("x", "y")
         self.spec = Spec(
             {"state": Leaf((2,), low=0.0, high=1.0, names=names)},
@@ -66,7 +68,7 @@ class TwoGap(VecEnv):
         return {"state": self.place.clone()}
 
     def step(self, action: Tensor) -> Step:
-        self.place = moved(self.place, STRIDE * action.clamp(-1, 1))
+        self.place = moved(self.place, STRIDE * action.clamp(-1, 1), self.gaps)
         self.age = self.age + 1
         following = {"state": self.place.clone()}
         won = (self.place - torch.tensor(GOAL)).norm(dim=1) < NEAR
@@ -92,7 +94,7 @@ class TwoGap(VecEnv):
         )
         grid = torch.stack([x, y], 2)
         picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
-        picture[inside(grid)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
+        picture[inside(grid, self.gaps)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
         for place, radius, colour in (
             (torch.tensor(GOAL), NEAR, [80, 170, 100]),
             (self.place[row], 0.02, [200, 60, 50]),
@@ -107,18 +109,18 @@ class TwoGap(VecEnv):
         return f"The point is at ({x:.2f}, {y:.2f}), {side} the wall; the goal is at {GOAL}."
 
 
-def inside(place: Tensor) -> Tensor:
-    """Whether places [..., 2] are in the wall."""
+def inside(place: Tensor, gaps: tuple[float, ...] = GAPS) -> Tensor:
+    """Whether places [..., 2] are in the wall that has `gaps`."""
     x, y = place[..., 0], place[..., 1]
-    open_ = torch.stack([(y - gap).abs() < HALF for gap in GAPS]).any(0)
+    open_ = torch.stack([(y - gap).abs() < HALF for gap in gaps]).any(0)
     return (x > WALL[0]) & (x < WALL[1]) & ~open_
 
 
-def moved(place: Tensor, stride: Tensor) -> Tensor:
+def moved(place: Tensor, stride: Tensor, gaps: tuple[float, ...] = GAPS) -> Tensor:
     """Move along x, then along y, each only where it does not lead into the wall [n, 2]."""
     for axis in (0, 1):
         step = torch.zeros_like(stride)
         step[:, axis] = stride[:, axis]
         there = (place + step).clamp(0, 1)
-        place = torch.where(inside(there)[:, None], place, there)
+        place = torch.where(inside(there, gaps)[:, None], place, there)
     return place

@@ -46,6 +46,15 @@ class Steered(Policy):
         """What the inner policy sees and acts in."""
         raise NotImplementedError
 
+    def learns(self) -> Policy:
+        """What a learner is given, and whose actions its rows hold."""
+        return self.inner
+
+    def learned(self, policy: Policy) -> Policy:
+        """The whole, now that `policy` is what the learner made of `learns()`."""
+        self.inner = policy
+        return self
+
     def with_inner(self, node: Node) -> Self:
         """The same base under another inner policy (for warming up)."""
         other = build({**self.node, "inner": node}, spec=self.spec)

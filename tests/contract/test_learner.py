@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, build, resolve
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.learners.learner import Learner
@@ -20,6 +21,7 @@ LEARNERS = sorted(path.stem for path in (CONFIGS / "learner").glob("*.yaml"))
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # of one gradient step
 HORIZON = 6  # decisions of an on-policy batch, of each of 4 rows
+KINDS = ("policy", "finetune")
 
 
 def node(group: str, name: str) -> dict[str, Any]:
@@ -27,18 +29,31 @@ def node(group: str, name: str) -> dict[str, Any]:
 
 
 def make(name: str, seed: int = 0) -> Learner:
-    """The learner with the first policy that it accepts."""
+    """The learner with the first policy that it accepts, or fine-tuner of a small flow policy."""
     settings, reasons = node("learner", name) | {"batch_size": ROWS}, []
     if "horizon" in settings:
         settings["horizon"] = HORIZON
-    for path in sorted((CONFIGS / "policy").glob("*.yaml"), key=lambda p: p.stem != "gaussian"):
+    for group, path in candidates():
         torch.manual_seed(seed)
         try:
-            policy = build(node("policy", path.stem), spec=SPEC)
+            policy = build(node(group, path.stem), spec=SPEC) if group == "policy" else steer(path)
             return build(settings, policy=policy, spec=SPEC, total_steps=100)
         except ConfigError as error:
             reasons.append(str(error))
     raise AssertionError(f"{name} takes no policy of configs/policy: {reasons}")
+
+
+def candidates() -> list[tuple[str, Path]]:
+    """Every policy, "gaussian" first, then every fine-tuner."""
+    found = [(group, path) for group in KINDS for path in (CONFIGS / group).glob("*.yaml")]
+    return sorted(found, key=lambda f: (KINDS.index(f[0]), f[1].stem != "gaussian", f[1].stem))
+
+
+def steer(path: Path) -> Policy:
+    """What a learner is given of a fine-tuner over a flow policy."""
+    steering: dict[str, Any] = yaml.safe_load(path.read_text())
+    base = build({"_target_": "policies.flow.Flow", "chunk": 2, "width": 16}, spec=SPEC)
+    return resolve(steering["_target_"]).on(base, steering, node("policy", "gaussian")).learns()
 
 
 def batch_for(learner: Learner, seed: int = 0) -> Tensors:
