@@ -1,0 +1,355 @@
+"""PPO: ratios of one, memory lived through again, schedules, and problems whose answer is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, each, nest, take
+from embodied.data.rollout import Rollout
+from embodied.learners.ppo import Ppo, value_error
+from embodied.loops.keeper import Every, Keeper
+from embodied.loops.rollout import RolloutLoop
+from envs.gym import Config as GymConfig
+from envs.gym import Gym
+from tests.loops.test_rollout import Silent
+from tests.worlds import Config, Counter, Reach
+
+BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
+OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
+NODES: dict[str, dict[str, Any]] = {
+    "normal": {"_target_": "policies.normal.Normal", "hidden": [8], "head": 1.0},
+    "categorical": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+}
+MEMORY = {"_target_": "policies.recurrent.Recurrent", "width": 5}
+ALL = [(name, memory) for name in NODES for memory in (False, True)]
+
+
+def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: Any) -> Ppo:
+    torch.manual_seed(seed)
+    spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
+    node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
+    given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
+    learner = {"_target_": "embodied.learners.ppo.Ppo", **given}
+    return build(learner, policy=build(node, spec=spec), spec=spec, total_decisions=240)
+
+
+def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) -> Tensors:
+    """A batch that the policy has really played, step by step, on random observations."""
+    torch.manual_seed(1)
+    actor = Actor(learner.policy, rows, explore=True)
+    actor.carry = each(actor.carry, lambda leaf: 0.5 * torch.randn(leaf.shape))
+    carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
+    obs = {"state": torch.randn(times, rows, 3), "critic/truth": torch.randn(times, rows, 2)}
+    first = torch.rand(times, rows) < 0.3
+    action = []
+    for t in range(times):
+        actor(take_time(obs, t), first[t])
+        action.append(actor.choice)
+    valid = torch.ones(times, rows, dtype=torch.bool)
+    if padded:
+        valid[-2:, 1] = False
+    return {
+        **nest(obs, "obs"),
+        **nest({k: v.roll(-1, 0) for k, v in obs.items()}, "next_obs"),
+        "action": torch.stack(action),
+        "reward": torch.randn(times, rows),
+        "discount": torch.full((times, rows), 0.9),
+        "ended": first.roll(-1, 0),
+        "first": first,
+        "valid": valid,
+        **nest(carry, "carry"),
+    }
+
+
+def take_time(obs: Tensors, t: int) -> Tensors:
+    return each(obs, lambda leaf: leaf[t])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("name", "memory"), ALL)
+def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
+    """Against densities noted while acting, decision by decision."""
+    learner = make(name, memory, normalize=False)
+    batch = played(learner, padded=padded)
+    acted = densities(learner, batch)
+    table, _ = learner._table(batch, {k[6:]: v for k, v in batch.items() if k[:6] == "carry/"})
+    valid = batch["valid"]
+    old = table["old"].mT if memory else table["old"]
+    expected = acted if memory else acted[valid]
+    torch.testing.assert_close(old, expected, atol=1e-5, rtol=0)
+    order = torch.randperm(len(table["old"]))[:3]
+    part = take(table, order)
+    log_prob, _ = learner._assess(part)
+    torch.testing.assert_close((log_prob - part["old"]).exp(), torch.ones_like(log_prob))
+    _, metrics = learner._loss(part)
+    assert abs(metrics["kl"]) < 1e-5 and not metrics["clipped"]
+
+
+@torch.no_grad()
+def densities(learner: Ppo, batch: Tensors) -> Tensor:
+    """log pi of every action, one decision after another with the policy's own step."""
+    policy = cast(Any, learner.policy)
+    found = []
+    h = batch.get("carry/h")
+    for t in range(len(batch["reward"])):
+        obs = {"state": batch["obs/state"][t]}
+        if h is None:
+            found.append(policy.assess(obs, batch["action"][t])[0])
+            continue
+        h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
+        h = policy.memory(obs, h)
+        found.append(policy.inner.assess({"memory": h}, batch["action"][t])[0])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(("name", "memory"), ALL)
+def test_only_valid_decisions_teach(name: str, memory: bool) -> None:
+    """What is in the padding changes neither weights nor normalisers."""
+    after = []
+    for junk in (0.0, 50.0):
+        learner = make(name, memory, scale_rewards=True, epochs=2)
+        batch = played(learner, padded=True)
+        for key in ("obs/state", "next_obs/state", "reward", "obs/critic/truth"):
+            batch[key][~batch["valid"]] = junk
+        torch.manual_seed(2)
+        learner.update(batch)
+        after.append({k: v for k, v in learner.state_dict().items() if "memory" not in k})
+    for key in after[0]:
+        torch.testing.assert_close(after[0][key], after[1][key], msg=key)
+
+
+def test_values_with_memory_by_hand() -> None:
+    """V of a successor is one more step of the critic's memory; the next batch goes on from it."""
+    learner = make(memory=True, normalize=False)
+    batch = played(learner)
+    critic = cast(Any, learner.value)
+    _, value, following, kept = learner._look_back(batch, {"h": batch["carry/h"]})
+    assert not kept["memory"].any()
+    h = torch.zeros(4, 5)
+    for t in range(6):
+        h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
+        obs = {k: batch[f"obs/{k}"][t] for k in OBS}
+        h = critic.memory(obs, h)
+        torch.testing.assert_close(value[t], critic.net(h).squeeze(1))
+        after = critic.memory({k: batch[f"next_obs/{k}"][t] for k in OBS}, h)
+        torch.testing.assert_close(following[t], critic.net(after).squeeze(1))
+    torch.testing.assert_close(learner.memory, h)
+
+
+def test_minibatches_are_every_decision_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(epochs=2, batch_size=6)
+    seen: list[Tensor] = []
+    step = learner._step
+
+    def listening(rows: Tensors) -> Tensors:
+        seen.append(rows["target"])
+        return step(rows)
+
+    monkeypatch.setattr(learner, "step", listening)
+    learner.update(played(learner))
+    assert [len(part) for part in seen] == [6] * 8
+    one, other = torch.cat(seen[:4]), torch.cat(seen[4:])
+    assert torch.equal(one.sort()[0], other.sort()[0]) and not torch.equal(one, other)
+
+
+def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(memory=True, batch_size=12)
+    shapes: list[torch.Size] = []
+    step = learner._step
+    monkeypatch.setattr(
+        learner, "step", lambda rows: (shapes.append(rows["old"].shape), step(rows))[1]
+    )
+    learner.update(played(learner))
+    assert shapes == [(2, 6), (2, 6)]
+
+
+def test_value_error_by_hand() -> None:
+    value, old, target = (
+        torch.tensor([3.0, 0.5]),
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([4.0, 0.0]),
+    )
+    assert value_error(value, old, target, 0.0).tolist() == [0.5, 0.125]
+    # Held within 0.2 of the old value: (1.2 - 4)^2 / 2, and the worse of 0.5 and 0.2 away.
+    expected = torch.tensor([0.5 * 2.8**2, 0.125])
+    torch.testing.assert_close(value_error(value, old, target, 0.2), expected)
+
+
+def test_the_loss_by_hand() -> None:
+    learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
+    rows = {
+        "obs/state": torch.zeros(1, 3),
+        "obs/critic/truth": torch.zeros(1, 2),
+        "action": torch.tensor([[1.0, 0.0]]),
+        "advantage": torch.tensor([2.0]),
+        "value": torch.zeros(1),
+        "target": torch.tensor([3.0]),
+    }
+    # Zero biases: the mean is 0 with deviation 1, and V = 0.
+    log_prob = -0.5 - math.log(2 * math.pi)
+    entropy = math.log(2 * math.pi) + 1
+    rows["old"] = torch.tensor([log_prob - math.log(1.5)])  # the ratio is 1.5, held at 1.2
+    loss, metrics = learner._loss(rows)
+    assert loss.item() == pytest.approx(-2.4 + 2 * 4.5 - 0.1 * entropy, rel=1e-5)
+    assert metrics["kl"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-4)
+    assert metrics["clipped"] == 1 and metrics["value_loss"].item() == pytest.approx(4.5)
+
+
+def rate(learner: Ppo) -> float:
+    return float(learner.adams["actor"].param_groups[0]["lr"])
+
+
+def test_schedules() -> None:
+    """A run of 240 decisions is ten updates of 24."""
+    linear, cosine = make(schedule="linear", lr=1e-2), make(schedule="cosine", lr=1e-2)
+    for done in range(3):
+        for learner in (linear, cosine):
+            learner.update(played(learner))
+        assert rate(linear) == pytest.approx(1e-2 * (1 - done / 10))
+        assert rate(cosine) == pytest.approx(1e-2 * 0.5 * (1 + math.cos(math.pi * done / 10)))
+
+
+def test_the_adaptive_rate_follows_the_divergence() -> None:
+    learner = make(schedule="adaptive", target_kl=0.01, lr=1e-3, critic_lr=1e-4)
+    learner._set_rates()
+    for kl, expected in ((0.021, 1 / 1.5), (0.019, 1 / 1.5), (0.004, 1.0), (0.006, 1.0)):
+        learner._adapt(torch.tensor(kl))
+        assert rate(learner) == pytest.approx(1e-3 * expected)
+    for _ in range(20):
+        learner._adapt(torch.tensor(0.0))
+    assert rate(learner) == pytest.approx(1e-2)  # and no further
+    assert float(learner.adams["critic"].param_groups[0]["lr"]) == pytest.approx(1e-3)
+
+
+def test_no_more_epochs_beyond_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stop, epochs in ((1e-9, 2), (0.0, 5)):
+        learner, calls = make(epochs=5, batch_size=24, stop_kl=stop, lr=1e-2), []
+        step = learner._step
+        monkeypatch.setattr(learner, "step", lambda rows: (calls.append(1), step(rows))[1])  # noqa: B023
+        learner.update(played(learner))
+        assert len(calls) == epochs  # the first epoch's only minibatch has a divergence of 0
+
+
+def test_a_new_normaliser_is_used_at_once_and_changes_after_updates_only() -> None:
+    learner = make(normalize=True)
+    batch = played(learner)
+    learner.update(batch)
+    mean = batch["obs/state"].flatten(0, 1).mean(0)
+    norm = cast(Any, learner.policy).encoder.norm
+    torch.testing.assert_close(norm.mean, mean)
+    assert len(learner.value.encoder.norm.mean) == 5  # it sees critic/truth too
+    before = norm.mean.clone()
+    changed = {**batch, "obs/state": batch["obs/state"] + 2}
+    table_norms: list[Tensor] = []
+    inner = learner._table
+
+    def noting(*given: Any) -> Any:
+        table_norms.append(norm.mean.clone())
+        return inner(*given)
+
+    learner._table = noting  # type: ignore[method-assign]
+    learner.update(changed)
+    assert torch.equal(table_norms[0], before)
+    torch.testing.assert_close(norm.mean, mean + 1)
+
+
+def test_deviation_that_does_not_learn() -> None:
+    learner = make(normalize=False)
+    node = {**NODES["normal"], "learn_std": False, "log_std": -1.0}
+    spec = learner.policy.spec
+    fixed = build(
+        {"_target_": "embodied.learners.ppo.Ppo", "horizon": 6, "batch_size": 12, "epochs": 1},
+        policy=build(node, spec=spec),
+        spec=spec,
+    )
+    fixed.update(played(fixed))
+    assert (fixed.policy.log_std == -1).all()
+
+
+def test_only_the_played_part_of_a_chunk_counts() -> None:
+    torch.manual_seed(0)
+    env = Counter(Config())
+    node = {"_target_": "policies.normal.Normal", "chunk": 3, "hidden": [4]}
+    learner = build(
+        {"_target_": "embodied.learners.ppo.Ppo", "horizon": 4, "batch_size": 4, "epochs": 1},
+        policy=build(node, spec=env.spec),
+        spec=env.spec,
+        execute=2,
+    )
+    loop = RolloutLoop(Rollout(env, learner.policy, learner.gamma, execute=2), learner)
+    table: list[Tensors] = []
+    inner = learner._learn
+    learner._learn = lambda rows, size: (table.append(rows), inner(rows, size))[1]
+    steps(loop, 8 * env.num_envs)
+    assert table[0]["action"].shape[1] == 2
+    assert learner.policy.log_std.shape == (3,) and learner.policy.log_std[2] == 0
+
+
+def steps(loop: RolloutLoop, count: int) -> None:
+    nothing = Every(0, 0, 0)
+    keeper = Keeper(cast(Any, Silent()), count, nothing, lambda _: None, lambda _: None)
+    loop.run(keeper)
+
+
+def test_policies_without_a_density_are_refused() -> None:
+    spec = Spec(OBS, BOX, dt=0.1)
+    policy = build({"_target_": "policies.flow.Flow", "width": 8}, spec=spec)
+    with pytest.raises(ConfigError, match="policy=normal"):
+        build({"_target_": "embodied.learners.ppo.Ppo"}, policy=policy, spec=spec)
+    with pytest.raises(ConfigError, match='no observation "truth"'):
+        make(value={"obs": ["truth"]})
+
+
+def train(env: VecEnv, policy: dict[str, Any], count: int, **settings: Any) -> Ppo:
+    torch.manual_seed(0)
+    learner = build(
+        {"_target_": "embodied.learners.ppo.Ppo", **settings},
+        policy=build(policy, spec=env.spec),
+        spec=env.spec,
+    )
+    steps(RolloutLoop(Rollout(env, learner.policy, learner.gamma, seed=0), learner), count)
+    return learner
+
+
+@torch.no_grad()
+def score(learner: Ppo, env: VecEnv, length: int) -> float:
+    """Mean reward a step of the policy without noise."""
+    actor, obs = Actor(learner.policy, env.num_envs), env.reset(seed=7)
+    first, total = torch.ones(env.num_envs, dtype=torch.bool), 0.0
+    for _ in range(length):
+        step = env.step(actor(obs, first))
+        obs, first, total = step.obs, step.ended, total + step.reward.mean().item()
+    return total / length
+
+
+def test_reach_is_learned() -> None:
+    env = Reach(8)
+    node = {"_target_": "policies.normal.Normal", "hidden": [32], "log_std": -0.5}
+    settings = {"horizon": 40, "batch_size": 80, "epochs": 8, "lr": 2e-3, "gamma": 0.9}
+    untrained = train(env, node, 0, **settings)
+    learner = train(env, node, 6400, **settings)
+    before, after = score(untrained, env, 20), score(learner, env, 20)
+    assert before < -0.6  # about the mean distance of a random place
+    assert after > -0.25  # at full speed: 0.76 m at 0.2 m a step
+
+
+def test_cartpole_is_learned() -> None:
+    env = Gym(GymConfig("CartPole-v1", num_envs=8))
+    node = {**NODES["categorical"], "hidden": [64], "activation": "tanh", "zero_head": True}
+    settings = {"horizon": 64, "batch_size": 128, "epochs": 10, "lr": 2e-3, "gamma": 0.98}
+    learner = train(env, node, 12_000, **settings)
+    actor, obs = Actor(learner.policy, 8), env.reset(seed=3)
+    first, age = torch.ones(8, dtype=torch.bool), torch.zeros(8)
+    for _ in range(200):  # no pole falls within four seconds; untrained ones fall in 0.2 s
+        step = env.step(actor(obs, first))
+        obs, first, age = step.obs, step.ended, age + ~step.ended
+    assert age.mean() > 190
