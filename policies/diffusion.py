@@ -90,13 +90,17 @@ class Diffusion(Policy):
         x, *fresh = noise.split(self.size, 1)
         levels = torch.tensor([step.t for step in self.grid], device=x.device)
         for i, (step, time) in enumerate(zip(self.grid, self.embed(levels), strict=True)):
-            x0 = (x - step.remain * self.net.at(x, time, features)) / step.keep
-            x0 = x0.clamp(-1, 1)
-            e = (x - step.keep * x0) / step.remain
+            x0, e = self.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
             if i < len(fresh):
                 x = x + step.sigma * fresh[i]
         return self.to_actions(x.clamp(-1, 1)), carry
+
+    def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The chunk x_0, clipped, and the noise e that the network sees in `x` [n, size]."""
+        x0 = (x - step.remain * self.net.at(x, time, features)) / step.keep
+        x0 = x0.clamp(-1, 1)
+        return x0, (x - step.keep * x0) / step.remain
 
     def embed(self, level: Tensor) -> Tensor:
         """Time features of noise levels [n] (int64)."""

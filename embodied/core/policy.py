@@ -60,5 +60,10 @@ class Policy(nn.Module):
         """Who acts while the learner has no data yet: itself, unless it knows a better start."""
         return self
 
+    def deployed(self) -> Policy:
+        """Who acts when there is nothing more to explore, and is saved: itself, unless a part of it
+        is only for learning. Without exploration both act alike."""
+        return self
+
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers from data (`obs/*`, `action`); keeps identity where not called."""
