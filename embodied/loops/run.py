@@ -140,12 +140,11 @@ class Parts:
             policy=trained,
             spec=trained.spec,
             total_steps=config.pretrain + config.steps,
-            execute=config.execute,
         ).to(self.device)
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
-            self.policy = self.policy.learned(self.learner.policy)
+            self.policy.inner = self.learner.policy
         self.policy.to(self.device)
         self.episodes = read_demos(config, self.env)
         loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
@@ -220,10 +219,10 @@ class Parts:
         learner, chunk = self.learner, self.policy.chunk
         if learner.rows == "chunks":
             return chunks(episodes, chunk)
-        if learner.policy is not self.policy:
+        if self.config.finetune is not None:
             raise ConfigError(
-                "demonstrations cannot be mixed into this finetune (what it learns to choose are "
-                "not the robot's actions); leave demos out"
+                "demonstrations cannot be mixed into a finetune (its actions are not the robot's); "
+                "leave demos out"
             )
         rows = transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
         del rows["episode"]  # rows from the environment do not know theirs
@@ -272,7 +271,7 @@ class Parts:
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         here = checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
-            self.policy,
+            self.policy.deployed(),
             step,
             self.learner.get_state(),
             loop,
@@ -303,7 +302,7 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
             raise ConfigError("a finetune needs the policy to start from: init=RUN")
         base = checkpoint.load_policy(config.init, env.spec)
         policy = resolve(config.finetune["_target_"]).on(base, config.finetune, config.policy)
-        return policy, policy.learns()
+        return policy, policy.inner
     if config.init is not None:
         policy = checkpoint.load_policy(config.init, env.spec)
         wanted = resolve(config.policy["_target_"])
