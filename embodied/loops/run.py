@@ -140,11 +140,12 @@ class Parts:
             policy=trained,
             spec=trained.spec,
             total_steps=config.pretrain + config.steps,
+            execute=config.execute,
         ).to(self.device)
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
-            self.policy.inner = self.learner.policy
+            self.policy = self.policy.learned(self.learner.policy)
         self.policy.to(self.device)
         self.episodes = read_demos(config, self.env)
         loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
@@ -219,10 +220,10 @@ class Parts:
         learner, chunk = self.learner, self.policy.chunk
         if learner.rows == "chunks":
             return chunks(episodes, chunk)
-        if self.config.finetune is not None:
+        if learner.policy is not self.policy:
             raise ConfigError(
-                "demonstrations cannot be mixed into a finetune (its actions are not the robot's); "
-                "leave demos out"
+                "demonstrations cannot be mixed into this finetune (what it learns to choose are "
+                "not the robot's actions); leave demos out"
             )
         rows = transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
         del rows["episode"]  # rows from the environment do not know theirs
@@ -302,7 +303,7 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
             raise ConfigError("a finetune needs the policy to start from: init=RUN")
         base = checkpoint.load_policy(config.init, env.spec)
         policy = resolve(config.finetune["_target_"]).on(base, config.finetune, config.policy)
-        return policy, policy.inner
+        return policy, policy.learns()
     if config.init is not None:
         policy = checkpoint.load_policy(config.init, env.spec)
         wanted = resolve(config.policy["_target_"])
