@@ -17,7 +17,8 @@ class Learner(nn.Module):
     `data` says what it is fed: "offline" (a fixed set), "replay" (a growing one) or "rollout" (only
     the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
     actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
-    say how rows are to be discounted when they are stored.
+    say how rows are to be discounted when they are stored; `columns` what they carry besides, of
+    what embodied.data.hindsight knows ("returns", "next_action").
 
     A learner from "rollout" says its `horizon` instead of a batch size: decisions of every row and
     update. Its batch is in the order of time, leading dimensions [T, B]: `obs/*`, `action` (the
@@ -37,6 +38,7 @@ class Learner(nn.Module):
     horizon: int = 0
     gamma: float = 0.99
     n_step: int = 1
+    columns: tuple[str, ...] = ()
     node: dict[str, Any]
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:

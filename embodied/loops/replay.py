@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Reward
+from embodied.core.tensors import Tensors
+from embodied.data.hindsight import Hindsight
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
@@ -44,6 +47,7 @@ class ReplayLoop:
         self.rollout, self.policy, self.learner = rollout, policy, learner
         self.replay, self.source, self.reward = replay, source, reward
         self.schedule, self.demos = schedule, demos
+        self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
         self.warm = schedule.start == 0
         self.debt = 0.0
 
@@ -55,11 +59,11 @@ class ReplayLoop:
         while keeper.running:
             if not self.warm and keeper.step >= before + self.schedule.start:
                 self._begin()
-            rows, step = self.rollout.step()
+            rows, step = self._step()
             if isinstance(self.reward, Clocked):
                 self.reward.at(keeper.step - before + self.rollout.env.num_envs)
             if rows:
-                self._store(rows)
+                self.replay.add(rows)
             metrics: dict[str, Any] = {}
             if self.warm and rows and len(self.replay):
                 self.debt += self.schedule.ratio * len(rows["reward"])
@@ -72,12 +76,19 @@ class ReplayLoop:
         if self.schedule.normalize and len(self.replay):
             self.learner.fit(self.replay.sample(min(len(self.replay), 10_000)))
         self.rollout.act_with(self.policy)
+        if self.hindsight is not None:
+            self.hindsight.forget()
         self.warm = True
 
-    def _store(self, rows: dict[str, Any]) -> None:
-        if self.reward is not None and self.reward.frozen:
+    def _step(self) -> tuple[Tensors, Step]:
+        """One control step; returns the rows that are complete with it."""
+        rows, step = self.rollout.step()
+        if rows and self.reward is not None and self.reward.frozen:
             rows["reward"] = self.reward(rows)
-        self.replay.add(rows)
+        if self.hindsight is not None:
+            device = self.rollout.actor.device
+            rows = self.hindsight.push(rows, self.rollout.closed, step.ended.to(device))
+        return rows, step
 
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
@@ -92,6 +103,7 @@ class ReplayLoop:
         return {
             "rollout": self.rollout.get_state() if self.rollout.savable else None,
             "replay": self.replay.get_state(),
+            "held": None if self.hindsight is None else self.hindsight.get_state(),
             "warm": self.warm,
             "debt": self.debt,
             "reward": self.reward.get_state() if isinstance(self.reward, Kept) else None,
@@ -102,6 +114,8 @@ class ReplayLoop:
             self.rollout.act_with(self.policy)
         if state["rollout"] is not None:
             self.rollout.set_state(state["rollout"])
+            if self.hindsight is not None:
+                self.hindsight.set_state(state["held"])
         self.replay.set_state(state["replay"])
         self.warm, self.debt = state["warm"], state["debt"]
         if isinstance(self.reward, Kept):

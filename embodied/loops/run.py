@@ -20,10 +20,12 @@ from embodied.core.spec import require_same
 from embodied.core.tensors import Tensors
 from embodied.data.augment import Shift
 from embodied.data.dataset import Dataset, chunks, joined, transitions
+from embodied.data.hindsight import Hindsight, of_episodes
 from embodied.data.mix import Mix, Relabel
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
+from embodied.data.weighted import Weighted, Weights
 from embodied.learners.learner import Learner
 from embodied.loops.evaluate import evaluate, film
 from embodied.loops.keeper import Every, Keeper, Loop
@@ -50,6 +52,7 @@ class RunConfig:
     of others, the one that it is made of. `demos`: a dataset
     folder or several, `demo_episodes` of each (None: all); a learner with replay takes
     `demo_fraction` of every batch from them (None: they are the first rows of the one replay).
+    `weighting`: how often each of their trajectories is drawn (None: in proportion to its length).
     `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
     before the first environment step; a run's clock counts them, then its `steps`.
 
@@ -70,6 +73,7 @@ class RunConfig:
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None
     demo_fraction: float | None = 0.5
+    weighting: Node | None = None
     data: Literal["offline", "replay"] | None = None
     pretrain: int = 0
     seed: int = 0
@@ -112,6 +116,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
     def save(step: int) -> None:
         parts.save(folder, step, log.last)
 
+    if not step:
+        log.write(step, parts.notes)
     total = config.pretrain + config.steps
     with Keeper(log, total, every, assess, save, step) as keeper:
         parts.loop.run(keeper)
@@ -141,13 +147,17 @@ class Parts:
             spec=trained.spec,
             total_steps=config.pretrain + config.steps,
             execute=config.execute,
+            total_decisions=config.steps // (config.execute or self.policy.chunk),
         ).to(self.device)
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
             self.policy = self.policy.learned(self.learner.policy)
         self.policy.to(self.device)
+        self.notes: dict[str, float] = {}  # what the first line of the metrics says
         self.episodes = read_demos(config, self.env)
+        if config.weighting is not None and self.episodes is None:
+            raise ConfigError("a weighting is of demonstrations: demos=DIR")
         loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
         self.loop: Loop = loops[config.data or self.learner.data]()
         self._eval_env: VecEnv | None = None
@@ -162,7 +172,18 @@ class Parts:
             raise ConfigError("pretrain comes before environment steps; offline, set steps instead")
         rows = self._rows(self.episodes)
         self.learner.fit(rows)
-        return Offline(self.learner, self._shifted(Dataset(rows, self.device)))
+        return Offline(self.learner, self._shifted(self._demos(rows)))
+
+    def _demos(self, rows: Tensors) -> Source:
+        """The demonstrations' rows to draw from."""
+        if self.config.weighting is None:
+            return Dataset(rows, self.device)
+        assert self.episodes is not None, "the rows come from episodes"
+        weights: Weights = build(self.config.weighting)
+        each = weights(self.episodes).repeat_interleave(self.episodes.length)
+        source = Weighted(rows, each, self.device)
+        self.notes = {"data/rows": len(source), "data/effective_rows": source.effective}
+        return source
 
     def _shifted(self, source: Source) -> Source:
         pad = self.config.shift
@@ -188,9 +209,17 @@ class Parts:
         rollout = Rollout(
             self.env, first, learner.gamma, learner.n_step, config.execute, seed=config.seed
         )
+        if learner.columns and (learner.n_step > 1 or (reward is not None and not reward.frozen)):
+            raise ConfigError(
+                f"this learner's rows need {' and '.join(learner.columns)}: they are known neither "
+                "with n_step above 1 nor where the reward is still learning"
+            )
+        hindsight = Hindsight(learner.columns) if learner.columns else None
         warm_fit = config.normalize and self.episodes is None
         schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
-        return ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
+        loop = ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
+        loop.hindsight = hindsight
+        return loop
 
     def _sources(self, rows: Tensors | None) -> tuple[Replay, Source, Source]:
         """The replay, what to learn from once it fills, and what to learn from before."""
@@ -199,15 +228,17 @@ class Parts:
             replay = Replay(size, self.device)
             return replay, replay, replay
         if share is None:
+            if self.config.weighting is not None:
+                raise ConfigError("a weighting needs demonstrations kept apart: demo_fraction=0.5")
             replay = Replay(size + tt.length(rows), self.device)
             replay.add(rows)
             return replay, replay, replay
-        replay, demos = Replay(size, self.device), Dataset(rows, self.device)
+        replay, demos = Replay(size, self.device), self._demos(rows)
         return replay, Mix([replay, demos], (1 - share, share)), demos
 
     def _rollout(self) -> RolloutLoop:
         config, learner = self.config, self.learner
-        if config.demos is not None or config.normalize or config.shift:
+        if config.demos is not None or config.pretrain or config.normalize or config.shift:
             raise ConfigError(
                 "a learner from its own newest steps takes no demos, normalize or shift (it has a "
                 "running normaliser of its own: learner.normalize)"
@@ -225,9 +256,11 @@ class Parts:
                 "demonstrations cannot be mixed into this finetune (what it learns to choose are "
                 "not the robot's actions); leave demos out"
             )
-        rows = transitions(episodes, learner.gamma, self.config.execute or chunk, learner.n_step)
+        steps = self.config.execute or chunk
+        rows = transitions(episodes, learner.gamma, steps, learner.n_step)
         del rows["episode"]  # rows from the environment do not know theirs
-        return rows
+        width = max(steps, learner.n_step)
+        return rows | of_episodes(episodes, rows, learner.columns, learner.gamma, width)
 
     @property
     def eval_env(self) -> VecEnv:

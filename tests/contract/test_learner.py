@@ -67,13 +67,18 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
         action = torch.rand(n, steps, 2, generator=generator) * 2 - 1
         valid = torch.ones(n, steps, dtype=torch.bool)
         return {"obs/state": states[0], "action": action, "valid": valid}
-    return {
+    rows = {
         "obs/state": states[0],
         "action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
         "reward": torch.randn(n, generator=generator),
         "discount": 0.99 * (torch.rand(n, generator=generator) > 0.1),
         "next_obs/state": states[1],
     }
+    foreseen = {
+        "next_action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
+        "returns": torch.randn(n, generator=generator),
+    }
+    return rows | {key: foreseen[key] for key in learner.columns}
 
 
 def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tensors:

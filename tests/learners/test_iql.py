@@ -83,7 +83,7 @@ def test_the_three_losses_by_hand() -> None:
     constant(learner, [4.0, 3.0], 1.0)
     batch = batch_of(4)
     losses, metrics = learner._loss(batch)
-    action = torch.tanh(learner.policy.net(batch["obs/state"]))
+    action = torch.tanh(learner.policy.get_submodule("net")(batch["obs/state"]))
     regression = (action - batch["action"]).square().mean(1)
     obs = {"state": batch["obs/state"]}
     backup = torch.tensor([0.9, 1.9, 2.9, 3.0])  # r + 0.9 V, and r where the world ended
