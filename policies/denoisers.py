@@ -6,9 +6,10 @@ its length and up again, conditioned by FiLM (Chi et al., 2023; Perez et al., 20
 
     h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
 
-A policy with a setting `net` takes any class of this interface: `embed(t)`, `at(x, time, features)`
-and the attribute `time_dim`, built from a node with `chunk`, `action` (numbers per step) and
-`features` as its context. What the output means is the policy's to say.
+A policy with a setting `net` takes any class that has `embed(t)`, `at(x, time, features)`, the
+attribute `time_dim` and the module `time` (from sines and cosines of t to `embed(t)`), built
+from a node with `chunk`, `action` (numbers per step) and `features` as its context. What the output
+means is the policy's to say.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.nets import per_row
+from embodied.core.nets import per_row, sinusoid
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -61,6 +61,8 @@ class Step(NamedTuple):
 class Diffusion(Policy):
     """Noise [n, chunk * A] is where denoising starts; with eta > 0, [n, steps * chunk * A]."""
 
+    waves: Tensor
+
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if spec.act.dtype != "float32":
@@ -80,6 +82,8 @@ class Diffusion(Policy):
         )
         self.forward_process, self.sampler = schedulers(config)
         self.grid = steps(self.sampler, config.eta)
+        levels = torch.tensor([step.t for step in self.grid]) / config.train_steps
+        self.register_buffer("waves", sinusoid(levels, self.net.time_dim), persistent=False)
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
         parts = 1 if self.config.eta == 0 else self.config.steps
@@ -88,8 +92,7 @@ class Diffusion(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         features = self.encoder(obs)
         x, *fresh = noise.split(self.size, 1)
-        levels = torch.tensor([step.t for step in self.grid], device=x.device)
-        for i, (step, time) in enumerate(zip(self.grid, self.embed(levels), strict=True)):
+        for i, (step, time) in enumerate(zip(self.grid, self.embedded().unbind(), strict=True)):
             x0, e = self.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
             if i < len(fresh):
@@ -98,9 +101,13 @@ class Diffusion(Policy):
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The chunk x_0, clipped, and the noise e that the network sees in `x` [n, size]."""
-        x0 = (x - step.remain * self.net.at(x, time, features)) / step.keep
-        x0 = x0.clamp(-1, 1)
-        return x0, (x - step.keep * x0) / step.remain
+        e = self.net.at(x, time, features)
+        x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
+        return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
+
+    def embedded(self) -> Tensor:
+        """The network's features [K, time_dim] of the levels of `grid`."""
+        return self.net.time(self.waves)
 
     def embed(self, level: Tensor) -> Tensor:
         """Time features of noise levels [n] (int64)."""

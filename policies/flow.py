@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.nets import per_row
+from embodied.core.nets import per_row, sinusoid
 from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -41,6 +41,8 @@ class Config:
 class Flow(Policy):
     """Noise [n, chunk * A] is where the integration starts."""
 
+    waves: Tensor
+
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if spec.act.dtype != "float32":
@@ -58,14 +60,16 @@ class Flow(Policy):
             config.depth,
             config.time_dim,
         )
+        waves = sinusoid(self.times(), self.net.time_dim)
+        self.register_buffer("waves", waves, persistent=False)
 
     def times(self) -> Tensor:
         """The left grid i / K, [K]."""
         return torch.arange(self.steps, device=self.range.radius.device) / self.steps
 
     def embedded(self) -> Tensor:
-        """The network's features [K, time_dim] of the steps of `act`."""
-        return self.net.embed(self.times())
+        """The network's features [K, time_dim] of `times`."""
+        return self.net.time(self.waves)
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.range.radius.device)

@@ -54,7 +54,7 @@ class Shortcut(flow.Flow):
         nn.init.normal_(self.sizes.weight, std=0.3)
 
     def embedded(self) -> Tensor:
-        return self.net.embed(self.times()) + self.sizes.weight[self.steps.bit_length() - 1]
+        return super().embedded() + self.sizes.weight[self.steps.bit_length() - 1]
 
     def velocity(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
         """s [n, D] at times [n] for steps of 2^-level [n] (int64)."""

@@ -77,7 +77,8 @@ def test_a_network_that_knows_the_noise_finds_the_action(monkeypatch: pytest.Mon
     """With data at one point c, e = (x - keep c) / remain is exact, and acting ends at c."""
     policy = make()
     keep = {step.t / 100: (step.keep, step.remain) for step in policy.grid}
-    monkeypatch.setattr(policy.net, "embed", lambda t: t[:, None])
+    levels = torch.tensor([[step.t / 100] for step in policy.grid])
+    monkeypatch.setattr(policy, "embedded", lambda: levels)
 
     def exact(x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         near = min(keep, key=lambda t: abs(t - time.item()))

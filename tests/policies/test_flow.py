@@ -25,7 +25,7 @@ def test_acting_is_euler_on_the_left_grid() -> None:
 
 def test_a_velocity_of_t_is_summed_as_the_left_grid_does(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Flow(Config(chunk=1, steps=4), SPEC)
-    monkeypatch.setattr(policy.net, "embed", lambda t: t[:, None])
+    monkeypatch.setattr(policy, "embedded", lambda: policy.times()[:, None])
     monkeypatch.setattr(policy.net, "at", lambda x, time, features: time.expand(len(x), 1))
     actions, _ = policy.act({"state": torch.zeros(1, 2)}, {}, torch.zeros(1, 1))
     assert actions.item() == 0.25 * (0.0 + 0.25 + 0.5 + 0.75)
