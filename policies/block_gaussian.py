@@ -42,8 +42,8 @@ class Config:
 
 class BlockGaussian(Gaussian):
     """Noise [n, chunk * A + 1] is standard normal to explore, zero to act by the mean; its last
-    column says how long the others last. Batch statistics are fresh while gradients are recorded,
-    and else the running ones: only learning shows rows to each other.
+    column says how long the others last. Batch statistics are fresh in training mode while
+    gradients are recorded, else the running ones: only learning shows rows to each other.
 
     The carry keeps what is held below `explore/`; without a carry every decision uses its own.
     """
@@ -70,7 +70,8 @@ class BlockGaussian(Gaussian):
 
     def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         """Mean and log std, [n, size] each, before squashing."""
-        answer = self.net(self.encoder(obs), fresh=torch.is_grad_enabled()).squeeze(0)
+        learning = self.training and torch.is_grad_enabled()
+        answer = self.net(self.encoder(obs), learning).squeeze(0)
         mean, raw = answer.chunk(2, 1)
         low, high = self.config.log_std
         return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)

@@ -52,8 +52,8 @@ class Blocks(nn.Module):
         for i in range(1, 2 * self.depth, 2):
             inner = torch.relu(self.norms[i](h.bmm(self.weights[i]), fresh))
             h = h + torch.relu(self.norms[i + 1](inner.bmm(self.weights[i + 1]), fresh))
-        features = functional.rms_norm(h, h.shape[-1:], eps=1e-6)
-        return torch.baddbmm(self.bias, features * self.scale, self.head)
+        rms = torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+        return torch.baddbmm(self.bias, h * rms * self.scale, self.head)
 
     @torch.no_grad()
     def project(self) -> None:
@@ -82,14 +82,18 @@ class BatchNorm(nn.Module):
         self.register_buffer("var", torch.ones(n, 1, size))
 
     def forward(self, x: Tensor, fresh: bool) -> Tensor:
-        mean, var = self.mean, self.var
-        if fresh:
-            var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
-            with torch.no_grad():
-                self.mean.lerp_(mean, self.momentum)
-                self.var.lerp_(var, self.momentum)
-        slope = self.scale * torch.rsqrt(var + 1e-5)
-        return torch.addcmul(self.shift - mean * slope, x, slope)
+        n, rows, size = x.shape
+        # Side by side as one wide layer: torch's kernel is three times as fast as var_mean.
+        wide = functional.batch_norm(
+            x.transpose(0, 1).reshape(rows, n * size),
+            self.mean.view(-1),
+            self.var.view(-1),
+            self.scale.view(-1),
+            self.shift.view(-1),
+            fresh,
+            self.momentum,
+        )
+        return wide.view(rows, n, size).transpose(0, 1)
 
     @torch.no_grad()
     def project(self) -> None:

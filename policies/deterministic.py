@@ -1,6 +1,9 @@
 """Deterministic: a network is the action, noise around it explores (TD3; Fujimoto et al., 2018).
 
 a = clip(mu(o) + std e, -1, 1),  mu = tanh(net(o)),  e ~ N(0, 1) to explore and 0 to act.
+
+With `std_range` every episode draws its own std, uniform in that range: of many worlds at once some
+explore far and some stay near (FastTD3, Seo et al., 2025).
 """
 
 from __future__ import annotations
@@ -24,21 +27,27 @@ from policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`std`: deviation of the noise that explores, in units of half the action range; `warmup`:
-    who acts before learning starts, uniform actions or the untrained policy with its noise."""
+    """`std`: deviation of the noise that explores, in units of half the action range; `std_range`:
+    its lowest and highest value instead, drawn for each episode; `warmup`: who acts before learning
+    starts, uniform actions or the untrained policy with its noise."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
     layer_norm: bool = False
     std: float = 0.1
+    std_range: tuple[float, float] | None = None
     warmup: Literal["self", "uniform"] = "uniform"
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
 
 class Deterministic(Policy):
-    """Noise [n, chunk * A] is standard normal to explore, zero to act."""
+    """Noise [n, chunk * A] is standard normal to explore, zero to act.
+
+    With `std_range` it has one column more, from which an episode's first decision takes its std;
+    the carry keeps it in `explore/std`. Without a carry every decision takes its own.
+    """
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -55,14 +64,32 @@ class Deterministic(Policy):
         """The action [n, size] without noise; differentiable."""
         return torch.tanh(self.net(self.encoder(obs)))
 
+    def initial(self, n: int) -> Tensors:
+        if self.config.std_range is None:
+            return {}
+        return {"explore/std": torch.full((n, 1), -1.0, device=self.encoder.norm.mean.device)}
+
     def draw(self, n: int, explore: bool = False) -> Tensor:
         device = self.encoder.norm.mean.device
         make = torch.randn if explore else torch.zeros
-        return make(n, self.size, device=device)
+        return make(n, self.size + (self.config.std_range is not None), device=device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        action = torch.add(self(obs), noise, alpha=self.config.std).clamp(-1, 1)
-        return action.view(-1, self.chunk, *self.spec.act.shape), carry
+        if self.config.std_range is None:
+            action = torch.add(self(obs), noise, alpha=self.config.std)
+        else:
+            carry, std = self._std(carry, noise[:, self.size :], *self.config.std_range)
+            action = torch.addcmul(self(obs), noise[:, : self.size], std)
+        return action.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape), carry
+
+    def _std(self, carry: Tensors, e: Tensor, low: float, high: float) -> tuple[Tensors, Tensor]:
+        """The carry, and each row's deviation [n, 1]: what it has, or one from noise [n, 1]."""
+        std = low + (high - low) * torch.special.ndtr(e)
+        if "explore/std" not in carry:
+            return carry, std
+        kept = carry["explore/std"]
+        std = torch.where(kept < 0, std, kept)
+        return {**carry, "explore/std": std}, std
 
     def feedforward(self) -> Feedforward:
         """The action without noise as plain layers; ConfigError where it sees more than vectors."""

@@ -29,18 +29,20 @@ class Decision(nn.Module):
     """`forward(*observations, noise)`: actions [n, chunk, A]; the order is that of `inputs`.
 
     Only for policies that decide from one observation: ConfigError where something is carried from
-    one decision to the next (what only describes a decision, below `row/`, is left out).
+    one decision to the next (what only describes a decision, below `row/`, or only serves
+    exploration, below `explore/`, is left out).
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        carried = [key for key in policy.initial(1) if not key.startswith("row/")]
+        carried = [key for key in policy.initial(1) if not key.startswith(("row/", "explore/"))]
         if carried:
             raise ConfigError(
                 f"{type(policy).__name__} carries {', '.join(carried)} from one decision to the "
                 "next, and an exported policy has no memory: export the policy it is based on"
             )
-        self.policy = policy.requires_grad_(False).eval()
+        self.policy = policy.requires_grad_(False)
+        self.eval()  # the whole: exporters put the mode back that they found
         self.leaves = {k: leaf for k, leaf in sorted(policy.spec.obs.items()) if not hidden(k)}
         self.noise = policy.draw(1).shape[1:]
 

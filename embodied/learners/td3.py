@@ -6,6 +6,10 @@
 
 The policy and its target move every `policy_delay` critic updates. Rows bring their own discount d
 (gamma^k, 0 where the world ended): chunks and n-step returns need nothing here.
+
+For many worlds at once (FastTD3, Seo et al., 2025) critics answer with a distribution over `atoms`,
+learn that of the target critic with the smaller mean by cross entropy, and the policy climbs the
+smaller mean; its noise then differs from world to world (`std_range` of the policy).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from embodied.core.graph import Graph, Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.categorical import Support, cross_entropy
 from embodied.learners.critic import Critic, critic_loss
 from embodied.learners.learner import Learner
 from policies.deterministic import Deterministic
@@ -35,7 +40,8 @@ class Config:
     after the first `actor_start`, the target critics follow at every `target_delay`-th.
 
     `weight_decay`: L2, inside Adam's gradient; `target_noise` and `noise_clip` in units of half the
-    action range; `critic_obs`: the observations that critics see (None: all). `compile` and
+    action range; `critic_obs`: the observations that critics see (None: all); `atoms` above 0: a
+    categorical critic, its atoms spread over `values`, lowest to highest return. `compile` and
     `cuda_graph` change speed only and are for GPUs."""
 
     batch_size: int = 256
@@ -54,6 +60,8 @@ class Config:
     target_delay: int = 2
     actor_start: int = 0
     critic_obs: tuple[str, ...] | None = None
+    atoms: int = 0
+    values: tuple[float, float] = (-10.0, 10.0)
     compile: bool = False
     cuda_graph: bool = False
 
@@ -85,7 +93,9 @@ class Td3(Learner):
             layer_norm=config.layer_norm,
             activation=config.activation,
             obs=config.critic_obs,
+            out=max(config.atoms, 1),
         )
+        self.support = Support(*config.values, config.atoms) if config.atoms else None
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.weights: list[Tensor] = list(self.critic.parameters())
@@ -139,8 +149,10 @@ class Td3(Learner):
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
         following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
-        return loss, q.detach().mean()
+        backup = self._backup(batch["reward"], batch["discount"], following)
+        if self.support is None:
+            return critic_loss(q, backup), q.detach().mean()
+        return cross_entropy(q, backup), self.support.mean(q.detach()).mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
@@ -148,7 +160,9 @@ class Td3(Learner):
         noise = torch.randn_like(action).mul_(self.config.target_noise)
         noise.clamp_(-self.config.noise_clip, self.config.noise_clip)
         q = self.target(following, noise.add_(action).clamp_(-1, 1))
-        return torch.addcmul(reward, discount, q.amin(0))
+        if self.support is None:
+            return torch.addcmul(reward, discount, q.amin(0))
+        return self.support.back_up(self.support.lowest(q), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         self._learn_critic(False)  # no gradients for weights that do not move here
@@ -160,7 +174,9 @@ class Td3(Learner):
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
-        return -self.critic(obs, self.policy(obs), 1).mean()
+        if self.support is None:
+            return -self.critic(obs, self.policy(obs), 1).mean()
+        return -self.support.mean(self.critic(obs, self.policy(obs))).amin(0).mean()
 
     def _learn_critic(self, learn: bool) -> None:
         for weight in self.weights:

@@ -283,3 +283,57 @@ def test_a_recorded_update_learns_like_a_plain_one() -> None:
         batch |= {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)}
         metrics = learner.update({key: leaf.cuda() for key, leaf in batch.items()})
     assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.4)
+
+
+def test_categorical_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Atoms 0 .. 4; the distribution of the critic with the smaller mean moves to r + d z."""
+    learner = make(atoms=5, values=[0.0, 4.0])
+    with torch.no_grad():
+        for parameter in learner.target.ensemble.parameters():
+            parameter.zero_()
+        certain = torch.full((2, 1, 5), -99.0)
+        certain[0, 0, 3] = certain[1, 0, 2] = 99.0  # one says 3, the other 2
+        learner.target.ensemble.biases[-1].copy_(certain)
+    reward, discount = torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0.5, 0.5, 0.0])
+    backup = learner._backup(reward, discount, under(batch_of(3), "next_obs"))
+    by_hand = [[0, 0, 1, 0, 0], [0, 0.5, 0.5, 0, 0], [0, 0, 1, 0, 0]]
+    torch.testing.assert_close(backup, torch.tensor(by_hand))
+    assert not backup.requires_grad
+
+
+def test_a_categorical_critic_learns_a_value() -> None:
+    """r = 1 for ever with discount 0.5: Q = 2."""
+    learner = make(atoms=41, values=[-4.0, 4.0], critic_lr=3e-3, tau=0.05, batch_size=32)
+    for _ in range(300):
+        ends = {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)}
+        metrics = learner.update(batch_of(32) | ends)
+    assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.15)
+
+
+def test_the_policy_climbs_the_smaller_mean() -> None:
+    learner = make(atoms=3, values=[-1.0, 1.0])
+    batch = batch_of(4)
+    obs = under(batch, "obs")
+    means = learner.critic(obs, learner.policy(obs)).softmax(-1) @ torch.tensor([-1.0, 0.0, 1.0])
+    loss = learner._actor_loss(batch)
+    assert loss.item() == pytest.approx(-means.amin(0).mean().item(), rel=1e-5)
+
+
+def test_every_episode_has_its_own_deviation() -> None:
+    node = {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}
+    policy = build({**node, "std_range": [0.1, 0.5]}, spec=SPEC)
+    obs = {"state": torch.zeros(3, 3)}
+    e = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -9.0]])
+    with torch.no_grad():
+        mean = policy(obs)
+        action, carry = policy.act(obs, policy.initial(3), e)
+        chances = torch.tensor([0.5, 0.8413, 0.0])
+        stds = 0.1 + 0.4 * chances  # uniform: the share of normal numbers below e
+        expected = (mean + e[:, :2] * stds[:, None]).clamp(-1, 1)
+        torch.testing.assert_close(action[:, 0], expected, atol=1e-4, rtol=0)
+        again, kept = policy.act(obs, carry, -e)  # what was drawn first stays
+        expected = (mean - e[:, :2] * stds[:, None]).clamp(-1, 1)
+        torch.testing.assert_close(again[:, 0], expected, atol=1e-4, rtol=0)
+        assert torch.equal(kept["explore/std"], carry["explore/std"])
+        calm, _ = policy.act(obs, policy.initial(3), policy.draw(3))
+        assert torch.equal(calm[:, 0], mean)

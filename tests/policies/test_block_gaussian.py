@@ -49,11 +49,12 @@ def test_blocks_are_the_equation() -> None:
 
 def test_running_statistics_by_hand() -> None:
     norm = BatchNorm(1, 1, momentum=0.1)
-    x = torch.tensor([[[1.0], [3.0]]])  # mean 2, variance 1
+    x = torch.tensor([[[1.0], [3.0]]])  # mean 2, variance 1 (2 where it is estimated from both)
     torch.testing.assert_close(norm(x, True), torch.tensor([[[-1.0], [1.0]]]), atol=1e-4, rtol=0)
     assert norm.mean.item() == pytest.approx(0.2)
-    assert norm.var.item() == pytest.approx(0.9 * 1 + 0.1 * 1)
-    torch.testing.assert_close(norm(x, False), x - 0.2, atol=1e-3, rtol=0)
+    assert norm.var.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
+    expected = (x - 0.2) / math.sqrt(1.1)
+    torch.testing.assert_close(norm(x, False), expected, atol=1e-3, rtol=0)
     assert norm.mean.item() == pytest.approx(0.2)  # looking does not move it
 
 
@@ -77,8 +78,9 @@ def test_statistics_are_fresh_only_while_learning() -> None:
     before = copy.deepcopy(policy.state_dict())
     with torch.no_grad():
         policy.sample(obs, policy.draw(16, True))
+    policy.eval().sample(obs, policy.draw(16, True))
     assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
-    policy.sample(obs, policy.draw(16, True))
+    policy.train().sample(obs, policy.draw(16, True))
     norm = policy.net.norms[0]
     torch.testing.assert_close(norm.mean[0, 0], 0.01 * obs["state"].mean(0))
 
