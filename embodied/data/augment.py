@@ -8,6 +8,7 @@ direction, whole pixels, so that pictures stay uint8.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +24,37 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = N
     """
     device, (n, height, width) = images.device, images.shape[:3]
     moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
-    y = (torch.arange(height, device=device) + moved[0]).clamp(0, height - 1)
-    x = (torch.arange(width, device=device) + moved[1]).clamp(0, width - 1)
+    if images.is_cpu and pad < min(height, width):
+        return copied(images, moved.squeeze(2))
+    return gathered(images, moved.squeeze(2))
+
+
+def gathered(images: Tensor, moved: Tensor) -> Tensor:
+    """Pictures [n, H, W, C] shifted by `moved` [2, n] (dy and dx), pixel by pixel."""
+    device, (n, height, width) = images.device, images.shape[:3]
+    y = (torch.arange(height, device=device) + moved[0, :, None]).clamp(0, height - 1)
+    x = (torch.arange(width, device=device) + moved[1, :, None]).clamp(0, width - 1)
     every = torch.arange(n, device=device)
     return images[every[:, None, None], y[:, :, None], x[:, None, :]]
+
+
+def copied(images: Tensor, moved: Tensor) -> Tensor:
+    """The same on a CPU for shifts of less than a picture: what stays in sight is copied at once.
+
+    One picture after the other, in numpy (whose slices cost a microsecond), and still ten times as
+    fast as `gathered`: whole lines are copied instead of indexed pixels.
+    """
+    given, (height, width) = images.numpy(), images.shape[1:3]
+    made = np.empty_like(given)
+    for old, new, dy, dx in zip(given, made, *moved.tolist(), strict=True):
+        top, bottom = max(0, -dy), min(height, height - dy)
+        left, right = max(0, -dx), min(width, width - dx)
+        lines = old[top + dy : bottom + dy]
+        new[top:bottom, left:right] = lines[:, left + dx : right + dx]
+        new[top:bottom, :left] = lines[:, :1]
+        new[top:bottom, right:] = lines[:, -1:]
+        new[:top], new[bottom:] = new[top], new[bottom - 1]
+    return torch.from_numpy(made)
 
 
 class Shift:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from embodied.core.spec import Leaf, Spec
-from embodied.data.augment import Shift, random_shift
+from embodied.data.augment import Shift, copied, gathered, random_shift
 from embodied.data.dataset import Dataset
 
 
@@ -35,6 +36,38 @@ def test_no_shift_and_the_generator_decides() -> None:
     assert torch.equal(random_shift(pictures, 0), pictures)
     same = [random_shift(pictures, 2, torch.Generator().manual_seed(1)) for _ in range(2)]
     assert torch.equal(*same) and not torch.equal(same[0], pictures)
+
+
+def test_every_way_of_shifting_crops_the_same() -> None:
+    """Bit for bit: lines copied, pixels gathered, a crop of the padded picture, grid_sample."""
+    torch.manual_seed(0)
+    pad, n, height, width = 4, 81, 12, 10
+    pictures = torch.randint(256, (n, height, width, 3), dtype=torch.uint8)
+    moved = torch.cartesian_prod(torch.arange(-pad, pad + 1), torch.arange(-pad, pad + 1)).T
+    shifted = copied(pictures, moved)
+    assert torch.equal(shifted, gathered(pictures, moved))
+    planes = functional.pad(pictures.permute(0, 3, 1, 2).float(), (pad,) * 4, "replicate")
+    for i, (dy, dx) in enumerate((moved + pad).T.tolist()):
+        crop = planes[i, :, dy : dy + height, dx : dx + width]
+        assert torch.equal(shifted[i], crop.permute(1, 2, 0).byte())
+    size = torch.tensor([width + 2 * pad, height + 2 * pad])
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pixels = torch.stack([x, y], 2) + (moved + pad).T.flip(1)[:, None, None]
+    sampled = functional.grid_sample(planes, (2 * pixels + 1) / size - 1, align_corners=False)
+    assert torch.equal(shifted, sampled.round().byte().permute(0, 2, 3, 1))
+    strided = pictures.permute(0, 2, 1, 3)  # not contiguous, and floats
+    assert torch.equal(copied(strided, moved), gathered(strided, moved))
+    assert torch.equal(copied(pictures.float(), moved), gathered(pictures.float(), moved))
+
+
+def test_shifts_wider_than_the_picture() -> None:
+    pictures = torch.randint(256, (50, 3, 4, 1), dtype=torch.uint8)
+    shifted = random_shift(pictures, 5)
+    assert shifted.shape == pictures.shape
+    assert all(
+        set(a.flatten().tolist()) >= set(b.flatten().tolist())
+        for a, b in zip(pictures, shifted, strict=True)
+    )
 
 
 def test_only_pictures_of_a_batch_are_shifted() -> None:
