@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import mlp, per_row
+from embodied.core.nets import per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies.encoders import Encoder, ImageConfig
+from policies.layers import layers
 from policies.points import PointConfig
 
 LOG_2PI = math.log(2 * math.pi)
@@ -54,7 +55,7 @@ class Normal(Policy):
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
+        self.net = layers(
             self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
         )
         orthogonal(self.net, 0.0 if config.zero_head else config.head)

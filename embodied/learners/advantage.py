@@ -48,13 +48,19 @@ def clip_loss(
     return -torch.minimum(ratio * advantage, held * advantage), log_ratio
 
 
-def normalized(advantage: Tensor, valid: Tensor, std: bool = True) -> Tensor:
-    """Zero mean (and unit deviation) over the valid elements; zero elsewhere."""
-    count = valid.sum().clamp(min=1)
-    mean = (advantage * valid).sum() / count
-    centred = (advantage - mean) * valid
-    if not std:
-        return centred
-    # As torch.std does: n - 1.
-    deviation = (centred.square().sum() / (count - 1).clamp(min=1)).sqrt()
-    return centred / (deviation + 1e-8)
+def clip_slope(loss: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """d loss / d log_prob of `clip_loss`: -rho A, and 0 where clipping decided."""
+    gain = log_ratio.exp() * advantage
+    return torch.where(-gain >= loss, -gain, 0)
+
+
+def normalized(advantage: Tensor, share: Tensor) -> Tensor:
+    """Zero mean and unit deviation; `share` [..] is the weight of each element, 1 in total (0: it
+    does not count)."""
+    centred = advantage - (advantage * share).sum()
+    return centred * torch.rsqrt((centred.square() * share).sum() + 1e-16)
+
+
+def variance(values: Tensor, share: Tensor) -> Tensor:
+    """Of elements with weights `share`, 1 in total."""
+    return ((values - (values * share).sum()).square() * share).sum()

@@ -8,10 +8,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.nets import mlp
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from policies.encoders import Encoder
+from policies.layers import layers
 from policies.normal import orthogonal
 from policies.recurrent import Memory
 
@@ -36,7 +36,7 @@ class Value(nn.Module):
     def __init__(self, config: ValueConfig, spec: Spec) -> None:
         super().__init__()
         self.encoder = eyes(config, spec)
-        self.net = mlp(self.encoder.size, config.hidden, 1, config.activation, config.layer_norm)
+        self.net = layers(self.encoder.size, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
@@ -49,7 +49,7 @@ class RecurrentValue(nn.Module):
     def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
         super().__init__()
         self.memory = Memory(eyes(config, spec), width)
-        self.net = mlp(width, config.hidden, 1, config.activation, config.layer_norm)
+        self.net = layers(width, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)
 
     @property
@@ -59,7 +59,7 @@ class RecurrentValue(nn.Module):
     def forward(self, obs: Tensors, h: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Values [T, B] and the memories [T, B, width] they come from; `h` [B, width] before."""
         memory = self.memory.along(obs, h, first)
-        return self.net(memory).squeeze(2), memory
+        return self.net(memory.flatten(0, 1)).view(first.shape), memory
 
     def after(self, obs: Tensors, memory: Tensor) -> Tensor:
         """Values [T, B] of observations [T, B, ...] that each follow a memory [T, B, width]."""

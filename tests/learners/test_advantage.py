@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embodied.core.spec import Leaf
-from embodied.learners.advantage import clip_loss, gae, normalized
+from embodied.learners.advantage import clip_loss, clip_slope, gae, normalized, variance
 from embodied.learners.running import Moments, Observed, Returns
 from policies.encoders import Encoder
 
@@ -72,10 +72,23 @@ def test_only_where_clipping_would_not_gain_is_there_a_slope() -> None:
     assert (log_prob.grad != 0).tolist() == [False, True, True, False]
 
 
+def test_the_slope_is_that_of_the_loss() -> None:
+    torch.manual_seed(0)
+    log_prob = torch.randn(200).requires_grad_()
+    old, advantage = log_prob.detach() + 0.3 * torch.randn(200), torch.randn(200)
+    loss, log_ratio = clip_loss(log_prob, old, advantage, 0.2)
+    loss.sum().backward()
+    slope = clip_slope(loss, log_ratio, advantage)
+    assert 0.1 < (slope == 0).float().mean() < 0.5
+    torch.testing.assert_close(slope, log_prob.grad)
+
+
 def test_normalized_looks_at_valid_ones_only() -> None:
-    valid = torch.tensor([[True, True], [True, False]])
-    got = normalized(torch.tensor([[1.0, 2.0], [3.0, 100.0]]), valid)
-    torch.testing.assert_close(got, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+    share = torch.tensor([[1.0, 1.0], [1.0, 0.0]]) / 3
+    got = normalized(torch.tensor([[1.0, 2.0], [3.0, 100.0]]), share)
+    torch.testing.assert_close(got[0], torch.tensor([-1.0, 0.0]) * 1.5**0.5)
+    values = torch.tensor([[1.0, 2.0], [3.0, 100.0]])
+    assert variance(values, share).item() == pytest.approx(2 / 3)
 
 
 def test_moments_of_pieces_are_those_of_the_whole() -> None:

@@ -15,7 +15,7 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.data.rollout import Rollout
-from embodied.learners.ppo import Ppo, value_error
+from embodied.learners.ppo import Ppo, clip_norm, value_error
 from embodied.loops.keeper import Every, Keeper
 from embodied.loops.rollout import RolloutLoop
 from envs.gym import Config as GymConfig
@@ -81,7 +81,7 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
     learner = make(name, memory, normalize=False)
     batch = played(learner, padded=padded)
     acted = densities(learner, batch)
-    table, _ = learner._table(batch, {k[6:]: v for k, v in batch.items() if k[:6] == "carry/"})
+    table, _ = learner._table(batch, carry_of(batch))
     valid = batch["valid"]
     old = table["old"].mT if memory else table["old"]
     expected = acted if memory else acted[valid]
@@ -90,8 +90,14 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
     part = take(table, order)
     log_prob, _ = learner._assess(part)
     torch.testing.assert_close((log_prob - part["old"]).exp(), torch.ones_like(log_prob))
-    _, metrics = learner._loss(part)
+    metrics, _ = learner._loss(part, *quantities(learner, part))
     assert abs(metrics["kl"]) < 1e-5 and not metrics["clipped"]
+
+
+def quantities(learner: Ppo, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    """Densities, values and entropies of a minibatch."""
+    log_prob, entropy = learner._assess(rows)
+    return log_prob, learner._worth(rows), entropy
 
 
 @torch.no_grad()
@@ -173,39 +179,83 @@ def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_value_error_by_hand() -> None:
-    value, old, target = (
-        torch.tensor([3.0, 0.5]),
-        torch.tensor([1.0, 0.0]),
-        torch.tensor([4.0, 0.0]),
-    )
-    assert value_error(value, old, target, 0.0).tolist() == [0.5, 0.125]
+    value, old = torch.tensor([3.0, 0.5]).requires_grad_(), torch.tensor([1.0, 0.0])
+    target = torch.tensor([4.0, 0.0])
+    error, slope = value_error(value, old, target, 0.0)
+    assert error.tolist() == [0.5, 0.125] and slope.tolist() == [-1.0, 0.5]
     # Held within 0.2 of the old value: (1.2 - 4)^2 / 2, and the worse of 0.5 and 0.2 away.
-    expected = torch.tensor([0.5 * 2.8**2, 0.125])
-    torch.testing.assert_close(value_error(value, old, target, 0.2), expected)
+    error, slope = value_error(value, old, target, 0.2)
+    torch.testing.assert_close(error.detach(), torch.tensor([0.5 * 2.8**2, 0.125]))
+    assert slope.tolist() == [0.0, 0.5]
 
 
-def test_the_loss_by_hand() -> None:
-    learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
-    rows = {
+def example() -> Tensors:
+    """One decision: with zero biases the mean is 0, the deviation 1 and V = 0; the ratio is 1.5."""
+    log_prob = -0.5 - math.log(2 * math.pi)
+    return {
         "obs/state": torch.zeros(1, 3),
         "obs/critic/truth": torch.zeros(1, 2),
         "action": torch.tensor([[1.0, 0.0]]),
         "advantage": torch.tensor([2.0]),
         "value": torch.zeros(1),
         "target": torch.tensor([3.0]),
+        "old": torch.tensor([log_prob - math.log(1.5)]),
     }
-    # Zero biases: the mean is 0 with deviation 1, and V = 0.
-    log_prob = -0.5 - math.log(2 * math.pi)
-    entropy = math.log(2 * math.pi) + 1
-    rows["old"] = torch.tensor([log_prob - math.log(1.5)])  # the ratio is 1.5, held at 1.2
-    loss, metrics = learner._loss(rows)
-    assert loss.item() == pytest.approx(-2.4 + 2 * 4.5 - 0.1 * entropy, rel=1e-5)
-    assert metrics["kl"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-4)
-    assert metrics["clipped"] == 1 and metrics["value_loss"].item() == pytest.approx(4.5)
+
+
+def test_the_loss_by_hand() -> None:
+    learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
+    rows = example()
+    parts, slopes = learner._loss(rows, *quantities(learner, rows))
+    assert parts["policy_loss"].item() == pytest.approx(-2.4)  # held at 1.2
+    assert parts["value_loss"].item() == pytest.approx(4.5)
+    assert parts["entropy"].item() == pytest.approx(math.log(2 * math.pi) + 1)
+    assert parts["kl"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-4)
+    assert parts["clipped"] == 1
+    assert [slope.item() for slope in slopes] == pytest.approx([0, 2 * (0 - 3), -0.1])
+    rows["old"] += math.log(1.5)
+    _, slopes = learner._loss(rows, *quantities(learner, rows))
+    assert slopes[0].item() == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize(("name", "memory"), ALL)
+def test_the_gradient_is_that_of_the_loss(name: str, memory: bool) -> None:
+    """Against autograd on the formula at the top of ppo.py."""
+    learner = make(name, memory, entropy=0.3, value_clip=0.1, value_weight=0.7, advantage="raw")
+    table, _ = learner._table(batch := played(learner, padded=memory), carry_of(batch))
+    generator = torch.Generator().manual_seed(0)
+    table["old"] = table["old"] + 0.3 * torch.randn(table["old"].shape, generator=generator)
+    learner._slopes(table)
+    weights = [p for p in learner.parameters() if p.requires_grad]
+    found = [p.grad.clone() for p in weights if p.grad is not None]
+    assert len(found) == len(weights)
+    learner.zero_grad()
+    log_prob, value, entropy = quantities(learner, table)
+    ratio, gain = (log_prob - table["old"]).exp(), table["advantage"]
+    policy = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+    held = table["value"] + (value - table["value"]).clamp(-0.1, 0.1)
+    error = torch.maximum((value - table["target"]) ** 2, (held - table["target"]) ** 2)
+    each_one = policy + 0.7 * 0.5 * error - 0.3 * entropy
+    (each_one[table["valid"]] if memory else each_one).mean().backward()
+    for got, weight in zip(found, weights, strict=True):
+        assert weight.grad is not None
+        torch.testing.assert_close(got, weight.grad, atol=1e-6, rtol=1e-4)
+
+
+def carry_of(batch: Tensors) -> Tensors:
+    return {k[6:]: v for k, v in batch.items() if k.startswith("carry/")}
+
+
+def test_gradients_are_clipped_together() -> None:
+    grads = [torch.tensor([3.0]), torch.tensor([[4.0]])]
+    assert clip_norm(grads, 1.0).item() == pytest.approx(5)
+    assert [g.item() for g in grads] == pytest.approx([0.6, 0.8])
+    assert clip_norm(grads, 2.0).item() == pytest.approx(1)
+    assert [g.item() for g in grads] == pytest.approx([0.6, 0.8])
 
 
 def rate(learner: Ppo) -> float:
-    return float(learner.adams["actor"].param_groups[0]["lr"])
+    return float(next(iter(learner.adams.values())).param_groups[0]["lr"])
 
 
 def test_schedules() -> None:

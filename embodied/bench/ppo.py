@@ -1,0 +1,162 @@
+"""PPO's speed: environment steps with ten epochs of minibatches on them, against SB3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.bench.measure import Block, Comparison, compare, table, write_json
+from embodied.core.build import build
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.data.rollout import Rollout
+from embodied.learners.ppo import Ppo
+from embodied.loops.keeper import Every, Keeper
+from embodied.loops.rollout import RolloutLoop
+
+ENV = "HalfCheetah-v5"
+OBS, ACT, ROWS = 17, 6, 16
+HORIZON, BATCH, EPOCHS = 128, 64, 10  # SB3's own numbers of gradient steps: 320 for 2,048 steps
+POLICY = {"_target_": "policies.normal.Normal", "hidden": [64, 64]}
+LEARNER = {
+    "_target_": "embodied.learners.ppo.Ppo",
+    "horizon": HORIZON,
+    "batch_size": BATCH,
+    "epochs": EPOCHS,
+    "normalize": False,  # SB3's PPO has none of its own
+}
+
+
+def run(out: Path | str = "bench", repeats: int = 5) -> list[Comparison]:
+    """Measure every row on one thread, print the table, write `out/ppo.json`; about a minute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [training(repeats), updating(repeats)]
+        if torch.cuda.is_available():
+            rows += [flagged("cuda_graph", repeats), flagged("compile", repeats)]
+    finally:
+        torch.set_num_threads(threads)
+    table(rows, "proximal policy optimisation, one thread")
+    write_json(Path(out), "ppo", rows)
+    return rows
+
+
+def training(repeats: int) -> Comparison:
+    """Our whole loop on EnvPool against SB3's `learn` on its usual vector of environments."""
+    name = f"PPO {ENV}, {ROWS} rows, {HORIZON * ROWS * EPOCHS // BATCH} minibatches of {BATCH}"
+    return compare(our_loop(), their_loop(), repeats, name, target=2.0)
+
+
+def our_loop(env: str = "envpool") -> Block:
+    """One batch of steps and its update, by the real loop."""
+    if env == "envpool":
+        from envs.envpool import Config, EnvPool
+
+        worlds: Any = EnvPool(Config(ENV, num_envs=ROWS, threads=1))
+    else:
+        from envs.gym import Config as GymConfig
+        from envs.gym import Gym
+
+        worlds = Gym(GymConfig(ENV, num_envs=ROWS))
+    torch.manual_seed(0)
+    learner = learner_for(worlds.spec)
+    loop = RolloutLoop(Rollout(worlds, learner.policy, learner.gamma, seed=0), learner)
+
+    def block() -> int:
+        keeper = Keeper(Nowhere(), HORIZON * ROWS, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        loop.run(keeper)
+        return keeper.step
+
+    return block
+
+
+def their_loop() -> Block:
+    """The same of SB3."""
+    model = their_model()
+
+    def block() -> int:
+        model.learn(HORIZON * ROWS, reset_num_timesteps=False)
+        return HORIZON * ROWS
+
+    return block
+
+
+def their_model() -> Any:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    sizes = {"n_steps": HORIZON, "batch_size": BATCH, "n_epochs": EPOCHS}
+    return PPO("MlpPolicy", make_vec_env(ENV, ROWS, seed=0), seed=0, device="cpu", **sizes)
+
+
+def updating(repeats: int) -> Comparison:
+    """The update alone on one batch, against SB3's `train`."""
+    torch.manual_seed(0)
+    learner, batch, model = learner_for(world()), batch_of(), their_model()
+    model.learn(HORIZON * ROWS)
+    count = HORIZON * ROWS * EPOCHS // BATCH
+
+    def ours() -> int:
+        learner.update(batch)
+        return count
+
+    def theirs() -> int:
+        model.train()
+        return count
+
+    return compare(ours, theirs, repeats, f"update alone, minibatches of {BATCH}", "minibatches")
+
+
+def flagged(flag: str, repeats: int) -> Comparison:
+    """Updates on the GPU with `flag` set against the same code without."""
+    torch.manual_seed(0)
+    batch = {key: value.to("cuda") for key, value in batch_of().items()}
+    fast = learner_for(world(), **{flag: True}).to("cuda")
+    plain = learner_for(world()).to("cuda")
+
+    def updates(learner: Ppo) -> Block:
+        def block() -> int:
+            learner.update(batch)
+            torch.cuda.synchronize()
+            return HORIZON * ROWS * EPOCHS // BATCH
+
+        return block
+
+    name = f"{flag} against eager, GPU"
+    return compare(updates(fast), updates(plain), repeats, name, "minibatches")
+
+
+def learner_for(spec: Spec, **settings: object) -> Ppo:
+    return build({**LEARNER, **settings}, policy=build(POLICY, spec=spec), spec=spec)
+
+
+def world() -> Spec:
+    """HalfCheetah's sizes without its simulator."""
+    return Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.05)
+
+
+def batch_of() -> Tensors:
+    """A batch of random decisions of HalfCheetah's size."""
+    times = (HORIZON, ROWS)
+    no = torch.zeros(times, dtype=torch.bool)
+    return {
+        "obs/state": torch.randn(*times, OBS),
+        "action": torch.randn(*times, ACT),
+        "reward": torch.randn(times),
+        "discount": torch.full(times, 0.99),
+        "next_obs/state": torch.randn(*times, OBS),
+        "ended": no,
+        "first": no,
+        "valid": ~no,
+    }
+
+
+class Nowhere:
+    """A log for what nobody reads."""
+
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+
+    def advance(self, step: int) -> None: ...
