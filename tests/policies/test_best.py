@@ -1,0 +1,201 @@
+"""Best of N and edited candidates: choices by hand, and what stays as the base does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
+
+from embodied.core import checkpoint
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from policies.best import Best, repeat, select_by_q
+from policies.edit import Edit
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+FLOW = {"_target_": "policies.flow.Flow", "width": 16, "chunk": 2}
+GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+LINEAR = {"_target_": "embodied.learners.critic.Critic", "n": 2, "hidden": []}
+
+
+def best(**settings: Any) -> Best:
+    torch.manual_seed(0)
+    node = {"_target_": "policies.best.Best", "base": FLOW, "critic": LINEAR, "n": 4, **settings}
+    return build(node, spec=SPEC)
+
+
+def edit(**settings: Any) -> Edit:
+    torch.manual_seed(0)
+    node = {"_target_": "policies.edit.Edit", "base": FLOW, "critic": LINEAR, "edit": GAUSSIAN}
+    return build({**node, "n": 4, **settings}, spec=SPEC)
+
+
+@torch.no_grad()
+def prefer(policy: Best, weights: list[list[float]]) -> None:
+    """Make Q_i(s, a) = weights[i] . a, whatever s."""
+    ensemble = policy.critic.ensemble
+    ensemble.weights[0].zero_()
+    ensemble.biases[0].zero_()
+    ensemble.weights[0][:, -len(weights[0]) :, 0] = torch.tensor(weights)
+
+
+def test_select_by_q_by_hand() -> None:
+    candidates = torch.tensor(
+        [[[1.0, 0.0], [3.0, 1.0], [2.0, 5.0]], [[4.0, 2.0], [0.0, 3.0], [1.0, 0.0]]]
+    )
+    first, second = (lambda obs, a, i=i: a[:, :, i] * obs["sign"][:, None] for i in (0, 1))
+    obs = {"sign": torch.tensor([1.0, -1.0])}
+    chosen, index = select_by_q(first, obs, candidates)
+    assert index.tolist() == [1, 1] and chosen.tolist() == [[3, 1], [0, 3]]
+    chosen, index = select_by_q(second, obs, candidates)
+    assert index.tolist() == [2, 2] and chosen.tolist() == [[2, 5], [1, 0]]
+
+
+def test_rows_are_repeated_in_place() -> None:
+    assert repeat({"a": torch.tensor([[1], [2]])}, 2)["a"].flatten().tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("value", "slopes"), [("mean", [1.0, 2.0]), ("min", [1.0, 1.0])])
+def test_the_best_candidate_by_the_critics_together(value: str, slopes: list[float]) -> None:
+    policy = best(value=value)
+    # Of the last action element: Q_1 = a, Q_2 = 3 a; the mean is 2 a, the minimum a or 3 a.
+    prefer(policy, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
+    obs, noise = {"state": torch.randn(5, 3)}, policy.draw(5)
+    chosen, _ = policy.act(obs, {}, noise)
+    each = torch.stack([policy.base.act(obs, {}, z)[0] for z in noise.view(5, 4, 4).unbind(1)], 1)
+    last = each[:, :, 1, 1]
+    score = 2 * last if value == "mean" else torch.where(last > 0, last, 3 * last)
+    expected = each[torch.arange(5), score.argmax(1)]
+    torch.testing.assert_close(chosen, expected)
+    assert len(set(score.argmax(1).tolist())) > 1
+
+
+def test_one_candidate_is_the_base_itself() -> None:
+    policy = best(n=1)
+    obs, noise = {"state": torch.randn(5, 3)}, policy.draw(5)
+    assert torch.equal(policy.act(obs, {}, noise)[0], policy.base.act(obs, {}, noise)[0])
+
+
+def test_the_first_candidate_is_drawn_as_the_base_acts() -> None:
+    policy = best(base={**GAUSSIAN, "chunk": 2}, n=3)
+    calm = policy.draw(4).view(4, 3, 4)
+    assert not calm[:, 0].any() and calm[:, 1:].all()
+
+
+def test_chunk_and_refusals() -> None:
+    assert best(chunk=3).chunk == 3 and best().chunk == 2
+    with pytest.raises(ConfigError, match="n=0 candidates"):
+        best(n=0)
+    with pytest.raises(ConfigError, match="policy with a density"):
+        edit(edit=FLOW)
+    with pytest.raises(ConfigError, match="scale=0"):
+        edit(scale=0.0)
+
+
+@pytest.mark.parametrize("make", [best, edit])
+def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
+    """The base keeps weights and normalisers; the whole loads alone."""
+    torch.manual_seed(3)
+    base = build(FLOW, spec=SPEC)
+    rows = {"obs/state": 5 + torch.randn(50, 3), "action": torch.rand(50, 4) / 2}
+    base.fit(rows)
+    kept = {key: value.clone() for key, value in base.state_dict().items()}
+    kind = type(make())
+    node = {key: value for key, value in make().node.items() if key != "base"}
+    policy = kind.on(base, node)
+    policy.fit({"obs/state": torch.randn(50, 3), "action": torch.rand(50, 4) * 2 - 1})
+    assert all(torch.equal(value, kept[key]) for key, value in policy.base.state_dict().items())
+    assert policy.critic.encoder.norm.limit < 100  # fitted
+    checkpoint.save(tmp_path / "1", policy, 1)
+    loaded = checkpoint.load_policy(tmp_path / "1", SPEC)
+    obs, noise = {"state": torch.randn(6, 3)}, policy.draw(6, explore=True)
+    assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
+
+
+def test_any_base_and_what_its_critic_judges() -> None:
+    """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
+    torch.manual_seed(1)
+    flow = build(FLOW, spec=SPEC)
+    latent = {"_target_": "policies.latent.Latent", "bound": 2.0, "base": FLOW, "inner": GAUSSIAN}
+    steered = build(latent, spec=SPEC)
+    steered.base.load_state_dict(flow.state_dict())
+    policy = best(base=latent, n=5)
+    policy.base.load_state_dict(steered.state_dict())
+    prefer(policy, [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    actor = Actor(policy, 6, explore=True)
+    torch.manual_seed(2)
+    actor({"state": torch.zeros(6, 3)}, torch.ones(6, dtype=torch.bool))
+    torch.manual_seed(2)
+    noise = policy.draw(6, explore=True).view(6, 5, 4)
+    obs = {"state": torch.zeros(6, 3)}
+    u = torch.stack([steered.inner.act(obs, {}, z)[0][:, 0] for z in noise.unbind(1)], 1)
+    expected = u[torch.arange(6), u[:, :, 0].argmax(1)]
+    torch.testing.assert_close(actor.choice, expected)
+    torch.testing.assert_close(actor.plan, flow.act(obs, {}, 2 * expected)[0])
+
+
+def test_edits_of_nothing_are_the_base_bit_for_bit() -> None:
+    """A head of zeros and no exploration: with one candidate the base, with more the best of it."""
+    zero = {**GAUSSIAN, "zero_head": True}
+    obs = {"state": torch.randn(7, 3)}
+    one = edit(edit=zero, n=1)
+    noise = one.draw(7)
+    assert torch.equal(one.act(obs, {}, noise)[0], one.base.act(obs, {}, noise[:, :4])[0])
+    many, plain = edit(edit=zero), best()
+    plain.base.load_state_dict(many.base.state_dict())
+    plain.critic.load_state_dict(many.critic.state_dict())
+    noise = many.draw(7)
+    assert torch.equal(many.act(obs, {}, noise)[0], plain.act(obs, {}, noise[:, :16])[0])
+    explored = many.act(obs, {}, many.draw(7, explore=True))[0]
+    assert not torch.equal(explored, plain.act(obs, {}, noise[:, :16])[0])
+
+
+def test_proposals_are_the_base_and_its_edits() -> None:
+    policy = edit(scale=0.7)
+    torch.nn.init.normal_(policy.edit.net[-1].bias, std=2.0)
+    obs, noise = {"state": torch.randn(3, 3)}, policy.draw(3, explore=True)
+    proposals = policy.proposals(obs, noise)
+    assert proposals.shape == (3, 8, 4) and proposals.abs().max() == 1
+    base, edits = noise[:, :16].view(3, 4, 4), noise[:, 16:].view(3, 4, 4)
+    for i in range(4):
+        action = policy.base.act(obs, {}, base[:, i])[0].flatten(1)
+        torch.testing.assert_close(proposals[:, i], action)
+        u = policy.edit.act({**obs, "base_action": action}, {}, edits[:, i])[0].flatten(1)
+        torch.testing.assert_close(proposals[:, 4 + i], (action + 0.7 * u).clamp(-1, 1))
+    prefer(policy, [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    chosen = policy.act(obs, {}, noise)[0].flatten(1)
+    expected = proposals[torch.arange(3), proposals[:, :, 2].argmax(1)]
+    torch.testing.assert_close(chosen, expected)
+
+
+def test_the_density_of_an_edit_is_that_of_the_scaled_one() -> None:
+    policy = edit(scale=0.2)
+    obs, action, noise = {"state": torch.randn(6, 3)}, torch.zeros(6, 4), torch.randn(6, 4)
+    edited, log_prob = policy.revise(obs, action, noise)
+    mean, log_std = policy.edit({**obs, "base_action": action})
+    transforms = [TanhTransform(), AffineTransform(0.0, 0.2)]
+    density = TransformedDistribution(Normal(mean, log_std.exp()), transforms)
+    torch.testing.assert_close(log_prob, density.log_prob(edited).sum(1), atol=1e-3, rtol=1e-3)
+    assert edited.abs().max() < 0.2
+
+
+def flat(obs: Tensors, actions: Tensor, critic: Any) -> Tensor:
+    """Values one candidate at a time."""
+    return torch.stack([critic(obs, a) for a in actions.unbind(1)], 2)
+
+
+def test_values_of_many_actions_are_those_of_each() -> None:
+    torch.manual_seed(0)
+    node = {**LINEAR, "n": 3, "hidden": [8, 8], "layer_norm": True}
+    critic = build(node, spec=SPEC, size=4)
+    obs, actions = {"state": torch.randn(5, 3)}, torch.randn(5, 6, 4)
+    expected = flat(obs, actions, critic)
+    torch.testing.assert_close(critic.each(obs, actions), expected)
+    some = torch.tensor([2, 0])
+    torch.testing.assert_close(critic.each(obs, actions, some), expected[some])
