@@ -12,7 +12,6 @@ Without noise it is the clone's own sampler (eta = 0) with the copy in the last 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from policies import chain
-from policies.diffusion import Step, steps
+from policies.diffusion import steps
 from policies.relay import Relay
 
 
@@ -72,19 +71,24 @@ class NoisyDiffusion(chain.Chain):
         return self.inner.begin(obs, x)
 
     def times(self) -> Tensor:
-        return self.inner.times(self.inner.tuned)[-self.links :]
+        return self.inner.tuned.embedded()[-self.links :]
 
     def link(
         self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        step, std = (self.noisy[k], self.explored[k]) if isinstance(k, int) else self._at(k)
+        if not isinstance(k, int):
+            return self._each(x, k, time, seen)
+        step = self.noisy[k]
         x0, e = self.inner.tuned.split(x, step, time, seen)
         remain = step.next_remain
-        if loud is not None and isinstance(k, int):
+        if loud is not None:
             remain = torch.where(loud, remain, self.calm[k].next_remain)
-        return step.next_keep * x0 + remain * e, std
+        return step.next_keep * x0 + remain * e, self.explored[k]
 
-    def _at(self, k: Tensor) -> tuple[Step, Tensor]:
-        """The numbers of each row's own step, [n, 1] each, and the deviation in densities."""
-        columns: Any = self.numbers[k][..., None].unbind(1)
-        return Step(*columns), self.density[k][:, None]
+    def _each(self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a step of its own in every row, with the deviation of densities."""
+        _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
+        x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
+        x0 = x0.clamp(-1, 1)
+        e = (x - keep * x0) / remain
+        return next_keep * x0 + next_remain * e, self.density[k][:, None]

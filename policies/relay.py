@@ -56,11 +56,6 @@ class Relay(Policy):
     def draw(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.base.range.radius.device)
 
-    def times(self, policy: Diffusion) -> Tensor:
-        """A network's features [steps, time_dim] of the whole grid."""
-        levels = [step.t for step in self.grid]
-        return policy.embed(torch.tensor(levels, device=policy.range.radius.device))
-
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
         """The base's steps: from noise to where the copy takes over, [n, size]."""
         if self.last == len(self.grid):
@@ -74,7 +69,7 @@ class Relay(Policy):
 
     def _denoise(self, policy: Diffusion, obs: Tensors, x: Tensor, some: slice) -> Tensor:
         features = policy.encoder(obs)
-        for step, time in zip(self.grid[some], self.times(policy)[some], strict=True):
+        for step, time in zip(self.grid[some], policy.embedded()[some], strict=True):
             x0, e = policy.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
         return x

@@ -229,10 +229,10 @@ class Inputs:
         out = self.folder / f"{env}-demos"
         return self._made(out, f"demos collect env={env} episodes=3 num_envs=3 out={out}")
 
-    def clone(self, env: str) -> Path:
-        out, demos = self.folder / f"{env}-clone", self.demos(env)
+    def clone(self, env: str, kind: str) -> Path:
+        out, demos = self.folder / f"{env}-{kind}", self.demos(env)
         words = f"size=debug steps=20 demos={demos} output={out}"
-        return self._made(out, f"train experiment={env}_flow {words}")
+        return self._made(out, f"train experiment={env}_{kind} {words}")
 
     def _made(self, out: Path, line: str) -> Path:
         if not out.exists():
@@ -254,8 +254,9 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     words = []
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
-    if node.get("finetune"):
-        words.append(f"init={inputs.clone(env)}")
+    if node.get("finetune") or hasattr(resolve(node["policy"]["_target_"]), "on"):
+        base = node["policy"].get("base", {"_target_": "policies.flow.Flow"})
+        words.append(f"init={inputs.clone(env, base['_target_'].split('.')[1])}")
     return words
 
 

@@ -1,0 +1,192 @@
+"""Noisy flow and noisy diffusion: densities by brute force, and the plain policy without noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from policies.chain import Chain
+from policies.noisy_diffusion import NoisyDiffusion
+from policies.noisy_flow import NoisyFlow
+from policies.relay import Relay
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+BASES: dict[str, dict[str, Any]] = {
+    "flow": {"_target_": "policies.flow.Flow", "chunk": 3, "steps": 4, "width": 16},
+    "one step": {"_target_": "policies.flow.Flow", "chunk": 3, "steps": 1, "width": 16},
+    "shortcut": {"_target_": "policies.shortcut.Shortcut", "chunk": 3, "steps": 2, "width": 16},
+    "diffusion": {"_target_": "policies.diffusion.Diffusion", "chunk": 3, "width": 16},
+}
+
+
+def fitted(kind: str) -> Any:
+    torch.manual_seed(0)
+    base = build(BASES[kind], spec=SPEC)
+    rows = {"obs/state": torch.randn(50, 3), "action": torch.rand(50, 3, 2) - 0.3}
+    base.fit(rows)
+    return base
+
+
+def noisy(kind: str, **settings: Any) -> Chain:
+    name = "noisy_diffusion" if kind == "diffusion" else "noisy_flow"
+    cls = NoisyDiffusion if kind == "diffusion" else NoisyFlow
+    node = {"_target_": f"policies.{name}.{cls.__name__}", "base": BASES["flow"], **settings}
+    return cls.on(fitted(kind), node)
+
+
+def drawn(policy: Chain, n: int = 64) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Observations, the actions of exploring in them, and the chains."""
+    obs = {"state": torch.randn(n, 3)}
+    with torch.no_grad():
+        actions, carry = policy.act(obs, {}, policy.draw(n, explore=True))
+    return obs, actions, carry["row/action"]
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_without_noise_it_is_its_base_bit_for_bit(kind: str) -> None:
+    policy, base = noisy(kind), fitted(kind)
+    obs = {"state": torch.randn(500, 3)}
+    torch.manual_seed(1)
+    noise = policy.draw(500)
+    torch.manual_seed(1)
+    plain = base.act(obs, {}, base.draw(500))[0]
+    assert torch.equal(policy.act(obs, {}, noise)[0], plain)
+    deployed = policy.deployed()
+    assert torch.equal(deployed.act(obs, {}, noise[:, : policy.size])[0], plain)
+    assert isinstance(deployed, Relay if kind == "diffusion" else type(base))
+    assert not torch.equal(policy.act(obs, {}, policy.draw(500, explore=True))[0], plain)
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_rows_with_and_without_noise_do_not_mix(kind: str) -> None:
+    policy = noisy(kind)
+    obs, noise = {"state": torch.randn(6, 3)}, policy.draw(6, explore=True)
+    noise[::2, policy.size :] = 0
+    actions = policy.act(obs, {}, noise)[0]
+    plain = policy.deployed().act(obs, {}, noise[:, : policy.size])[0]
+    same = (actions == plain).flatten(1).all(1)
+    assert same.tolist() == [True, False] * 3
+
+
+def test_flow_density_is_a_product_of_normals() -> None:
+    """Step by step, with the base's own velocity on the left grid, in the order of the chain."""
+    policy = noisy("flow", clip=0.7)
+    assert isinstance(policy, NoisyFlow)
+    obs, actions, chain = drawn(policy)
+    flow, features = policy.inner, policy.inner.encoder(obs)
+    total = Normal(0.0, 1.0).log_prob(chain[:, 0])
+    entropy = torch.full_like(total, 0.5 * math.log(2 * math.pi * math.e))
+    for k in range(4):
+        t = torch.full((64,), k / 4)
+        mean = chain[:, k] + flow.net(chain[:, k], t, features) / 4
+        limit = 1.0 if k == 3 else 0.7
+        raw = policy.noise(torch.cat([flow.net.embed(t), features], 1))
+        share = torch.sigmoid(2 * raw)  # (1 + tanh u) / 2
+        std = (share * math.log(0.16) + (1 - share) * math.log(0.08)).exp()
+        step = Normal(mean.clamp(-limit, limit), std)
+        total = total + step.log_prob(chain[:, k + 1])
+        entropy = entropy + step.entropy()
+    log_prob, spread = policy.assess(obs, chain)
+    torch.testing.assert_close(log_prob, total.sum(1) / (5 * 6))
+    torch.testing.assert_close(spread, entropy.sum(1) / (5 * 6))
+    played, _ = policy.assess(obs, chain, played=4)  # two of three control steps
+    torch.testing.assert_close(played, total[:, :4].sum(1) / (5 * 4))
+    torch.testing.assert_close(actions, flow.to_actions(chain[:, -1].clamp(-1, 1)))
+
+
+def test_diffusion_density_is_a_product_of_normals() -> None:
+    """DDIM with eta = 1 from the schedule's own numbers; deviations below the floor are raised."""
+    policy = noisy("diffusion", last=4, floor=0.2, density_floor=0.1)
+    assert isinstance(policy, NoisyDiffusion)
+    obs, _, chain = drawn(policy)
+    tuned = policy.inner.tuned
+    kept = tuned.sampler.alphas_cumprod
+    for k, t in enumerate((30, 20, 10, 0)):
+        here, there = float(kept[t]), float(kept[t - 10]) if t else 1.0
+        x = chain[:, k]
+        guess = tuned.net(x, torch.full((64,), t / 100), tuned.encoder(obs))
+        x0 = ((x - (1 - here) ** 0.5 * guess) / here**0.5).clamp(-1, 1)
+        e = (x - here**0.5 * x0) / (1 - here) ** 0.5
+        sigma = ((1 - there) / (1 - here) * (1 - here / there)) ** 0.5
+        mean = there**0.5 * x0 + max(1 - there - sigma**2, 0.0) ** 0.5 * e
+        by_hand = Normal(mean, max(sigma, 0.1)).log_prob(chain[:, k + 1])
+        found = policy.log_prob(obs, x, chain[:, k + 1], torch.full((64,), k))
+        torch.testing.assert_close(found, by_hand, atol=1e-4, rtol=1e-4)
+        z = (chain[:, k + 1] - mean) / max(sigma, 0.2)
+        assert 0.8 < z.std() < 1.2 and z.abs().max() <= 3 + 1e-4
+
+
+def test_drawn_noise_is_cut_off() -> None:
+    policy = noisy("one step")
+    obs = {"state": torch.randn(400, 3)}
+    _, carry = policy.act(obs, {}, 20 * policy.draw(400, explore=True))
+    chain = carry["row/action"]
+    mean, std = policy.link(
+        chain[:, 0], 0, policy.times()[0], policy.encoder(obs), torch.ones(400, 1, dtype=torch.bool)
+    )
+    z = ((chain[:, 1] - mean) / std).abs()
+    assert z.max() <= 3 + 1e-4 and (z > 2.99).float().mean() > 0.5
+
+
+def test_the_actor_stores_the_chain() -> None:
+    policy = noisy("flow")
+    actor = Actor(policy, 5, execute=2, explore=True)
+    first = torch.ones(5, dtype=torch.bool)
+    for _ in range(2):
+        actor({"state": torch.randn(5, 3)}, first)
+        first = torch.zeros(5, dtype=torch.bool)
+    assert actor.choice.shape == (5, 5, 6)
+    actor({"state": torch.randn(5, 3)}, torch.arange(5) == 1)
+    assert actor.choice.shape == (5, 5, 6) and actor.choice.abs().sum() > 0
+
+
+def test_a_relay_begins_with_the_clone_and_ends_with_the_copy() -> None:
+    """Where the copy answers nothing, the last step leaves x / sqrt(abar), clipped."""
+    policy = noisy("diffusion", last=1)
+    relay = policy.deployed()
+    assert isinstance(relay, Relay)
+    obs, noise = {"state": torch.randn(9, 3)}, relay.draw(9)
+    for parameter in relay.tuned.net.leave.parameters():
+        torch.nn.init.zeros_(parameter)
+    x = relay.begin(obs, noise)
+    kept = float(relay.base.sampler.alphas_cumprod[0])
+    expected = relay.to_actions((x / kept**0.5).clamp(-1, 1))
+    torch.testing.assert_close(relay.act(obs, {}, noise)[0], expected)
+    assert not any(p.requires_grad for p in relay.base.parameters())
+    assert all(p.requires_grad for p in relay.tuned.parameters())
+
+
+def test_bounds_of_the_noise_hold_and_fall() -> None:
+    policy = noisy("flow", low=0.05, high=0.25)
+    assert isinstance(policy, NoisyFlow)
+    for parameter in policy.noise.parameters():
+        torch.nn.init.normal_(parameter, std=9)
+    seen = torch.randn(500, 3)
+    std = policy.std(policy.times()[0], seen)
+    assert 0.0499 < std.min() < 0.06 and 0.24 < std.max() < 0.2501
+    policy.narrow(0.5)
+    assert policy.std(policy.times()[0], seen).max().item() == pytest.approx(0.15, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("noisy_flow.NoisyFlow", {"base": BASES["diffusion"]}, "not of Diffusion"),
+        ("noisy_flow.NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not of Flow"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "floor": 0.0}, "above 0"),
+    ],
+)
+def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as found:
+        build({"_target_": f"policies.{name}", **settings}, spec=SPEC)
+    assert "\n" not in str(found.value)
