@@ -38,7 +38,7 @@ LAYERS = (
 ROBOT_SEES = {"real_robot", "embodied.core", "embodied.embodiments", "policies"}
 SHARED = ("core", "loops", "data", "viewer", "commands", "cli.py", "compose.py")
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
-ORDINARY = {"metrics", "progress", "program"}  # words with a plain meaning in shared code
+ORDINARY = {"act", "metrics", "progress", "program"}  # words with a plain meaning in shared code
 
 
 def sources(*roots: str) -> list[Path]:

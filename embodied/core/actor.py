@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.captured import Captured
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -20,15 +21,24 @@ class Actor:
     After a call, `decided` [n] (bool) says which rows made a new decision in it, `seen` holds what
     those decisions saw, `choice` the action that a learner stores for them ([n, execute * A], or
     the policy's `row/action`), and `rows` what else the policy wants stored.
+
+    With `cuda_graph`, decisions of all rows together are one replayed graph (`Captured`, which says
+    for which policies); those of some rows only are made as ever.
     """
 
     def __init__(
-        self, policy: Policy, n: int, execute: int | None = None, explore: bool = False
+        self,
+        policy: Policy,
+        n: int,
+        execute: int | None = None,
+        explore: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
         self.policy, self.n, self.explore = policy, n, explore
         self.execute = policy.chunk if execute is None else execute
         if not 1 <= self.execute <= policy.chunk:
             raise ValueError(f"execute={self.execute} is not in 1..{policy.chunk} (the chunk)")
+        self.captured = Captured(policy) if cuda_graph else None
         self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
         self.cursor = torch.full((n,), self.execute, device=self.device)
         self.every = torch.arange(n, device=self.device)
@@ -55,6 +65,9 @@ class Actor:
 
     def _decide(self, obs: Tensors, carry: Tensors) -> tuple[Tensors, Tensors, Tensor]:
         noise = self.policy.draw(tt.length(obs), self.explore)
+        if self.captured is not None and len(noise) == self.n:
+            seen, plan, carry = self.captured(obs, carry, noise)
+            return seen, carry, plan
         seen, carry = self.policy.observe(obs, carry, noise)
         plan, carry = self.policy.act(seen, carry, noise)
         return seen, carry, plan
