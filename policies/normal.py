@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from embodied.core.build import ConfigError
 from embodied.core.nets import per_row
@@ -85,10 +86,9 @@ class Normal(Policy):
         """
         played = action.shape[1]
         mean, log_std = self(obs)[:, :played], self.log_std[:played]
-        z = (action - mean) * torch.exp(-log_std)
-        total = log_std.sum() + 0.5 * played * LOG_2PI
-        log_prob = -0.5 * z.square().sum(1) - total
-        return log_prob, (total + 0.5 * played).expand(len(action))
+        log_prob = cast(Tensor, Density.apply(mean, log_std, action))
+        entropy = log_std.sum() + 0.5 * played * (LOG_2PI + 1)
+        return log_prob, entropy.expand(len(action))
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given unclipped actions [n, D], differentiable."""
@@ -106,6 +106,33 @@ class Normal(Policy):
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
+
+
+class Density(torch.autograd.Function):
+    """log N(action; mean, exp(2 log_std)) [n] as one differentiable step; `action` is data.
+
+    With z = (action - mean) / std: d/d mean = z / std, d/d log_std = z^2 - 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        inverse = torch.exp(-log_std)
+        z = (action - mean).mul_(inverse)
+        ctx.save_for_backward(z, inverse)
+        total = log_std.sum() + 0.5 * LOG_2PI * action.shape[1]
+        return z.square().sum(1).mul_(-0.5).sub_(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        z, inverse = ctx.saved_tensors
+        pulled = grad[:, None] * z
+        of_std = None
+        if ctx.needs_input_grad[1]:
+            of_std = (pulled * z).sum(0).sub_(grad.sum())
+        return pulled.mul_(inverse), of_std, None
 
 
 def orthogonal(net: nn.Sequential, last: float) -> None:

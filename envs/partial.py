@@ -1,0 +1,78 @@
+"""Partial: only some numbers of an observation are seen, so that the rest must be remembered.
+
+    seen = o[elements]
+
+A world without its velocities is the usual test of memory (Hausknecht and Stone, 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Bound, Leaf
+from embodied.core.tensors import Tensors
+from envs.wrapper import Wrapper
+
+
+@dataclass(frozen=True)
+class Config:
+    """`elements`: by the name of a vector leaf, which of its numbers are seen, in this order;
+    leaves that are not named are seen whole."""
+
+    elements: Mapping[str, tuple[int, ...]]
+
+
+class Partial(Wrapper):
+    """Policies and critics see only some elements of some leaves."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        leaves = dict(env.spec.obs)
+        for name, elements in config.elements.items():
+            if name not in leaves:
+                raise ConfigError(
+                    f'Partial: there is no observation "{name}"{nearest(name, leaves)}'
+                )
+            leaves[name] = part(name, leaves[name], elements)
+        super().__init__(env, replace(env.spec, obs=leaves))
+        self.index = {
+            name: torch.tensor(elements, device=env.device)
+            for name, elements in config.elements.items()
+        }
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        return self.seen(self.env.reset(seed, task, mask))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        following = self.seen(step.next_obs)
+        obs = following if step.obs is step.next_obs else self.seen(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        parts = {name: obs[name].index_select(1, index) for name, index in self.index.items()}
+        return {**obs, **parts}
+
+
+def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
+    """The leaf of some elements of a vector."""
+    size = leaf.shape[0] if len(leaf.shape) == 1 else 0
+    if not elements or not all(0 <= element < size for element in elements):
+        raise ConfigError(
+            f"Partial: elements {list(elements)} of {name}{list(leaf.shape)}; it takes some of the "
+            "numbers of a vector, counted from 0"
+        )
+
+    def chosen(bound: Bound) -> Bound:
+        return tuple(bound[e] for e in elements) if isinstance(bound, tuple) else bound
+
+    names = tuple(leaf.names[e] for e in elements) if leaf.names else ()
+    shape, low, high = (len(elements),), chosen(leaf.low), chosen(leaf.high)
+    return replace(leaf, shape=shape, low=low, high=high, names=names)

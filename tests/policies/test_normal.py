@@ -1,0 +1,105 @@
+"""Normal: densities by hand and against torch's own, clipping, the start near zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.nets import mlp
+from embodied.core.spec import Leaf, Spec
+from policies.layers import Layers, layers
+from policies.normal import Density, Normal
+
+ACT = Leaf((2,), low=-1.0, high=1.0)
+SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
+
+
+def make(**settings: Any) -> Normal:
+    torch.manual_seed(0)
+    return build({"_target_": "policies.normal.Normal", "hidden": [8], **settings}, spec=SPEC)
+
+
+def test_density_and_entropy_by_hand() -> None:
+    policy = make(zero_head=True, log_std=math.log(2.0))
+    log_prob, entropy = policy.assess({"state": torch.randn(1, 3)}, torch.tensor([[2.0, -4.0]]))
+    # z = (1, -2): -(1 + 4) / 2 - 2 log 2 - log 2 pi; entropy 2 (log 2 + (1 + log 2 pi) / 2)
+    assert log_prob.item() == pytest.approx(-2.5 - 2 * math.log(2) - math.log(2 * math.pi))
+    assert entropy.item() == pytest.approx(2 * math.log(2) + 1 + math.log(2 * math.pi))
+    assert policy.entropy({"state": torch.randn(4, 3)}).tolist() == pytest.approx(
+        [entropy.item()] * 4
+    )
+
+
+def test_the_density_and_its_slopes_are_torchs() -> None:
+    torch.manual_seed(0)
+    mean, log_std = torch.randn(7, 3).requires_grad_(), torch.randn(3).requires_grad_()
+    action, weight = torch.randn(7, 3), torch.randn(7)
+    found: list[list[torch.Tensor]] = []
+    for density in (
+        Density.apply(mean, log_std, action),
+        torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(1),
+    ):
+        slopes = torch.autograd.grad((density * weight).sum(), [mean, log_std])
+        found.append([density, *slopes])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_part_of_a_chunk() -> None:
+    policy = make(chunk=3, head=1.0)
+    obs, action = {"state": torch.randn(5, 3)}, torch.randn(5, 6)
+    some, _ = policy.assess(obs, action[:, :2])
+    mean = policy(obs)[:, :2]
+    expected = torch.distributions.Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
+    torch.testing.assert_close(some, expected)
+
+
+def test_the_robot_gets_the_clipped_action_and_the_learner_the_whole() -> None:
+    policy = make(log_std=1.0)
+    actor = Actor(policy, 50, explore=True)
+    action = actor({"state": torch.randn(50, 3)}, torch.ones(50, dtype=torch.bool))
+    assert actor.choice.abs().max() > 2
+    assert torch.equal(action, actor.choice.clamp(-1, 1))
+
+
+def test_it_begins_near_zero_and_orthogonal() -> None:
+    obs = {"state": 5 * torch.randn(100, 3)}
+    assert not make(zero_head=True)(obs).any()
+    assert 1e-4 < make()(obs).std() < 0.1
+    weight = make().net[0].weight
+    torch.testing.assert_close(weight.T @ weight, 2 * torch.eye(3))
+    assert not make(learn_std=False).log_std.requires_grad
+
+
+def test_discrete_actions_are_refused() -> None:
+    spec = SPEC.with_act(Leaf((), "int64", 0, 3))
+    with pytest.raises(ConfigError, match="continuous"):
+        build({"_target_": "policies.normal.Normal"}, spec=spec)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [[], [5], [6, 4]])
+def test_layers_in_one_step_are_the_layers(activation: str, hidden: list[int]) -> None:
+    torch.manual_seed(0)
+    net = layers(3, hidden, 2, activation, False)
+    plain = mlp(3, hidden, 2, activation)
+    assert isinstance(net, Layers)
+    plain.load_state_dict(net.state_dict())
+    x, weight = torch.randn(9, 3).requires_grad_(), torch.randn(9, 2)
+    found = []
+    for each in (net, plain):
+        y = each(x)
+        slopes = torch.autograd.grad((y * weight).sum(), [x, *each.parameters()])
+        found.append([y, *slopes])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_with_anything_else_between_are_plain() -> None:
+    assert not isinstance(layers(3, [4], 2, "tanh", True), Layers)
+    assert not isinstance(layers(3, [4], 2, "silu", False), Layers)
