@@ -54,6 +54,7 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     else:
         node, step = fresh(words, folders), 0
 
+    from embodied.core import parallel
     from embodied.core.build import parse
     from embodied.loops.log import Log
     from embodied.loops.run import RunConfig
@@ -61,10 +62,12 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     parse(RunConfig, node, "run")
     require_at_least(node, LEAST)
     folder = Path(node["output"])
-    with Log(folder, node["wandb"]) as log:
+    others = parallel.rank() > 0  # of torchrun's processes one speaks
+    with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(node), node["pretrain"] + node["steps"], step, node)
         _train(node, log)
-    _last_lines(folder)
+    if not others:
+        _last_lines(folder)
     return folder
 
 

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core import parallel
+
 
 class Adam(torch.optim.Optimizer):
     """Same numbers as `torch.optim.Adam(fused=True)`, whose saved state it can load; one group.
+    Where several processes learn together (`core.parallel`) it steps by the mean gradient.
 
     `weight_decay` is Adam's own: decay * weight is added to the gradient (AdamW's is another).
 
@@ -44,6 +47,7 @@ class Adam(torch.optim.Optimizer):
         grads = [p.grad for p in parameters if p.grad is not None]
         if len(grads) < len(parameters):
             raise RuntimeError("Adam got a parameter without a gradient: give it only what learns")
+        parallel.average(grads)
         counts[0].add_(1)
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             parameters,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core import parallel
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
@@ -54,6 +55,7 @@ class Imitate(Learner):
         self.adam.zero_grad()
         loss = self.online.loss(batch).mean()
         loss.backward()
+        parallel.average_gradients(self.online.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
         self.adam.step()
         self.done += 1

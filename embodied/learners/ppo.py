@@ -244,8 +244,10 @@ class Ppo(Learner):
         metrics = self._judge(rows)
         weights = [p for adam in self.adams.values() for p in adam.param_groups[0]["params"]]
         if self.config.grad_clip:
+            parallel.average_gradients(weights)
             metrics["grad_norm"] = clip_norm([p.grad for p in weights], self.config.grad_clip)
         if self.config.schedule == "adaptive":
+            parallel.average([metrics["kl"]])
             self._adapt(metrics["kl"])
         for adam in self.adams.values():
             adam.step()

@@ -3,6 +3,8 @@
 Mean and squared deviations of all batches so far are merged exactly (Chan et al., 1983):
 
     n = n_a + n_b,  d = m_b - m_a,  m = m_a + d n_b / n,  S = S_a + S_b + d^2 n_a n_b / n
+
+Processes that learn together take up the batches of all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from embodied.core import parallel
 from embodied.core.tensors import Tensors
 from policies.encoders import Encoder
 
@@ -33,9 +36,12 @@ class Moments(nn.Module):
     def add(self, values: Tensor, valid: Tensor) -> None:
         """Merge rows `valid` [N] (bool) of `values` [N, size]."""
         weight = valid.double()[:, None]
-        new, values = weight.sum(), values.double()
-        mean = (values * weight).sum(0) / new.clamp(min=1)
+        values = values.double()
+        new, sums = weight.sum(), (values * weight).sum(0)
+        parallel.add_up([new, sums])
+        mean = sums / new.clamp(min=1)
         squares = ((values - mean).square() * weight).sum(0)
+        parallel.add_up([squares])
         total = (self.count + new).clamp(min=1)
         apart = mean - self.mean
         self.squares += squares + apart.square() * self.count * new / total

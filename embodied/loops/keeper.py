@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from embodied.core import parallel
 from embodied.core.env import Step
 from embodied.loops.log import Log
 
@@ -59,6 +60,7 @@ class Keeper:
 
     @property
     def running(self) -> bool:
+        self.interrupted = parallel.anywhere(self.interrupted)
         return self.step < self.steps and not self.interrupted
 
     def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
@@ -104,7 +106,7 @@ class Keeper:
             signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:
+        if self.interrupted and parallel.world() == 1:  # torchrun passes on what all have had
             raise KeyboardInterrupt
         self.interrupted = True
 

@@ -28,11 +28,12 @@ class Log:
     Every line has `step`, `seconds` (of wall time, over all resumes) and metrics such as
     `train/critic_loss` and `eval/success`. `last` holds the newest value of each. What an earlier,
     interrupted process wrote past the step that is gone on from is dropped, as is a line it was
-    killed in. Without `begin` nothing is shown.
+    killed in. Without `begin` nothing is shown. A `silent` log shows and writes nothing.
     """
 
-    def __init__(self, folder: Path, wandb: bool = False) -> None:
+    def __init__(self, folder: Path, wandb: bool = False, silent: bool = False) -> None:
         self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
+        self.silent = silent
         self.last: dict[str, float] = {}
         self._began = time.monotonic()
         self._cut: int | None = None
@@ -47,6 +48,8 @@ class Log:
         Metrics past `step` are dropped: with `step` 0 the file starts anew.
         """
         self._cut = step
+        if self.silent:
+            return
         console = Console(highlight=False)
         for name, value in facts.items():
             console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
@@ -58,7 +61,7 @@ class Log:
     def write(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Append metrics of `step` (numbers, or 0-d tensors: only here are they waited for)."""
         values = {key: float(value) for key, value in metrics.items()}
-        if not values:
+        if not values or self.silent:
             return
         if not self._opened:
             self._open(step if self._cut is None else self._cut)

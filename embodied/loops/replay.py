@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.env import Step
+from embodied.core import parallel
 from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Reward
 from embodied.core.tensors import Tensors
@@ -31,7 +32,7 @@ class Schedule:
 
 class ReplayLoop:
     """`steps` counts updates from `demos` (Schedule.pretrain of them), then environment steps, of
-    all rows together."""
+    all rows (and processes) together."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class ReplayLoop:
         self.replay, self.source, self.reward = replay, source, reward
         self.schedule, self.demos = schedule, demos
         self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
+        self.stride = rollout.env.num_envs * parallel.world()
         self.warm = schedule.start == 0
         self.debt = 0.0
 
@@ -61,20 +63,23 @@ class ReplayLoop:
                 self._begin()
             rows, step = self._step()
             if isinstance(self.reward, Clocked):
-                self.reward.at(keeper.step - before + self.rollout.env.num_envs)
+                self.reward.at(keeper.step - before + self.stride)
             if rows:
                 self.replay.add(rows)
             metrics: dict[str, Any] = {}
-            if self.warm and rows and len(self.replay):
-                self.debt += self.schedule.ratio * len(rows["reward"])
+            # Processes that learn together make the same updates, whatever closed in which.
+            closed = parallel.mean(len(rows["reward"]) if rows else 0)
+            if self.warm and closed and parallel.least(len(self.replay)):
+                self.debt += self.schedule.ratio * closed
                 while self.debt >= 1:
                     metrics = self._update(self.source)
                     self.debt -= 1
-            keeper.advance(self.rollout.env.num_envs, metrics, step)
+            keeper.advance(self.stride, metrics, step)
 
     def _begin(self) -> None:
         if self.schedule.normalize and len(self.replay):
             self.learner.fit(self.replay.sample(min(len(self.replay), 10_000)))
+            parallel.share(self.learner)
         self.rollout.act_with(self.policy)
         if self.hindsight is not None:
             self.hindsight.forget()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core import parallel
 from embodied.core import tensors as tt
 from embodied.core.reward import Clocked, Kept, Reward
 from embodied.core.tensors import Tensors
@@ -17,7 +18,7 @@ from embodied.loops.keeper import Keeper
 
 
 class RolloutLoop:
-    """`steps` counts environment steps, of all rows together.
+    """`steps` counts environment steps, of all rows (and processes) together.
 
     One update follows every `learner.horizon` decisions' worth of steps: horizon x execute of each
     row. A decision still running then was made by older parameters, and is left out of the next
@@ -34,7 +35,7 @@ class RolloutLoop:
         self._open()
 
     def run(self, keeper: Keeper) -> None:
-        env = self.rollout.env
+        stride = self.rollout.env.num_envs * parallel.world()
         while keeper.running:
             rows, step = self.rollout.step()
             if rows:
@@ -42,8 +43,8 @@ class RolloutLoop:
             self.age += 1
             metrics: dict[str, Tensor] = {}
             if self.age == self.steps:
-                metrics = self._update(keeper.step + env.num_envs)
-            keeper.advance(env.num_envs, metrics, step)
+                metrics = self._update(keeper.step + stride)
+            keeper.advance(stride, metrics, step)
 
     def _open(self) -> None:
         """Begin a segment: what the policy remembers now is what its first decisions saw."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from embodied.core import checkpoint
+from embodied.core import checkpoint, parallel
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build, parse, plain, resolve
 from embodied.core.env import VecEnv
@@ -98,23 +98,32 @@ def train(node: dict[str, Any], log: Log) -> Path:
     """Train as `node` says (the fields of RunConfig); returns the run folder.
 
     Writes `run.yaml`, checkpoints, metrics and a video; a run interrupted by Ctrl-C saves, raises
-    KeyboardInterrupt and can be resumed bit for bit (on the CPU).
+    KeyboardInterrupt and can be resumed bit for bit (on the CPU). Of processes that torchrun
+    started, each has worlds and a replay of its own, and the first one writes (a resumed run gives
+    its replay to all, and the others new starts).
     """
     config: RunConfig = parse(RunConfig, node, "run")
+    first = parallel.start() == 0
     seed_everything(config.seed)
     torch.set_num_threads(config.threads)
     parts = Parts(config)
     folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.yaml").write_text(yaml.safe_dump(plain(node), sort_keys=False))
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.yaml").write_text(yaml.safe_dump(plain(node), sort_keys=False))
     step = parts.resume(config.resume) if config.resume else 0
+    parallel.share(parts.learner)
+    if parallel.world() > 1:
+        seed_everything(parallel.own_seed(config.seed) + step)
     every = Every(config.log_every, config.eval_every, config.save_every)
 
     def assess(step: int) -> None:
-        log.write(step, {f"eval/{k}": v for k, v in parts.evaluate().items()})
+        if first:
+            log.write(step, {f"eval/{k}": v for k, v in parts.evaluate().items()})
 
     def save(step: int) -> None:
-        parts.save(folder, step, log.last)
+        if first:
+            parts.save(folder, step, log.last)
 
     if not step:
         log.write(step, parts.notes)
@@ -127,9 +136,10 @@ def train(node: dict[str, Any], log: Log) -> Path:
         if not (config.eval_every and keeper.step % config.eval_every == 0 and keeper.step > step):
             assess(keeper.step)
         keeper.keep()
-        if config.video:
+        if config.video and first:
             parts.film(folder / "videos")
     parts.env.close()
+    parallel.stop()
     return folder
 
 
@@ -207,7 +217,12 @@ class Parts:
         ready = config.start == 0 or config.pretrain > 0
         first = self.policy if ready else self.policy.first()
         rollout = Rollout(
-            self.env, first, learner.gamma, learner.n_step, config.execute, seed=config.seed
+            self.env,
+            first,
+            learner.gamma,
+            learner.n_step,
+            config.execute,
+            parallel.own_seed(config.seed),
         )
         if learner.columns and (learner.n_step > 1 or (reward is not None and not reward.frozen)):
             raise ConfigError(
@@ -244,7 +259,8 @@ class Parts:
                 "running normaliser of its own: learner.normalize)"
             )
         reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
-        rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, config.seed)
+        seed = parallel.own_seed(config.seed)
+        rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
         return RolloutLoop(rollout, learner, reward)
 
     def _rows(self, episodes: Episodes) -> Tensors:
@@ -324,6 +340,8 @@ class Parts:
         """Go on from the last checkpoint of `path`; returns its step."""
         loop = checkpoint.load_state(path, "loop")
         self.learner.set_state(checkpoint.load_state(path, "learner"))
+        if parallel.rank() > 0:
+            loop["loop"]["rollout"] = None  # the first process's worlds
         self.loop.set_state(loop["loop"])
         set_rng_state(loop["rng"])
         return int(loop["step"])

@@ -1,0 +1,181 @@
+"""Two processes that learn together, started by torchrun: the update of one with both batches.
+
+This file is also what the processes run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.core import parallel
+from embodied.core.build import allow, build
+from embodied.core.tensors import Tensors, each
+from embodied.learners.learner import Learner
+from embodied.loops.log import Log
+from embodied.loops.run import train
+from policies.gaussian import Gaussian
+from tests.contract import test_learner as contract
+from tests.loops.test_run import settings
+
+allow("tests")
+
+ROWS = 16  # of one process
+SAC = {"_target_": "embodied.learners.sac.Sac", "hidden": [32], "batch_size": ROWS}
+PPO = {"_target_": "embodied.learners.ppo.Ppo", "horizon": 8, "epochs": 1, "advantage": "raw"}
+
+
+class Told(Gaussian):
+    """Its noise is a table's: row i of a batch is row `begin + i` of what all processes draw."""
+
+    begin, calls = 0, 0
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        self.calls += 1
+        generator = torch.Generator().manual_seed(self.calls)
+        return torch.randn(2 * ROWS, self.size, generator=generator)[self.begin : self.begin + n]
+
+
+def updated(kind: str, begin: int, rows: int) -> Tensors:
+    """Parameters after three updates from rows `begin` .. `begin + rows` of the same batches."""
+    make, dim = MADE[kind]
+    learner = make(begin, rows)
+    for seed in range(3):
+        batch = all_rows(kind, seed)
+        learner.update(each(batch, lambda leaf: leaf.narrow(dim, begin, rows)))  # noqa: B023
+    return {key: value.clone() for key, value in learner.state_dict().items()}
+
+
+def all_rows(kind: str, seed: int) -> Tensors:
+    """What both processes learn from."""
+    whole = MADE[kind][0](0, 2 * ROWS)
+    if kind == "sac":
+        return contract.batch_for(whole, seed)
+    torch.manual_seed(seed)
+    rows = contract.segment(whole, torch.Generator().manual_seed(seed), 2 * ROWS)
+    return {key: value for key, value in rows.items() if not key.startswith("carry/")}
+
+
+def sac(begin: int, rows: int) -> Learner:
+    torch.manual_seed(0)
+    policy = build({"_target_": "tests.core.test_parallel.Told"}, spec=contract.SPEC)
+    policy.begin = begin
+    return build(SAC | {"batch_size": rows}, policy=policy, spec=contract.SPEC)
+
+
+def ppo(begin: int, rows: int) -> Learner:
+    torch.manual_seed(0)
+    policy = build({"_target_": "policies.normal.Normal"}, spec=contract.SPEC)
+    size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
+    return build(PPO | size, policy=policy, spec=contract.SPEC)
+
+
+# How to make it, and the dimension of a batch in which its rows are.
+MADE: dict[str, tuple[Callable[[int, int], Learner], int]] = {"sac": (sac, 0), "ppo": (ppo, 1)}
+
+
+def torchrun(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [*start, *map(str, words)], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("kind", ["sac", "ppo"])
+def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, tmp_path: Path) -> None:
+    torchrun(__file__, "update", kind, tmp_path)
+    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    whole = updated(kind, 0, 2 * ROWS)
+    start = MADE[kind][0](0, ROWS).state_dict()
+    learned = [key for key, value in whole.items() if not torch.equal(value, start[key])]
+    assert any("policy" in key for key in learned)
+    for key, value in whole.items():
+        assert torch.equal(parts[0][key], parts[1][key]), key
+        torch.testing.assert_close(parts[0][key], value, rtol=0, atol=1e-6, msg=key)
+
+
+def test_one_process_is_not_changed() -> None:
+    values = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
+    parallel.average(values)
+    assert [v.tolist() for v in values] == [[1.0, 2.0], 3.0]
+    found = (parallel.world(), parallel.rank(), parallel.mean(2.5), parallel.least(3))
+    assert found == (1, 0, 2.5, 3)
+    assert parallel.own_seed(5) == 5
+
+
+@pytest.mark.parametrize("kind", ["replay", "chunks", "rollout"])
+def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path: Path) -> None:
+    """Chunks end at different times in different processes, and yet they update together."""
+    node = settings(tmp_path / "run", steps=480, normalize=kind != "rollout")
+    if kind == "chunks":
+        node["policy"]["chunk"] = 3
+    if kind == "rollout":
+        node["policy"] = {"_target_": "policies.normal.Normal"}
+        node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+    torchrun(__file__, "train", tmp_path)
+    digests = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
+    weights, worlds = zip(*(digest.split() for digest in digests), strict=True)
+    assert weights[0] == weights[1] and worlds[0] != worlds[1]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == ["00000480"]  # of 4 rows in each of 2 processes: 60 steps
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len({yaml.safe_load(line)["step"] for line in lines}) + 1  # evaluation
+
+
+def test_the_command_speaks_once(tmp_path: Path) -> None:
+    words = ("experiment=pendulum_sac", "size=debug", f"output={tmp_path / 'run'}")
+    done = torchrun("-m", "embodied.cli", "train", *words)
+    assert done.stdout.count("next: embodied view") == 1
+    assert done.stdout.count("pendulum_sac, seed 0") == 1
+
+
+def digest(tensors: Tensors) -> str:
+    parts = [tensors[key].contiguous().numpy().tobytes() for key in sorted(tensors)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def worker(kind: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    parallel.start()
+    rank = parallel.rank()
+    torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{rank}.pt")
+
+
+def run(folder: Path) -> None:
+    """Train, and write down what was learned and where the worlds are."""
+    from embodied.loops import run as module
+
+    made: list[Any] = []
+    build_parts = module.Parts.__init__
+
+    def remember(self: Any, config: Any) -> None:
+        build_parts(self, config)
+        made.append(self)
+
+    module.Parts.__init__ = remember
+    node = yaml.safe_load((folder / "node.yaml").read_text())
+    rank = parallel.rank()
+    train(node, Log(Path(node["output"]), silent=rank > 0))
+    learned, world = made[0].learner.state_dict(), made[0].env.get_state()
+    (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "update":
+        worker(sys.argv[2], Path(sys.argv[3]))
+    else:
+        run(Path(sys.argv[2]))
