@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from embodied.core.env import Step
 from embodied.core import parallel
+from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Reward
 from embodied.core.tensors import Tensors

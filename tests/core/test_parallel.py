@@ -52,7 +52,7 @@ def updated(kind: str, begin: int, rows: int) -> Tensors:
     learner = make(begin, rows)
     for seed in range(3):
         batch = all_rows(kind, seed)
-        learner.update(each(batch, lambda leaf: leaf.narrow(dim, begin, rows)))  # noqa: B023
+        learner.update(each(batch, lambda leaf: leaf.narrow(dim, begin, rows)))
     return {key: value.clone() for key, value in learner.state_dict().items()}
 
 
