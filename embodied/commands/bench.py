@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import pkgutil
 from pathlib import Path
 
 from embodied import bench
-from embodied.commands import take
+from embodied.commands import device_of, take
 from embodied.core.build import ConfigError, nearest
 
 
@@ -30,7 +31,9 @@ def suites() -> dict[str, str]:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", metavar="SUITE", help=f"one of {', '.join(suites())}")
-    parser.add_argument("words", nargs="*", metavar="out=DIR", help="where JSON goes")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="out=DIR: where JSON goes; device=cuda"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="as out=DIR")
     lines = [f"  {name:10} {sentence}" for name, sentence in suites().items()]
     parser.epilog = "\n".join(["suites:", *lines])
@@ -40,9 +43,13 @@ def run(args: argparse.Namespace) -> None:
     if args.suite not in (known := suites()):
         raise ConfigError(f'there is no suite "{args.suite}"{nearest(args.suite, known)}')
     out, rest = take(args.words, "out")
+    device, rest = take(rest, "device")
     if rest or out == "":
         raise ConfigError(
             f'"{rest[0] if rest else "out="}" is not understood; did you mean out=DIR?'
         )
     module = importlib.import_module(f"{bench.__name__}.{args.suite}")
-    module.run(args.out if out is None else Path(out))
+    settings = {} if device is None else {"device": device_of(device)}
+    if settings and "device" not in inspect.signature(module.run).parameters:
+        raise ConfigError(f"bench {args.suite} has no choice of device: leave device={device} out")
+    module.run(args.out if out is None else Path(out), **settings)

@@ -1,0 +1,180 @@
+"""Updates a second of the learners with replay, against SB3 and plain PyTorch; sampling; shifts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
+from embodied.bench.peers.plain import PlainSac, PlainTd3
+from embodied.bench.sac import ACT, BATCH, OBS, calling, filled, world
+from embodied.core.build import build
+from embodied.data.augment import random_shift
+from embodied.data.replay import Replay
+from embodied.learners.learner import Learner
+
+STORED, HIDDEN = 100_000, (256, 256)
+PICTURES = (256, 84, 84, 9)  # of DrQ: 256 stacks of three frames
+POLICIES: dict[str, dict[str, Any]] = {
+    "sac": {"_target_": "policies.gaussian.Gaussian"},
+    "td3": {"_target_": "policies.deterministic.Deterministic"},
+    "dsact": {"_target_": "policies.gaussian.Gaussian"},
+    "flashsac": {"_target_": "policies.block_gaussian.BlockGaussian"},
+}
+
+
+def run(
+    out: Path | str = "bench", repeats: int = 5, device: torch.device | str = "cpu"
+) -> list[Comparison]:
+    """Measure every row on one thread, print the table, write `out/learners.json`.
+
+    Under two minutes on a CPU. On `device` "cuda" also compiled and recorded updates, and no row of
+    SB3's (its buffer copies every batch from the host, which is another comparison).
+    """
+    threads, device = torch.get_num_threads(), torch.device(device)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        rows = updates(repeats, device)
+        rows += [sampling(repeats, device), shifting(repeats, device)]
+    finally:
+        torch.set_num_threads(threads)
+    table(rows, f"learners with replay, {device}, one thread")
+    write_json(Path(out), "learners", rows)
+    return rows
+
+
+def updates(repeats: int, device: torch.device) -> list[Comparison]:
+    """Updates with their samples, HalfCheetah's sizes, 256 x 256, batch 256 (flashsac: its own)."""
+    replay = filled(Replay(STORED, device))
+    size, plain = f"{HIDDEN[0]}x{HIDDEN[1]}, batch {BATCH}", {"sac": PlainSac, "td3": PlainTd3}
+    rows = []
+    for name, peer in plain.items():
+        ours = updating(learner_for(name, device), replay)
+        other = peer(OBS, ACT, HIDDEN, str(device))
+        theirs = synchronised(calling(lambda: other.update(replay.sample(BATCH)), 30), device)  # noqa: B023
+        rows.append(compare(ours, theirs, repeats, f"{name} against plain, {size}", "updates"))
+        if device.type == "cpu":
+            row = f"{name} against SB3, {size}"
+            rows.append(compare(ours, sb3(name), repeats, row, "updates"))
+    for name in POLICIES:
+        if device.type == "cuda":
+            rows += [faster(name, flag, replay, repeats) for flag in ("compile", "cuda_graph")]
+        elif name not in plain:
+            count = 4 if name == "flashsac" else 30
+            learner = learner_for(name, device)
+            ours = updating(learner, replay, count)
+            row = f"{name}, batch {learner.batch_size}"
+            rows.append(alone(ours, repeats, row, "updates"))
+    return rows
+
+
+def faster(name: str, flag: str, replay: Replay, repeats: int) -> Comparison:
+    """Updates with `flag` set against the same code without; notes the seconds to get going."""
+    device = torch.device("cuda")
+    fast, plain = learner_for(name, device, **{flag: True}), learner_for(name, device)
+    started = time.perf_counter()
+    for _ in range(10):  # every plan of steps is recorded by then
+        fast.update(replay.sample(fast.batch_size))
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    row = f"{name}, {flag} against eager"
+    blocks = updating(fast, replay, 200), updating(plain, replay, 100)
+    return replace(compare(*blocks, repeats, row, "updates"), notes={"start_seconds": seconds})
+
+
+def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
+    """The learner of embodied.learners with its own settings."""
+    spec = world()
+    node = {"_target_": f"embodied.learners.{name}.{name.capitalize()}", **settings}
+    return build(node, policy=build(POLICIES[name], spec=spec), spec=spec).to(device)
+
+
+def updating(learner: Learner, replay: Replay, count: int = 30) -> Block:
+    block = calling(lambda: learner.update(replay.sample(learner.batch_size)), count)
+    return synchronised(block, torch.device(replay.device))
+
+
+def synchronised(block: Block, device: torch.device) -> Block:
+    """`block`, and the wait for what it left running on a GPU."""
+
+    def waited() -> int:
+        count = block()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return count
+
+    return waited
+
+
+def sb3(name: str, count: int = 30) -> Block:
+    """SB3's `train` on the CPU, its buffer full of random rows of the same size."""
+    import gymnasium
+    from gymnasium.spaces import Box
+    from stable_baselines3 import SAC, TD3
+    from stable_baselines3.common.logger import configure
+
+    class World(gymnasium.Env[np.ndarray, np.ndarray]):
+        observation_space = Box(-np.inf, np.inf, (OBS,), np.float32)
+        action_space = Box(-1.0, 1.0, (ACT,), np.float32)
+
+    model = {"sac": SAC, "td3": TD3}[name](
+        "MlpPolicy",
+        World(),
+        policy_kwargs={"net_arch": list(HIDDEN)},
+        batch_size=BATCH,
+        buffer_size=STORED,
+        device="cpu",
+    )
+    model.set_logger(configure(None, []))
+    buffer: Any = model.replay_buffer
+    for stored in (buffer.observations, buffer.next_observations, buffer.actions):
+        stored[:] = np.random.randn(*stored.shape).clip(-1, 1)
+    buffer.full = True
+
+    def block() -> int:
+        model.train(count, BATCH)
+        return count
+
+    return block
+
+
+def sampling(repeats: int, device: torch.device) -> Comparison:
+    """`sample(256)` of a million rows against one of ten thousand: the ratio says that it does not
+    depend on how much is stored (but for what a cache holds)."""
+    large, small = filled(Replay(1_000_000, device)), filled(Replay(10_000, device))
+    blocks: list[Callable[[], int]] = [
+        synchronised(calling(lambda r=r: r.sample(BATCH), 3000), device) for r in (large, small)
+    ]
+    name = f"sample({BATCH}): 1,000,000 rows against 10,000"
+    return compare(blocks[0], blocks[1], repeats, name, "samples", 1 / 1.5)
+
+
+def shifting(repeats: int, device: torch.device) -> Comparison:
+    """Random shifts by up to 4 pixels against DrQ's way, `grid_sample` of padded floats."""
+    pictures = torch.randint(256, PICTURES, dtype=torch.uint8, device=device)
+    planes = pictures.permute(0, 3, 1, 2).contiguous()
+    ours = synchronised(calling(lambda: random_shift(pictures, 4), 10), device)
+    theirs = synchronised(calling(lambda: interpolated(planes, 4), 1), device)
+    name = f"random shift of {PICTURES} against grid_sample"
+    return compare(ours, theirs, repeats, name, "batches", 10.0)
+
+
+def interpolated(planes: Tensor, pad: int) -> Tensor:
+    """uint8 [n, C, H, W], each shifted by whole pixels drawn at random, as float32."""
+    n, _, height, width = planes.shape
+    padded = functional.pad(planes.float(), (pad,) * 4, "replicate")
+    size = torch.tensor([width + 2 * pad, height + 2 * pad], device=planes.device)
+    lines = [torch.arange(length, device=planes.device) for length in (height, width)]
+    y, x = torch.meshgrid(*lines, indexing="ij")
+    moved = torch.randint(2 * pad + 1, (n, 1, 1, 2), device=planes.device)
+    grid = (2 * (torch.stack([x, y], 2) + moved) + 1) / size - 1
+    return functional.grid_sample(padded, grid, align_corners=False)
