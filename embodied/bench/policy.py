@@ -1,4 +1,8 @@
-"""How long a policy takes to answer: median and 99th percentile at batch 1, one CPU thread."""
+"""How long a policy takes to answer: one decision at batch 1, on one CPU thread.
+
+Every policy that ships alone; then side by side what few steps save, what a sampler costs beside
+its network, and on a GPU what one captured graph saves.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 import configs
-from embodied.bench.measure import Comparison, alone, write_json
+from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError, build
+from embodied.core.captured import Captured
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 
@@ -24,23 +29,110 @@ SPEC = Spec({"state": Leaf((32,))}, Leaf((7,), low=-1.0, high=1.0), dt=0.05)
 DISCRETE = SPEC.with_act(Leaf((), "int64", 0, 16))
 CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
+# The size of networks that others fine-tune (DPPO, ReinFlow): three residual blocks of 512.
+SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
+FLOW = {"_target_": "policies.flow.Flow", **SIZE}
+DIFFUSION = {"_target_": "policies.diffusion.Diffusion", **SIZE}
+SHORTCUT = {"_target_": "policies.shortcut.Shortcut", **SIZE, "steps": 1}
+CONSISTENCY = {"_target_": "policies.consistency.Consistency", **SIZE, "steps": 1}
+# How often as many decisions a second, one step against twenty of the same network.
+FEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shortcut, 1 step / flow, 20 steps": (SHORTCUT, FLOW | {"steps": 20}),
+    "consistency, 1 step / flow, 20 steps": (CONSISTENCY, FLOW | {"steps": 20}),
+    "consistency, 1 step / diffusion, 20 steps": (CONSISTENCY, DIFFUSION | {"steps": 20}),
+}
+SAMPLERS = {
+    "flow, 20 steps / its network 20 times": FLOW | {"steps": 20},
+    "diffusion, 20 steps / its network 20 times": DIFFUSION | {"steps": 20},
+}
+GRAPHS = {
+    "flow, 20 steps": FLOW | {"steps": 20},
+    "diffusion, 20 steps": DIFFUSION | {"steps": 20},
+    "shortcut, 1 step": SHORTCUT,
+}
 
 
 def run(out: Path | str = "bench", repeats: int = 5, calls: int = 200) -> list[Comparison]:
     """Measure every policy of configs/policy, print the table, write `out/policy.json`.
 
     Each answers `repeats` blocks of `calls` decisions (noise drawn, 32 numbers in, a chunk of 8
-    actions of 7 numbers out). Seconds in all.
+    actions of 7 numbers out). Seconds in all. The comparisons go to `out/policy_ratios.json`.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         rows = [measure(path, repeats, calls) for path in files()]
+        ratios = comparisons(repeats, max(calls // 10, 1))
     finally:
         torch.set_num_threads(threads)
     show(rows)
     write_json(Path(out), "policy", rows)
+    table(ratios, "decisions a second, batch 1, residual MLP 512 x 3")
+    write_json(Path(out), "policy_ratios", ratios)
     return rows
+
+
+def comparisons(repeats: int, calls: int) -> list[Comparison]:
+    """Few steps against many, samplers against their bare networks, graphs against eager calls."""
+    rows = [
+        compare(block(one, calls), block(many, calls), repeats, name, "decisions", 15.0)
+        for name, (one, many) in FEW.items()
+    ]
+    rows += [
+        compare(block(node, calls), bare(node, calls), repeats, name, "decisions", 0.95)
+        for name, node in SAMPLERS.items()
+    ]
+    if torch.cuda.is_available():
+        rows += [captured(name, node, repeats, 10 * calls) for name, node in GRAPHS.items()]
+    return rows
+
+
+def block(node: dict[str, Any], calls: int) -> Block:
+    """`calls` decisions of a policy with random weights."""
+    decide = deciding(made(node).eval())
+
+    def run() -> int:
+        for _ in range(calls):
+            decide()
+        return calls
+
+    return run
+
+
+def bare(node: dict[str, Any], calls: int) -> Block:
+    """As many calls of its network as the decisions of `block` make, and nothing else."""
+    policy: Any = made(node).eval()
+    x, time = policy.draw(1), policy.embedded()[0]
+    features = policy.encoder({"state": torch.randn(1, SPEC.obs["state"].size)})
+
+    @torch.no_grad()
+    def run() -> int:
+        for _ in range(calls * node["steps"]):
+            policy.net.at(x, time, features)
+        return calls
+
+    return run
+
+
+def captured(name: str, node: dict[str, Any], repeats: int, calls: int) -> Comparison:
+    """One graph against eager calls, both on the GPU, noise drawn in both; goal three times."""
+    policy = made(node).eval().cuda()
+    obs = {"state": torch.randn(1, SPEC.obs["state"].size, device="cuda")}
+    replay = Captured(policy)
+
+    @torch.no_grad()
+    def run(graph: bool) -> int:
+        for _ in range(calls):
+            noise = policy.draw(1)
+            if graph:
+                replay(obs, {}, noise)
+            else:
+                policy.act(obs, {}, noise)
+        torch.cuda.synchronize()
+        return calls
+
+    where = f"{name}, graph / eager on {torch.cuda.get_device_name()}"
+    return compare(lambda: run(True), lambda: run(False), repeats, where, "decisions", 3.0)
 
 
 def files() -> list[Path]:
@@ -54,14 +146,14 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
     policy = made({**yaml.safe_load(path.read_text()), "chunk": CHUNK})
     decide, seconds = deciding(policy.eval()), []
 
-    def block() -> int:
+    def timed() -> int:
         for _ in range(calls):
             start = time.perf_counter()
             decide()
             seconds.append(time.perf_counter() - start)
         return calls
 
-    row = alone(block, repeats, path.stem, "decisions")
+    row = alone(timed, repeats, path.stem, "decisions")
     median, worst = np.percentile(1e3 * np.array(seconds[calls:]), [50, 99])  # without the warm-up
     notes = {"median_ms": float(median), "p99_ms": float(worst)}
     return replace(row, notes={**notes, "target_ms": TARGETS.get(path.stem)})
