@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
@@ -61,15 +61,20 @@ class Best(Policy):
         self.fresh = True
 
     @classmethod
-    def on(cls, base: Policy, node: Mapping[str, Any], critic: nn.Module | None = None) -> Self:
-        """Build `node` over a loaded `base` (which keeps its normalisers), with a fresh critic or
-        a trained one. One that was learned on something else than whole chunks judges that: what
-        the base stores as its action, or the first steps of its chunk."""
+    def on(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` over a loaded `base`, which keeps its normalisers, with a fresh critic."""
         best = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
         best.base.load_state_dict(base.state_dict())
         best.fresh = False
-        if critic is not None:
-            best.critic = critic
+        return best
+
+    @classmethod
+    def judged(cls, base: Policy, node: Mapping[str, Any], critic: Any) -> Self:
+        """The same with a critic that a learner trained beside `base`. It judges what it learned
+        from: what the base stores as its action, or else the first steps of its chunk."""
+        best = cls.on(base, node)
+        best.critic = critic
+        best.size = critic.ensemble.weights[0].shape[1] - critic.encoder.size
         return best
 
     def initial(self, n: int) -> Tensors:
@@ -86,7 +91,7 @@ class Best(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         actions, carry = self.candidates(obs, carry, noise)
-        judged = carry["row/action"] if "row/action" in carry else actions.flatten(1)
+        judged = carry.get("row/action", actions.flatten(1)[:, : self.size])
         _, index = select_by_q(self.judge, obs, judged.unflatten(0, (-1, self.n)))
         rows = torch.arange(noise.shape[0], device=index.device) * self.n + index
         return actions.index_select(0, rows), take(carry, rows)

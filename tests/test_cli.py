@@ -295,6 +295,16 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert [(row["step"], row["episodes"]) for row in rows] == [(300, 3), (240, 3)]
     assert "Evaluations" in (run / "report.html").read_text()
+    chosen = embodied("eval", run, "policy=best", "policy.n=3", "episodes=3")
+    assert chosen.code == 0, chosen.err
+    last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (last["policy"]["n"], last["step"]) == (3, 300)
+    for words, says in (
+        ("policy=flow", "cannot be evaluated"),
+        ("policy.hidden=[8]", "do not fit"),
+    ):
+        wrong = embodied("eval", run, words, "episodes=3")
+        assert wrong.code == 2 and says in wrong.err
     other = embodied("eval", run, "env=hopper", "episodes=3")
     assert other.code == 2 and "do not fit" in other.err and other.err.count("\n") == 1
 

@@ -13,6 +13,9 @@ from embodied.commands import add_overrides, device_of, require_at_least
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from embodied.core.policy import Policy
     from embodied.loops.evaluate import Evaluation
 
 
@@ -22,7 +25,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied eval outputs/clone outputs/steered\n"
         "  embodied eval outputs/clone episodes=500 seed=3 env.num_envs=100\n"
-        "  embodied eval outputs/clone env=fr3_push"
+        "  embodied eval outputs/clone env=fr3_push\n"
+        "  embodied eval outputs/clone policy.steps=10\n"
+        "  embodied eval outputs/steered policy=best policy.n=16"
     )
 
 
@@ -47,18 +52,23 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
 
     saved = checkpoint.find(path)
     trained = trained_with(saved)
-    node = compose("eval", words, folders, {"env/as_trained": trained["env"]}).node
+    acting = yaml.safe_load((saved / "policy.yaml").read_text())
+    given = {"env/as_trained": trained["env"], "policy/as_trained": acting}
+    node = compose("eval", words, folders, given).node
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
     env = build(node["env"] | {"num_envs": count})
     try:
-        policy = checkpoint.load_policy(saved, env.spec, device_of(node["device"]))
+        policy = checkpoint.load_policy(saved, env.spec)
+        policy = asked_for(policy, node["policy"], saved, trained).to(device_of(node["device"]))
         execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:
         env.close()
     row = summary(saved, node, result)
+    if node["policy"] != acting:
+        row["policy"] = node["policy"]
     with (saved.parent.parent / "evaluations.jsonl").open("a") as sink:
         sink.write(json.dumps(row) + "\n")
     report.write(saved.parent.parent)
@@ -71,6 +81,45 @@ def trained_with(saved: Path) -> Node:
     if not file.exists():
         raise ConfigError(f"{file} is missing: it says which environment {saved} was trained in")
     return yaml.safe_load(file.read_text())
+
+
+def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
+    """As trained; or with other settings (steps of a sampler); or as what proposes to another
+    policy, which chooses by the critic of the run."""
+    from embodied.core.build import build, resolve
+
+    kind = resolve(node["_target_"])
+    if type(policy) is kind:
+        other = build(node, spec=policy.spec)
+        try:
+            other.load_state_dict(policy.state_dict())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the settings of the policy do not fit the weights in {saved}; change only what "
+                "leaves their shapes as they are"
+            ) from error
+        return other.eval()
+    if not hasattr(kind, "judged"):
+        raise ConfigError(
+            f"{kind.__name__} cannot be evaluated with the weights of a {type(policy).__name__} "
+            f"({saved}); leave policy out"
+        )
+    return kind.judged(policy, node, critic_of(saved, trained, policy)).eval()
+
+
+def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
+    """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+
+    part = policy.learns() if trained.get("finetune") else policy
+    context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
+    learner = build(trained["learner"], policy=part, **context)
+    critic = getattr(learner, "critic", None)
+    if not hasattr(critic, "each") or critic.out != 1:
+        raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic that could choose")
+    learner.set_state(checkpoint.load_state(saved, "learner"))
+    return critic
 
 
 def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
@@ -98,8 +147,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     table = Table("run", "step", "success [95%]", "return", "length", "episodes")
     for row in rows:
         known = "successes" in row
+        other = f" ({row['policy']['_target_'].rpartition('.')[2]})" if "policy" in row else ""
         table.add_row(
-            row["run"],
+            row["run"] + other,
             f"{row['step']:,}",
             rate(row["successes"], row["episodes"]) if known else "-",
             f"{row['return']:,.2f}",
