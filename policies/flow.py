@@ -78,7 +78,7 @@ class Flow(Policy):
         features = self.encoder(obs)
         x = noise
         for time in self.embedded().unbind():
-            x = x + self.net.at(x, time, features) / self.steps
+            x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
         return self.to_actions(x.clamp(-1, 1)), carry
 
     def to_actions(self, x: Tensor) -> Tensor:
