@@ -20,11 +20,11 @@ LAYERS = (
     {
         "envs",
         "embodied.learners",
-        "embodied.finetune",
         "embodied.rewards",
         "embodied.teachers",
         "embodied.export",
     },
+    {"embodied.finetune"},
     {"embodied.loops"},
     {
         "embodied.compose",
