@@ -48,16 +48,19 @@ class BlockGaussian(Gaussian):
     The carry keeps what is held below `explore/`; without a carry every decision uses its own.
     """
 
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    net: Blocks  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, config: Config, spec: Spec) -> None:
         Policy.__init__(self)
         if spec.act.dtype != "float32":
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         if config.hold < 1:
             raise ConfigError(f"hold={config.hold} should be at least 1 (decisions)")
-        self.spec, self.chunk, self.config = spec, config.chunk, config  # pyright: ignore[reportAttributeAccessIssue]
+        self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = Blocks(  # pyright: ignore[reportAttributeAccessIssue]
+        self.net = Blocks(
             1,
             self.encoder.size,
             config.width,
@@ -120,7 +123,7 @@ class BlockGaussian(Gaussian):
 
     def project(self) -> None:
         """Bring the norms of the weights back (after a step of the optimizer)."""
-        self.net.project()  # pyright: ignore[reportCallIssue]
+        self.net.project()
 
     def feedforward(self) -> Feedforward:
         raise ConfigError("a network with residual blocks is more than plain layers in a row")

@@ -11,6 +11,9 @@ et al., 2024), CrossQ (Bhatt et al., 2024) and FlashSAC (Kim et al., 2026).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -36,11 +39,12 @@ class Blocks(nn.Module):
         super().__init__()
         self.n, self.depth = n, depth
         wide = expansion * width
-        self.norms = nn.ModuleList([BatchNorm(n, size, momentum)])
+        norms = [BatchNorm(n, size, momentum)]
         self.weights = nn.ParameterList([_directions(n, size, width)])
         for _ in range(depth):
             self.weights.extend([_directions(n, width, wide), _directions(n, wide, width)])
-            self.norms.extend([BatchNorm(n, wide, momentum), BatchNorm(n, width, momentum)])
+            norms += [BatchNorm(n, wide, momentum), BatchNorm(n, width, momentum)]
+        self.norms = cast(Sequence[BatchNorm], nn.ModuleList(norms))
         self.scale = nn.Parameter(torch.ones(n, 1, width))
         self.head = nn.Parameter(_directions(n, width, out))
         self.bias = nn.Parameter(torch.zeros(n, 1, out))
@@ -64,7 +68,7 @@ class Blocks(nn.Module):
         torch._foreach_div_(directions, lengths)  # pyright: ignore[reportPrivateImportUsage]
         self.scale.div_(self.scale.square().mean(-1, keepdim=True).sqrt())
         for norm in self.norms:
-            norm.project()  # pyright: ignore[reportCallIssue]
+            norm.project()
 
 
 class BatchNorm(nn.Module):

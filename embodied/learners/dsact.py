@@ -110,8 +110,8 @@ class Dsact(Learner):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * policy.size
         self.weights: list[Tensor] = list(self.critic.parameters())
-        self.moving = [*self.weights, *policy.parameters()]
-        self.averages = [*self.target.parameters(), *self.target_policy.parameters()]
+        self.moving: list[Tensor] = [*self.weights, *policy.parameters()]
+        self.averages: list[Tensor] = [*self.target.parameters(), *self.target_policy.parameters()]
         self.adams = {
             "critic": Adam(self.weights, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),

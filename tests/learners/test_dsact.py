@@ -11,6 +11,7 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.critic import Critic
 from embodied.learners.dsact import Dsact, distribution, huber, value_loss, weights
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -39,7 +40,7 @@ def raw(sigma: float) -> float:
 
 
 @torch.no_grad()
-def constant(critic: torch.nn.Module, values: list[tuple[float, float]]) -> None:
+def constant(critic: Critic, values: list[tuple[float, float]]) -> None:
     """Make critic i answer (Q, sigma) = values[i] everywhere."""
     for parameter in critic.ensemble.parameters():
         parameter.zero_()

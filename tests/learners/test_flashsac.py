@@ -104,8 +104,8 @@ def test_weights_keep_their_norm_and_the_policy_waits() -> None:
 
 def test_value_of_a_constant_reward() -> None:
     """r = 8 for ever with discount 0.5: Q = 16, in the units of the world."""
-    still = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
-    learner = make(tau=0.05, critic_lr=3e-3, batch_size=64, **still)
+    still: dict[str, object] = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
+    learner = make(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, **still)
     for _ in range(300):
         batch = batch_of(64)
         rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
