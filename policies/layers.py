@@ -33,13 +33,14 @@ class Layers(nn.Sequential):
     def __init__(self, *parts: nn.Module, tanh: bool) -> None:
         super().__init__(*parts)
         self.tanh = tanh
+        self.places = range(0, len(parts), 2)
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or input.ndim != 2:  # pyright: ignore[reportPrivateImportUsage]
             return super().forward(input)
-        linear = cast(list[nn.Linear], list(self)[::2])
-        weights = [part.weight for part in linear]
-        return cast(Tensor, Through.apply(input, self.tanh, *weights, *(p.bias for p in linear)))
+        own = [self._modules[str(place)]._parameters for place in self.places]  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+        parameters = [part["weight"] for part in own] + [part["bias"] for part in own]
+        return cast(Tensor, Through.apply(input, self.tanh, *parameters))
 
 
 class Through(torch.autograd.Function):

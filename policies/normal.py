@@ -84,10 +84,10 @@ class Normal(Policy):
 
         D may be less than `size`: that many elements, from the first, were played.
         """
-        played = action.shape[1]
-        mean, log_std = self(obs)[:, :played], self.log_std[:played]
-        log_prob = cast(Tensor, Density.apply(mean, log_std, action))
-        entropy = log_std.sum() + 0.5 * played * (LOG_2PI + 1)
+        mean, log_std = self(obs), self.log_std
+        if (played := action.shape[1]) < self.size:
+            mean, log_std = mean[:, :played], log_std[:played]
+        log_prob, entropy = cast(tuple[Tensor, Tensor], Density.apply(mean, log_std, action))
         return log_prob, entropy.expand(len(action))
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
@@ -109,29 +109,35 @@ class Normal(Policy):
 
 
 class Density(torch.autograd.Function):
-    """log N(action; mean, exp(2 log_std)) [n] as one differentiable step; `action` is data.
+    """log N(action; mean, exp(2 log_std)) [n] and the entropy [] as one differentiable step;
+    `action` is data.
 
     With z = (action - mean) / std: d/d mean = z / std, d/d log_std = z^2 - 1.
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.exp(-log_std)
         z = (action - mean).mul_(inverse)
         ctx.save_for_backward(z, inverse)
-        total = log_std.sum() + 0.5 * LOG_2PI * action.shape[1]
-        return z.square().sum(1).mul_(-0.5).sub_(total)
+        ctx.set_materialize_grads(False)
+        size = action.shape[1]
+        total = log_std.sum().add_(0.5 * LOG_2PI * size)
+        return z.square().sum(1).mul_(-0.5).sub_(total), total.add(0.5 * size)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, grad: Tensor
+        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         z, inverse = ctx.saved_tensors
+        of_std = None if of_entropy is None else of_entropy.expand_as(inverse)
+        if grad is None:
+            return None, of_std, None
         pulled = grad[:, None] * z
-        of_std = None
         if ctx.needs_input_grad[1]:
-            of_std = (pulled * z).sum(0).sub_(grad.sum())
+            slope = (pulled * z).sum(0).sub_(grad.sum())
+            of_std = slope if of_std is None else slope.add_(of_std)
         return pulled.mul_(inverse), of_std, None
 
 

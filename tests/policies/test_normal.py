@@ -40,12 +40,13 @@ def test_the_density_and_its_slopes_are_torchs() -> None:
     mean, log_std = torch.randn(7, 3).requires_grad_(), torch.randn(3).requires_grad_()
     action, weight = torch.randn(7, 3), torch.randn(7)
     found: list[list[torch.Tensor]] = []
-    for density in (
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    for density, entropy in (
         Density.apply(mean, log_std, action),
-        torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(1),
+        (normal.log_prob(action).sum(1), normal.entropy().sum(1)[0]),
     ):
-        slopes = torch.autograd.grad((density * weight).sum(), [mean, log_std])
-        found.append([density, *slopes])
+        slopes = torch.autograd.grad((density * weight).sum() + 3 * entropy, [mean, log_std])
+        found.append([density, entropy, *slopes])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
