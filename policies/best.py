@@ -139,4 +139,7 @@ def select_by_q(judge: Judge, obs: Tensors, candidates: Tensor) -> tuple[Tensor,
 
 def repeat(rows: Tensors, times: int) -> Tensors:
     """Every row `times` times in a row: [n, ...] to [n * times, ...]."""
-    return each(rows, lambda leaf: leaf.repeat_interleave(times, 0))
+    # Not repeat_interleave, which cannot be exported for any number of rows.
+    return each(
+        rows, lambda leaf: leaf.unsqueeze(1).expand(-1, times, *leaf.shape[1:]).flatten(0, 1)
+    )

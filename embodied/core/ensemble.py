@@ -50,12 +50,12 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """All members, or only the `first` few (then E is that many)."""
         if x.ndim == 2:
-            x = x.expand(first or self.n, *x.shape)
+            x = x.unsqueeze(0).expand(first or self.n, -1, -1)
         weights, biases, scales, shifts = (
             [*part] if first is None else [parameter[:first] for parameter in part]
             for part in (self.weights, self.biases, self.scales, self.shifts)
         )
-        if self.plain and not torch.compiler.is_compiling():
+        if self.plain and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             tanh = self.activation == "tanh"
             return cast(Tensor, Plain.apply(x, tanh, *weights, *biases))  # pyright: ignore[reportUnknownMemberType]
         last = len(weights) - 1
@@ -73,7 +73,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W + b per network: [E, N, in], [E, in, out], [E, 1, out] to [E, N, out]."""
     if weight.shape[2] == 1:
         # Batched matrix products are slow where a side is one wide: six times, on a CPU.
-        return (x * weight.mT).sum(2, keepdim=True) + bias
+        # Not mT, which cannot be exported.
+        return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
 
 
