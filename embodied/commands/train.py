@@ -24,6 +24,7 @@ LEAST = {
     "replay_size": 1,
     "demo_episodes": 1,
     "demo_fraction": 0,
+    "success_fraction": 0,
     "pretrain": 0,
     "eval.episodes": 1,
     "eval.num_envs": 1,

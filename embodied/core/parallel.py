@@ -67,10 +67,11 @@ def add_up(tensors: Sequence[Tensor]) -> None:
     if _processes == 1 or not tensors:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    torch.distributed.all_reduce(flat)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))
+    torch.distributed.all_reduce(flat)  # pyright: ignore[reportUnknownMemberType]
+    at = 0
+    for tensor in tensors:
+        tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+        at += tensor.numel()
 
 
 @torch.no_grad()
@@ -78,7 +79,8 @@ def average(tensors: Sequence[Tensor]) -> None:
     """The same with means."""
     if _processes > 1:
         add_up(tensors)
-        torch._foreach_div_(list(tensors), _processes)  # pyright: ignore[reportPrivateImportUsage]
+        for tensor in tensors:
+            tensor.div_(_processes)
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
@@ -114,5 +116,5 @@ def _reduced(value: float, how: torch.distributed.ReduceOp.RedOpType) -> float:
     if _processes == 1:
         return value
     number = torch.tensor(float(value), dtype=torch.float64)
-    torch.distributed.all_reduce(number, how)
+    torch.distributed.all_reduce(number, how)  # pyright: ignore[reportUnknownMemberType]
     return number.item()

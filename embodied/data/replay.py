@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Replay:
 
     capacity: int
     device: torch.device | str = "cpu"
+    columns: ClassVar[tuple[str, ...]] = ()  # that samples have and stored rows do not
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -80,6 +81,9 @@ class Replay:
             rows[key] = leaf.index_select(0, index)
         return rows
 
+    def settle(self, index: Tensor, error: Tensor) -> None:
+        """Told how far off the learner was [n] on rows `index` [n]; here all rows stay equal."""
+
     def get_state(self) -> dict[str, Any]:
         """The stored rows (copied) in storage order, and where the next one goes."""
         rows = self.take(torch.arange(self.size, device=self.device)) if self.size else {}
@@ -99,18 +103,22 @@ class Replay:
         self.cursor = state["cursor"]
 
     def _allocate(self, rows: Tensors) -> None:
-        """Lay out one row; `obs`, `action` and `next_obs` come first and keep that order."""
+        """Take the memory for rows like these."""
+        self._lay_out(rows)
+        self._flat = torch.empty(self.capacity, sum(self._widths), device=self.device)
+        self._apart = {
+            key: torch.empty(self.capacity, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
+            for key, leaf in self._apart.items()
+        }
+
+    def _lay_out(self, rows: Tensors) -> None:
+        """Place the leaves of a row; `obs`, `action` and `next_obs` come first, in that order."""
         keys = sorted(rows, key=_place)
         self._here = shapes = {key: rows[key].shape[1:] for key in keys}
         packed = [key for key in keys if rows[key].dtype == torch.float32]
         self._packed = [(key, shapes[key]) for key in packed]
         self._widths = [math.prod(shapes[key]) for key in packed]
-        self._flat = torch.empty(self.capacity, sum(self._widths), device=self.device)
-        self._apart = {
-            key: torch.empty(self.capacity, *shapes[key], dtype=rows[key].dtype, device=self.device)
-            for key in keys
-            if key not in packed
-        }
+        self._apart = {key: rows[key] for key in keys if key not in packed}
 
     def _write(self, rows: Tensors, n: int) -> None:
         """Write `n` rows that fit between the cursor and the end."""

@@ -13,6 +13,8 @@ from embodied.core.env import NotSavable, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
+MARKS = ("intervened",)  # what a world may say of a step (bool), kept with its decision's row
+
 
 class Rollout:
     """A running environment and the decisions in flight in it.
@@ -87,13 +89,17 @@ class Rollout:
             "reward": step.reward,
             "discount": self.gamma * (~step.terminated).float(),
             **self._next(step),
+            **{key: step.log[key] for key in MARKS if key in step.log},
         }
         return rows, None
 
     def _chunked(self, step: Step) -> tuple[Tensors, Tensor | None]:
         begun = self._begun()
         fresh = {"reward": torch.zeros_like(step.reward), "discount": torch.ones_like(step.reward)}
+        marks = {key: step.log[key] for key in MARKS if key in step.log}
+        fresh |= tt.each(marks, torch.zeros_like)
         self.open = tt.where(self.actor.decided, begun | fresh, self.open or begun | fresh)
+        self.open |= {key: self.open[key] | mark for key, mark in marks.items()}
         self.open["reward"] = self.open["reward"] + self.open["discount"] * step.reward
         self.open["discount"] = self.open["discount"] * self.gamma * (~step.terminated).float()
         closing = step.ended | (self.actor.cursor >= self.actor.execute)

@@ -61,9 +61,10 @@ class Critic(nn.Module):
         return answer.unflatten(1, (-1, count))
 
 
-def critic_loss(q: Tensor, backup: Tensor) -> Tensor:
-    """Sum over critics of the mean squared error; `q` [E, N], `backup` [N]."""
-    return (q - backup).square().mean(1).sum()
+def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Sum over critics of the mean squared error; `q` [E, N], `backup` and `weight` [N]."""
+    error = (q - backup).square()
+    return (error if weight is None else error * weight).mean(1).sum()
 
 
 def _leaf(spec: Spec, name: str) -> Leaf:

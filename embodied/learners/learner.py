@@ -18,7 +18,9 @@ class Learner(nn.Module):
     the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
     actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
     say how rows are to be discounted when they are stored; `columns` what they carry besides, of
-    what embodied.data.hindsight knows ("returns", "next_action").
+    what embodied.data.hindsight knows ("returns", "next_action"). Where a batch has a column
+    `weight`, a learner that knows how multiplies its errors by it, and leaves their sizes, without
+    it, in `priority` [batch_size].
 
     A learner from "rollout" says its `horizon` instead of a batch size: decisions of every row and
     update. Its batch is in the order of time, leading dimensions [T, B]: `obs/*`, `action` (the
@@ -39,6 +41,7 @@ class Learner(nn.Module):
     gamma: float = 0.99
     n_step: int = 1
     columns: tuple[str, ...] = ()
+    priority: Tensor | None = None
     node: dict[str, Any]
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:

@@ -99,9 +99,12 @@ class Sac(Learner):
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         size, metrics = self.config.batch_size, {}
+        self.missed: list[Tensor] = []  # by how much, in each slice
         for at in range(0, self.batch_size, size):
             part = batch if self.config.utd == 1 else each(batch, lambda v: v[at : at + size])  # noqa: B023
             metrics |= self._critic_step(part)
+        if self.missed:
+            self.priority = torch.cat(self.missed)
         return metrics | self._actor_step(part)
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
@@ -114,7 +117,10 @@ class Sac(Learner):
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
         following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
+        backup = self._backup(batch["reward"], batch["discount"], following)
+        loss = critic_loss(q, backup, batch.get("weight"))
+        if "weight" in batch:
+            self.missed.append((q.detach() - backup).abs().mean(0))
         return loss, q.detach().mean()
 
     @torch.no_grad()

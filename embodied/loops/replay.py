@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from embodied.core import parallel
+from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Reward
@@ -14,6 +17,7 @@ from embodied.data.hindsight import Hindsight
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
+from embodied.data.successes import Successes
 from embodied.learners.learner import Learner
 from embodied.loops.keeper import Keeper
 
@@ -49,6 +53,7 @@ class ReplayLoop:
         self.replay, self.source, self.reward = replay, source, reward
         self.schedule, self.demos = schedule, demos
         self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
+        self.successes: Successes | None = None  # gets the rows of what went well
         self.stride = rollout.env.num_envs * parallel.world()
         self.warm = schedule.start == 0
         self.debt = 0.0
@@ -90,6 +95,10 @@ class ReplayLoop:
         rows, step = self.rollout.step()
         if rows and self.reward is not None and self.reward.frozen:
             rows["reward"] = self.reward(rows)
+        if self.successes is not None:
+            if "success" not in step.log:
+                raise ConfigError("this world knows no success: success_fraction=0")
+            self.successes.push(rows, self.rollout.closed, step.log["success"], step.ended)
         if self.hindsight is not None:
             device = self.rollout.actor.device
             rows = self.hindsight.push(rows, self.rollout.closed, step.ended.to(device))
@@ -98,16 +107,24 @@ class ReplayLoop:
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
         metrics = self.learner.update(batch)
+        if "index" in batch:
+            self._settle(batch["index"])
         if self.reward is not None and not self.reward.frozen:
             learned = self.reward.update(batch)
             metrics |= {f"reward_{key}": value for key, value in learned.items()}
         return metrics
+
+    def _settle(self, index: Tensor) -> None:
+        if self.learner.priority is None:
+            raise ConfigError("this learner does not say how far off it was: replay=uniform")
+        self.replay.settle(index, self.learner.priority)
 
     def get_state(self) -> dict[str, Any]:
         """Everything but the learner; the rollout is missing where its environment cannot save."""
         return {
             "rollout": self.rollout.get_state() if self.rollout.savable else None,
             "replay": self.replay.get_state(),
+            "successes": None if self.successes is None else self.successes.get_state(),
             "held": None if self.hindsight is None else self.hindsight.get_state(),
             "warm": self.warm,
             "debt": self.debt,
@@ -122,6 +139,8 @@ class ReplayLoop:
             if self.hindsight is not None:
                 self.hindsight.set_state(state["held"])
         self.replay.set_state(state["replay"])
+        if self.successes is not None:
+            self.successes.set_state(state["successes"])
         self.warm, self.debt = state["warm"], state["debt"]
         if isinstance(self.reward, Kept):
             self.reward.set_state(state["reward"])

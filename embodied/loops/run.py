@@ -25,6 +25,7 @@ from embodied.data.mix import Mix, Relabel
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
+from embodied.data.successes import Successes
 from embodied.data.weighted import Weighted, Weights
 from embodied.learners.learner import Learner
 from embodied.loops.evaluate import evaluate, film
@@ -52,6 +53,8 @@ class RunConfig:
     of others, the one that it is made of. `demos`: a dataset
     folder or several, `demo_episodes` of each (None: all); a learner with replay takes
     `demo_fraction` of every batch from them (None: they are the first rows of the one replay).
+    `replay`: the kind of memory of `replay_size` rows (None: all alike); `success_fraction` of
+    every batch come from episodes that succeeded, once there are any.
     `weighting`: how often each of their trajectories is drawn (None: in proportion to its length).
     `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
     before the first environment step; a run's clock counts them, then its `steps`.
@@ -85,6 +88,8 @@ class RunConfig:
     shift: int = 0
     execute: int | None = None
     replay_size: int = 1_000_000
+    replay: Node | None = None
+    success_fraction: float = 0.0
     log_every: int = 1_000
     save_every: int = 0
     eval_every: int = 0
@@ -162,7 +167,8 @@ class Parts:
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
-            self.policy = self.policy.learned(self.learner.policy)
+            whole: Any = self.policy
+            self.policy = whole.learned(self.learner.policy)
         self.policy.to(self.device)
         self.notes: dict[str, float] = {}  # what the first line of the metrics says
         self.episodes = read_demos(config, self.env)
@@ -209,6 +215,11 @@ class Parts:
         if rows is not None and (config.normalize or config.pretrain):
             learner.fit(rows)
         replay, source, demos = self._sources(rows)
+        share = config.success_fraction
+        successes = Successes(config.replay_size, replay, self.device) if share else None
+        if successes is not None:
+            self._refuse_successes(replay)
+            source = Mix([source, successes], (1 - share, share))
         reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
         if reward is not None and not reward.frozen:
             source, demos = Relabel(source, reward), Relabel(demos, reward)
@@ -233,22 +244,43 @@ class Parts:
         warm_fit = config.normalize and self.episodes is None
         schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
         loop = ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
-        loop.hindsight = hindsight
+        loop.hindsight, loop.successes = hindsight, successes
         return loop
+
+    def _refuse_successes(self, replay: Replay) -> None:
+        if self.learner.columns or self.learner.n_step > 1 or replay.columns:
+            raise ConfigError(
+                "success_fraction needs rows that are complete when they are stored, and "
+                "replay=uniform: with this learner, or n_step above 1, they are not"
+            )
+
+    def _new_replay(self, more: int = 0) -> Replay:
+        """An empty one, for `more` rows than was asked for."""
+        config = self.config
+        rank = f"-{parallel.rank()}" if parallel.world() > 1 else ""
+        node = config.replay or {"_target_": "embodied.data.replay.Replay"}
+        return build(
+            node,
+            capacity=config.replay_size + more,
+            device=self.device,
+            folder=Path(config.output) / f"replay{rank}",
+        )
 
     def _sources(self, rows: Tensors | None) -> tuple[Replay, Source, Source]:
         """The replay, what to learn from once it fills, and what to learn from before."""
-        size, share = self.config.replay_size, self.config.demo_fraction
+        share = self.config.demo_fraction
         if rows is None:
-            replay = Replay(size, self.device)
+            replay = self._new_replay()
             return replay, replay, replay
         if share is None:
             if self.config.weighting is not None:
                 raise ConfigError("a weighting needs demonstrations kept apart: demo_fraction=0.5")
-            replay = Replay(size + tt.length(rows), self.device)
+            replay = self._new_replay(tt.length(rows))
             replay.add(rows)
             return replay, replay, replay
-        replay, demos = Replay(size, self.device), self._demos(rows)
+        replay, demos = self._new_replay(), self._demos(rows)
+        if replay.columns:
+            raise ConfigError("this replay cannot be mixed with demonstrations: demo_fraction=null")
         return replay, Mix([replay, demos], (1 - share, share)), demos
 
     def _rollout(self) -> RolloutLoop:

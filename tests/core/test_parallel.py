@@ -133,7 +133,7 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["00000480"]  # of 4 rows in each of 2 processes: 60 steps
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == len({yaml.safe_load(line)["step"] for line in lines}) + 1  # evaluation
+    assert len(lines) == len({yaml.safe_load(line)["step"] for line in lines}) > 1
 
 
 def test_the_command_speaks_once(tmp_path: Path) -> None:
