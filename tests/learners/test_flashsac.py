@@ -52,6 +52,18 @@ def test_target_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor(by_hand), atol=1e-5, rtol=0)
 
 
+def test_critics_start_near_zero() -> None:
+    """Without what the head adds: a normal of deviation 5 / 5 on the atoms from -5 to 5."""
+    learner = make(high=5.0)
+    with torch.no_grad():
+        learner.critic.net.head.zero_()
+    batch = batch_of(4)
+    chances = learner.critic({"state": batch["obs/state"]}, batch["action"], False).softmax(-1)
+    atoms = learner.support.atoms()
+    torch.testing.assert_close(chances @ atoms, torch.zeros(2, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(chances @ atoms.square(), torch.ones(2, 4), atol=1e-2, rtol=0)
+
+
 def test_rewards_are_scaled_by_the_mean_return() -> None:
     """3 * E|r| / (1 - E d) / 5; it only grows."""
     learner = make(headroom=3.0, high=5.0)
