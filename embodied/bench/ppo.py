@@ -88,7 +88,7 @@ def their_model() -> Any:
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    sizes = {"n_steps": HORIZON, "batch_size": BATCH, "n_epochs": EPOCHS}
+    sizes: dict[str, Any] = {"n_steps": HORIZON, "batch_size": BATCH, "n_epochs": EPOCHS}
     return PPO("MlpPolicy", make_vec_env(ENV, ROWS, seed=0), seed=0, device="cpu", **sizes)
 
 
