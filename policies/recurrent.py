@@ -24,7 +24,7 @@ from policies.points import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`width` of the memory; `inner`: the node of the policy that acts on it (its chunk is ours)."""
+    """`inner`: the node of the policy that acts on the memory, with our chunk; `width` of it."""
 
     inner: Node
     chunk: int = 1

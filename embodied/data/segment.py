@@ -1,9 +1,9 @@
 """Segment: the newest decisions of every row, in the order they were made (PPO, 2017).
 
-              row 0   row 1   row 2
-    slot 0      d       d       d         T = 3: the most decisions that any row has closed
-    slot 1      d       d       d
-    slot 2      d       -       d         - is not valid: that row closed fewer
+          row 0   row 1   row 2
+slot 0      d       d       d         T = 3: the most decisions that any row has closed
+slot 1      d       d       d
+slot 2      d       -       d         - is not valid: that row closed fewer
 """
 
 from __future__ import annotations

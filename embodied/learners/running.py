@@ -16,7 +16,6 @@ from embodied.core import parallel
 from embodied.core.tensors import Tensors
 from policies.encoders import Encoder
 
-
 GIVEN = 10_000  # rows that a normaliser counts as that was set from data before
 
 
