@@ -227,7 +227,20 @@ class Inputs:
 
     def demos(self, env: str) -> Path:
         out = self.folder / f"{env}-demos"
-        return self._made(out, f"demos collect env={env} episodes=3 num_envs=3 out={out}")
+        words = f"demos collect env={env} episodes=3 num_envs=3 out={out}"
+        if env not in options("demonstrator", [PACKAGED]) and not self.task(env):
+            words += f" policy={self.player(env)} success_only=false"
+        return self._made(out, words)
+
+    def task(self, env: str) -> bool:
+        """Whether a demonstrator has the name of the environment's task."""
+        node = compose("train", [f"env={env}", "policy=gaussian", "learner=sac"]).node["env"]
+        return node.get("task") in options("demonstrator", [PACKAGED])
+
+    def player(self, env: str) -> Path:
+        """A run to collect from, where there is no script."""
+        out = self.folder / f"{env}-sac"
+        return self._made(out, f"train experiment={env}_sac size=debug steps=90 output={out}")
 
     def clone(self, env: str, kind: str) -> Path:
         out, demos = self.folder / f"{env}-{kind}", self.demos(env)
