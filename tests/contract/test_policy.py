@@ -149,7 +149,11 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
 
 def response(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
     """What the policy makes of observations: its actions, or where these are few, and so hide a
-    small influence, the loss of always choosing the first."""
+    small influence, the loss (or, with memory, the density) of always choosing the first."""
+    if policy.spec.act == CHOICE and callable(relive := getattr(policy, "relive", None)):
+        n, rows = len(noise), each(obs, lambda leaf: leaf[None])
+        first = torch.ones(1, n, dtype=torch.bool)
+        return relive(rows, torch.zeros(1, n), policy.initial(n), first)[0].detach()
     if policy.spec.act != CHOICE or type(policy).loss is Policy.loss:
         return decide(policy, obs, noise)
     shape = (len(noise), policy.chunk)
