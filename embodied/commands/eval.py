@@ -88,7 +88,7 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     policy, which chooses by the critic of the run."""
     from embodied.core.build import build, resolve
 
-    kind = resolve(node["_target_"])
+    kind: Any = resolve(node["_target_"])
     if type(policy) is kind:
         other = build(node, spec=policy.spec)
         try:
@@ -112,11 +112,13 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     from embodied.core import checkpoint
     from embodied.core.build import build
 
-    part = policy.learns() if trained.get("finetune") else policy
+    part: Any = policy
+    if trained.get("finetune"):
+        part = part.learns()  # what its learner was given
     context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
     learner = build(trained["learner"], policy=part, **context)
     critic = getattr(learner, "critic", None)
-    if not hasattr(critic, "each") or critic.out != 1:
+    if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic that could choose")
     learner.set_state(checkpoint.load_state(saved, "learner"))
     return critic
