@@ -185,7 +185,9 @@ class Parts:
                 "then demos=DIR"
             )
         if self.config.pretrain:
-            raise ConfigError("pretrain comes before environment steps; offline, set steps instead")
+            raise ConfigError(
+                "pretrain comes before environment steps: data=replay, or offline set steps instead"
+            )
         rows = self._rows(self.episodes)
         self.learner.fit(rows)
         return Offline(self.learner, self._shifted(self._demos(rows)))

@@ -124,5 +124,4 @@ def test_pessimism_is_bounded_by_the_returns_seen() -> None:
         obs = {"state": torch.zeros(200, 3)}
         action, _ = learner.policy.sample(obs, learner.policy.draw(200, True))
         values.append(learner.critic(obs, action).mean().item())
-    print(values)
     assert values[0] > -20 > -40 > values[1]

@@ -75,6 +75,25 @@ def test_resume_is_exact_before_and_after(
         assert flat(whole) == flat(again)
 
 
+@pytest.mark.parametrize("cut", [100, 152])
+def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str], cut: int) -> None:
+    """Cal-QL's rows wait for their returns: those of running episodes are saved as they wait."""
+    calql = {"_target_": "embodied.learners.calql.CalQl", "hidden": [32], "samples": 2}
+    learner = calql | {"batch_size": 16}
+    run(node(tmp_path / "whole", demos, learner=learner, data="replay"))
+    half = node(tmp_path / "half", demos, learner=learner, data="replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keeper, "running", property(lambda self: self.step < cut))
+        run(half)
+    run(half | {"resume": str(tmp_path / "half")})
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    whole, again = (checkpoint.load_state(tmp_path / f, "loop") for f in ("whole", "half"))
+    assert flat(whole) == flat(again)
+    # 30 of 120 steps a row: one episode of 20 is stored, 10 steps of the next one wait.
+    assert len(whole["loop"]["replay"]["rows"]["returns"]) == 80
+    assert len(whole["loop"]["held"]["who"]) == 40
+
+
 def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> None:
     """240 rows of 12 episodes, the older set first, then what the run adds, beside them."""
     made = parts(node(tmp_path / "run", demos, demo_fraction=None))
