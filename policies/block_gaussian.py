@@ -27,14 +27,15 @@ from policies.points import PointConfig
 @dataclass(frozen=True)
 class Config:
     """`hold`: the most decisions that share one draw of noise (1: every decision draws); `log_std`:
-    bounds of log std, reached softly; `imitate`: as for Gaussian."""
+    bounds of log std, reached softly (the authors of FlashSAC: -10 and 2, a start with less noise);
+    `imitate`: as for Gaussian."""
 
     chunk: int = 1
     width: int = 128
     depth: int = 2
     expansion: int = 4
     hold: int = 16
-    log_std: tuple[float, float] = (-10.0, 2.0)
+    log_std: tuple[float, float] = (-5.0, 2.0)
     imitate: Literal["mse", "nll"] = "mse"
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)

@@ -60,7 +60,7 @@ class Config:
     expansion: int = 4
     atoms: int = 101
     high: float = 5.0
-    headroom: float = 3.0
+    headroom: float = 2.0
     scale: float | None = None
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4

@@ -10,7 +10,11 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
 from embodied.learners.flashsac import Config, Flashsac, sought
+from tests.learners.test_sac import score
+from tests.worlds import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -117,7 +121,7 @@ def test_weights_keep_their_norm_and_the_policy_waits() -> None:
 def test_value_of_a_constant_reward() -> None:
     """r = 8 for ever with discount 0.5: Q = 16, in the units of the world."""
     still: dict[str, object] = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
-    learner = make(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, **still)
+    learner = make(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, headroom=3.0, **still)
     for _ in range(300):
         batch = batch_of(64)
         rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
@@ -146,6 +150,25 @@ def test_bandit_is_solved() -> None:
         obs = {"state": torch.randn(200, 1)}
         best = learner.policy.act(obs, {}, torch.zeros(200, 2))[0].mean().item()
     assert best == pytest.approx(0.5, abs=0.2)
+
+
+def test_learns_to_reach() -> None:
+    """The real collector, replay and update; a policy that stands still scores about -15."""
+    torch.manual_seed(0)
+    env = Reach(8)
+    node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 32}
+    policy = build(node, spec=env.spec)
+    rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
+    node = {"_target_": "embodied.learners.flashsac.Flashsac", "width": 32, "batch_size": 128}
+    learner = build(node | rates, policy=policy, spec=env.spec)
+    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    for step in range(700):
+        if step == 50:
+            rollout.act_with(policy)
+        replay.add(rollout.step()[0])
+        if step >= 50:
+            learner.update(replay.sample(128))
+    assert score(policy, Reach(50)) > -7.0  # full speed from everywhere scores about -3.5
 
 
 def test_refusals() -> None:
