@@ -71,7 +71,8 @@ class Dppo(chained.Chained):
         table["action"] = torch.stack([chain[:, :-1], chain[:, 1:]], 2).flatten(0, 1)
         table["step"] = torch.arange(links, device=chain.device).repeat(len(chain))
         table["advantage"] = table["advantage"] * self.fades[table["step"]]
-        pieces = (each(table, partial(piece, at, PIECE)) for at in range(0, len(chain), PIECE))
+        places = range(0, len(table["step"]), PIECE)
+        pieces = (each(table, partial(piece, at, PIECE)) for at in places)
         table["old"] = torch.cat([self._assess(rows)[0] for rows in pieces])
         return table, metrics
 

@@ -15,6 +15,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
+from embodied.finetune import dppo
 from embodied.finetune.chained import Chained
 from embodied.finetune.dppo import Dppo, clip_schedule
 from embodied.finetune.reinflow import Reinflow, fallen
@@ -159,6 +160,16 @@ def test_dppo_table_by_hand() -> None:
     density = policy.log_prob(obs, chain[1:2], chain[2:3], torch.tensor([1]))
     by_hand = density.clamp(-5, 2).mean()
     torch.testing.assert_close(whole["old"][1, 1], by_hand.detach())
+
+
+def test_large_batches_are_assessed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, policy = make("dppo", scale_rewards=False)
+    batch = batch_of(policy)
+    whole, _ = learner._table(batch, {})
+    monkeypatch.setattr(dppo, "PIECE", 7)
+    pieces, _ = learner._table(batch, {})
+    for key, value in whole.items():
+        torch.testing.assert_close(pieces[key], value)
 
 
 def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
