@@ -26,12 +26,8 @@ LAYERS = (
     },
     {"embodied.finetune"},
     {"embodied.loops"},
-    {
-        "embodied.compose",
-        "embodied.bench",
-        "embodied.viewer",
-        "embodied.evidence",
-    },
+    {"embodied.compose", "embodied.evidence"},
+    {"embodied.bench", "embodied.viewer"},
     {"embodied.commands"},
     {"embodied.cli"},
 )
