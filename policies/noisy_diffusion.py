@@ -27,10 +27,12 @@ from policies.relay import Relay
 
 @dataclass(frozen=True, kw_only=True)
 class Config(chain.Config):
-    """`last`: steps that learn (K'); `floor`: least deviation to explore with, in units of the
-    normalised action; `density_floor`: least deviation in densities (None: the same)."""
+    """`last`: steps that learn (K'); `steps`: of the whole denoising (None: the base's; fewer are
+    noisier); `floor`: least deviation to explore with, in units of the normalised action;
+    `density_floor`: least deviation in densities (None: the same)."""
 
     last: int = 4
+    steps: int | None = None
     floor: float = 0.1
     density_floor: float | None = None
 
@@ -60,7 +62,8 @@ class NoisyDiffusion(chain.Chain):
             self.register_buffer(name, value, persistent=False)
 
     def inside(self, config: Config, base: Node) -> Policy:
-        node = {"_target_": "policies.relay.Relay", "base": base, "last": config.last}
+        steps = {} if config.steps is None else {"steps": config.steps}
+        node = {"_target_": "policies.relay.Relay", "base": {**base, **steps}, "last": config.last}
         return build(node, spec=self.spec)
 
     def inherit(self, base: Policy) -> None:

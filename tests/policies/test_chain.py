@@ -76,6 +76,17 @@ def test_rows_with_and_without_noise_do_not_mix(kind: str) -> None:
     assert same.tolist() == [True, False] * 3
 
 
+def test_a_diffusion_policy_may_take_fewer_steps() -> None:
+    """The clone of ten steps, as it acts in five."""
+    policy = noisy("diffusion", steps=5, last=2)
+    coarse = build(BASES["diffusion"] | {"steps": 5}, spec=SPEC)
+    coarse.load_state_dict(fitted("diffusion").state_dict())
+    obs, noise = {"state": torch.randn(50, 3)}, policy.draw(50)
+    plain = coarse.act(obs, {}, noise[:, : policy.size])[0]
+    assert torch.equal(policy.act(obs, {}, noise)[0], plain)
+    assert policy.deployed().node["base"]["steps"] == 5
+
+
 def test_flow_density_is_a_product_of_normals() -> None:
     """Step by step, with the base's own velocity on the left grid, in the order of the chain."""
     policy = noisy("flow", clip=0.7)
