@@ -11,9 +11,7 @@ from embodied.core.build import ConfigError
 
 def add(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="collect|convert|info", required=True)
-    collecting = kinds.add_parser(
-        "collect", help="play a script or trained policy, keep episodes"
-    )
+    collecting = kinds.add_parser("collect", help="play a script or trained policy, keep episodes")
     add_overrides(
         collecting, "env=, out=, episodes=, demonstrator= or policy=RUN, seed=, success_only=, ..."
     )

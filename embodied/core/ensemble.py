@@ -55,7 +55,8 @@ class Ensemble(nn.Module):
             [*part] if first is None else [parameter[:first] for parameter in part]
             for part in (self.weights, self.biases, self.scales, self.shifts)
         )
-        if self.plain and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        if self.plain and not traced:
             tanh = self.activation == "tanh"
             return cast(Tensor, Plain.apply(x, tanh, *weights, *biases))  # pyright: ignore[reportUnknownMemberType]
         last = len(weights) - 1

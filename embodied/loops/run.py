@@ -341,6 +341,7 @@ class Parts:
             env.render(0)
         except NotImplementedError:
             return
+        self.policy.eval()
         result = evaluate(self.policy, env, env.num_envs, settings.seed, execute)
         won = torch.zeros(env.num_envs) if result.success is None else result.success
         names = ("episode", "episode") if result.success is None else ("failure", "success")
