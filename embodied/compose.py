@@ -128,7 +128,9 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             raise ConfigError(f'cannot read "{text}": expected key=value') from error
         key, value = override.key_or_group, override.value()
         if key in groups:
-            if isinstance(value, str) and value not in (known := options(key, search)):
+            if value is None:
+                text = f"~{key}"  # Hydra knows no other way to choose nothing
+            elif isinstance(value, str) and value not in (known := options(key, search)):
                 raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(

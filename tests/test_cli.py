@@ -384,3 +384,11 @@ def test_the_demo_in_its_smallest_size(embodied: Shell, tmp_path: Path) -> None:
     for run in ("clone", "steered"):
         checkpoint.load_policy(tmp_path / "demo" / run)
         assert (tmp_path / "demo" / run / "report.html").exists()
+
+
+def test_a_group_of_an_experiment_can_be_left_out() -> None:
+    with_reward, without = (
+        compose("train", ["experiment=quadrotor_hover", *words]).node
+        for words in ([], ["reward=null"])
+    )
+    assert with_reward["reward"]["_target_"] and without.get("reward") is None
