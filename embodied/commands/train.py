@@ -57,8 +57,8 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
 
     from embodied.core import parallel
     from embodied.core.build import parse
+    from embodied.loops.config import RunConfig
     from embodied.loops.log import Log
-    from embodied.loops.run import RunConfig
 
     parse(RunConfig, node, "run")
     require_at_least(node, LEAST)

@@ -44,6 +44,7 @@ def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, A
     from embodied.compose import compose
     from embodied.core import checkpoint
 
+    words = [*words, "policy=null"]  # only the world is asked for
     if path is None:
         return compose("eval", words, folders).node["env"]
     file = checkpoint.find(path).parent.parent / "run.yaml"

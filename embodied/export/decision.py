@@ -28,6 +28,7 @@ SIZES = (1, 2, 64)  # rows of the comparisons; 2 is what is traced
 class Decision(nn.Module):
     """`forward(*observations, noise)`: actions [n, chunk, A]; the order is that of `inputs`.
 
+    Of the policy that is deployed: what only training adds to it stays behind.
     Only for policies that decide from one observation: ConfigError where something is carried from
     one decision to the next (what only describes a decision, below `row/`, or only serves
     exploration, below `explore/`, is left out).
@@ -35,6 +36,7 @@ class Decision(nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
+        policy = policy.deployed()
         carried = [key for key in policy.initial(1) if not key.startswith(("row/", "explore/"))]
         if carried:
             raise ConfigError(

@@ -108,7 +108,7 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     node = settings(tmp_path, demos=demos, data=data, steps=40, start=0)
     node["weighting"] = {"_target_": "embodied.data.weighted.Top", "share": 1 / 12}
     made = parts(node)
-    assert made.notes == {"data/rows": 240, "data/effective_rows": 20}  # one episode of twelve
+    assert made.feed.notes == {"data/rows": 240, "data/effective_rows": 20}  # one episode of twelve
     assert made.episodes is not None
     best = int(made.episodes.steps["reward"].view(12, 20).sum(1).argmax())
     source = made.loop.source  # pyright: ignore[reportAttributeAccessIssue]

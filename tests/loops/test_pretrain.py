@@ -100,24 +100,24 @@ def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> No
     assert isinstance(made.loop, ReplayLoop)
     assert made.loop.source is made.loop.replay is made.loop.demos
     assert len(made.loop.replay) == 240 and made.loop.replay.capacity == 240 + 300
-    assert made.episodes is not None
+    assert made.feed.episodes is not None
     first = made.loop.replay.take(torch.arange(240))
-    assert torch.equal(first["action"], made.episodes.steps["action"])
-    mean = made.episodes.steps["obs/state"].mean(0)
+    assert torch.equal(first["action"], made.feed.episodes.steps["action"])
+    mean = made.feed.episodes.steps["obs/state"].mean(0)
     fitted = made.learner.policy.state_dict()["encoder.norm.mean"]
     torch.testing.assert_close(fitted, mean)  # before any update
 
 
 def test_several_sets_are_read_as_one(tmp_path: Path, demos: list[str]) -> None:
-    both = parts(node(tmp_path / "run", demos)).episodes
-    one, two = (parts(node(tmp_path / "run", path)).episodes for path in demos)
+    both = parts(node(tmp_path / "run", demos)).feed.episodes
+    one, two = (parts(node(tmp_path / "run", path)).feed.episodes for path in demos)
     assert both is not None and one is not None and two is not None
     assert len(both) == 12 and both.length.tolist() == [20] * 12
     assert both.start.tolist() == [20 * number for number in range(12)]
     for number, (part, at) in {3: (one, 3), 4: (two, 0), 11: (two, 7)}.items():
         whole, own = both.episode(number), part.episode(at)
         assert same(whole, own)
-    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).episodes
+    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).feed.episodes
     assert first is not None and same(first.episode(3), two.episode(1))  # two of each
 
 

@@ -1,0 +1,200 @@
+"""Feed: which rows a learner gets, from where, in which loop; names no method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from embodied.core import parallel
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.episodes import Episodes, read_episodes
+from embodied.core.policy import Policy
+from embodied.core.spec import require_same
+from embodied.core.tensors import Tensors
+from embodied.data.augment import Shift
+from embodied.data.dataset import Dataset, chunks, joined, transitions
+from embodied.data.hindsight import Hindsight, of_episodes
+from embodied.data.mix import Mix, Relabel
+from embodied.data.replay import Replay
+from embodied.data.rollout import Rollout
+from embodied.data.source import Source
+from embodied.data.successes import Successes
+from embodied.data.weighted import Weighted, Weights
+from embodied.learners.learner import Learner
+from embodied.loops.config import RunConfig
+from embodied.loops.keeper import Loop
+from embodied.loops.offline import Offline
+from embodied.loops.replay import ReplayLoop, Schedule
+from embodied.loops.rollout import RolloutLoop
+
+
+class Feed:
+    """The sources of one run, wired into a loop by `loop`; `notes` is what to log of them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        env: VecEnv,
+        policy: Policy,
+        learner: Learner,
+        device: torch.device,
+    ) -> None:
+        self.config, self.env, self.device = config, env, device
+        self.policy, self.learner = policy, learner
+        self.episodes = read_demos(config, env)
+        self.notes: dict[str, float] = {}
+        if config.weighting is not None and self.episodes is None:
+            raise ConfigError("a weighting is of demonstrations: demos=DIR")
+
+    def loop(self) -> Loop:
+        """As the learner wants it, or as the run says."""
+        loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
+        return loops[self.config.data or self.learner.data]()
+
+    def _offline(self) -> Offline:
+        if self.episodes is None:
+            raise ConfigError(
+                "this learner needs demonstrations: embodied demos collect env=... out=DIR, "
+                "then demos=DIR"
+            )
+        if self.config.pretrain:
+            raise ConfigError(
+                "pretrain comes before environment steps: data=replay, or offline set steps instead"
+            )
+        rows = self._rows(self.episodes)
+        self.learner.fit(rows)
+        return Offline(self.learner, self._shifted(self._demos(rows)))
+
+    def _demos(self, rows: Tensors) -> Source:
+        """The demonstrations' rows to draw from."""
+        if self.config.weighting is None:
+            return Dataset(rows, self.device)
+        assert self.episodes is not None, "the rows come from episodes"
+        weights: Weights = build(self.config.weighting)
+        each = weights(self.episodes).repeat_interleave(self.episodes.length)
+        source = Weighted(rows, each, self.device)
+        self.notes = {"data/rows": len(source), "data/effective_rows": source.effective}
+        return source
+
+    def _shifted(self, source: Source) -> Source:
+        pad = self.config.shift
+        return Shift(source, self.env.spec, pad) if pad else source
+
+    def _replay(self) -> ReplayLoop:
+        config, learner = self.config, self.learner
+        if learner.rows == "chunks":
+            raise ConfigError("this learner imitates; it cannot be fed from a replay")
+        rows = None if self.episodes is None else self._rows(self.episodes)
+        if config.pretrain and rows is None:
+            raise ConfigError("pretrain learns from demonstrations: demos=DIR")
+        if rows is not None and (config.normalize or config.pretrain):
+            learner.fit(rows)
+        replay, source, demos = self._sources(rows)
+        share = config.success_fraction
+        successes = Successes(config.replay_size, replay, self.device) if share else None
+        if successes is not None:
+            self._refuse_successes(replay)
+            source = Mix([source, successes], (1 - share, share))
+        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        if reward is not None and not reward.frozen:
+            source, demos = Relabel(source, reward), Relabel(demos, reward)
+        # Rewards see pictures as they are.
+        source, demos = self._shifted(source), self._shifted(demos)
+        ready = config.start == 0 or config.pretrain > 0
+        first = self.policy if ready else self.policy.first()
+        rollout = Rollout(
+            self.env,
+            first,
+            learner.gamma,
+            learner.n_step,
+            config.execute,
+            parallel.own_seed(config.seed),
+        )
+        if learner.columns and (learner.n_step > 1 or (reward is not None and not reward.frozen)):
+            raise ConfigError(
+                f"this learner's rows need {' and '.join(learner.columns)}: they are known neither "
+                "with n_step above 1 nor where the reward is still learning"
+            )
+        hindsight = Hindsight(learner.columns) if learner.columns else None
+        warm_fit = config.normalize and self.episodes is None
+        schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
+        loop = ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
+        loop.hindsight, loop.successes = hindsight, successes
+        return loop
+
+    def _refuse_successes(self, replay: Replay) -> None:
+        if self.learner.columns or self.learner.n_step > 1 or replay.columns:
+            raise ConfigError(
+                "success_fraction needs rows that are complete when they are stored, and "
+                "replay=uniform: with this learner, or n_step above 1, they are not"
+            )
+
+    def _new_replay(self, more: int = 0) -> Replay:
+        """An empty one, for `more` rows than was asked for."""
+        config = self.config
+        rank = f"-{parallel.rank()}" if parallel.world() > 1 else ""
+        node = config.replay or {"_target_": "embodied.data.replay.Replay"}
+        return build(
+            node,
+            capacity=config.replay_size + more,
+            device=self.device,
+            folder=Path(config.output) / f"replay{rank}",
+        )
+
+    def _sources(self, rows: Tensors | None) -> tuple[Replay, Source, Source]:
+        """The replay, what to learn from once it fills, and what to learn from before."""
+        share = self.config.demo_fraction
+        if rows is None:
+            replay = self._new_replay()
+            return replay, replay, replay
+        if share is None:
+            if self.config.weighting is not None:
+                raise ConfigError("a weighting needs demonstrations kept apart: demo_fraction=0.5")
+            replay = self._new_replay(tt.length(rows))
+            replay.add(rows)
+            return replay, replay, replay
+        replay, demos = self._new_replay(), self._demos(rows)
+        if replay.columns:
+            raise ConfigError("this replay cannot be mixed with demonstrations: demo_fraction=null")
+        return replay, Mix([replay, demos], (1 - share, share)), demos
+
+    def _rollout(self) -> RolloutLoop:
+        config, learner = self.config, self.learner
+        if config.demos is not None or config.pretrain or config.normalize or config.shift:
+            raise ConfigError(
+                "a learner from its own newest steps takes no demos, normalize or shift (it has a "
+                "running normaliser of its own: learner.normalize)"
+            )
+        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        seed = parallel.own_seed(config.seed)
+        rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
+        return RolloutLoop(rollout, learner, reward)
+
+    def _rows(self, episodes: Episodes) -> Tensors:
+        learner, chunk = self.learner, self.policy.chunk
+        if learner.rows == "chunks":
+            return chunks(episodes, chunk)
+        if learner.policy is not self.policy:
+            raise ConfigError(
+                "demonstrations cannot be mixed into this finetune (what it learns to choose are "
+                "not the robot's actions); leave demos out"
+            )
+        steps = self.config.execute or chunk
+        rows = transitions(episodes, learner.gamma, steps, learner.n_step)
+        del rows["episode"]  # rows from the environment do not know theirs
+        width = max(steps, learner.n_step)
+        return rows | of_episodes(episodes, rows, learner.columns, learner.gamma, width)
+
+
+def read_demos(config: RunConfig, env: VecEnv) -> Episodes | None:
+    """The demonstrations, if there are any, refused where they are of another world."""
+    if config.demos is None:
+        return None
+    parts: list[Episodes] = []
+    for path in [config.demos] if isinstance(config.demos, str) else config.demos:
+        parts.append(read_episodes(Path(path), limit=config.demo_episodes))
+        require_same(env.spec, parts[-1].spec, "environment", f"dataset {path}")
+    return joined(parts)
