@@ -109,11 +109,11 @@ def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> N
     node["weighting"] = {"_target_": "embodied.data.weighted.Top", "share": 1 / 12}
     made = parts(node)
     assert made.feed.notes == {"data/rows": 240, "data/effective_rows": 20}  # one episode of twelve
-    assert made.episodes is not None
-    best = int(made.episodes.steps["reward"].view(12, 20).sum(1).argmax())
+    assert made.feed.episodes is not None
+    best = int(made.feed.episodes.steps["reward"].view(12, 20).sum(1).argmax())
     source = made.loop.source  # pyright: ignore[reportAttributeAccessIssue]
     rows = (source if data == "offline" else made.loop.demos).sample(50)  # pyright: ignore[reportAttributeAccessIssue]
-    mine = made.episodes.episode(best)["action"]
+    mine = made.feed.episodes.episode(best)["action"]
     assert (rows["action"][:, None] == mine).all(2).any(1).all()
     run(node)
     assert read_metrics(tmp_path)[0]["data/effective_rows"] == 20
