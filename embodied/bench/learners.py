@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -63,8 +62,11 @@ def updates(repeats: int, device: torch.device) -> list[Comparison]:
         theirs = synchronised(calling(lambda: other.update(replay.sample(BATCH)), 30), device)  # noqa: B023
         rows.append(compare(ours, theirs, repeats, f"{name} against plain, {size}", "updates"))
         if device.type == "cpu":
+            from embodied.bench.peers import sb3
+
             row = f"{name} against SB3, {size}"
-            rows.append(compare(ours, sb3(name), repeats, row, "updates"))
+            theirs = sb3.updating(name, OBS, ACT, STORED, BATCH, 30, net_arch=list(HIDDEN))
+            rows.append(compare(ours, theirs, repeats, row, "updates"))
     for name in POLICIES:
         if device.type == "cuda":
             rows += [faster(name, flag, replay, repeats) for flag in ("compile", "cuda_graph")]
@@ -113,38 +115,6 @@ def synchronised(block: Block, device: torch.device) -> Block:
         return count
 
     return waited
-
-
-def sb3(name: str, count: int = 30) -> Block:
-    """SB3's `train` on the CPU, its buffer full of random rows of the same size."""
-    import gymnasium
-    from gymnasium.spaces import Box
-    from stable_baselines3 import SAC, TD3
-    from stable_baselines3.common.logger import configure
-
-    class World(gymnasium.Env[np.ndarray, np.ndarray]):
-        observation_space = Box(-np.inf, np.inf, (OBS,), np.float32)
-        action_space = Box(-1.0, 1.0, (ACT,), np.float32)
-
-    model = {"sac": SAC, "td3": TD3}[name](
-        "MlpPolicy",
-        World(),
-        policy_kwargs={"net_arch": list(HIDDEN)},
-        batch_size=BATCH,
-        buffer_size=STORED,
-        device="cpu",
-    )
-    model.set_logger(configure(None, []))
-    buffer: Any = model.replay_buffer
-    for stored in (buffer.observations, buffer.next_observations, buffer.actions):
-        stored[:] = np.random.randn(*stored.shape).clip(-1, 1)
-    buffer.full = True
-
-    def block() -> int:
-        model.train(count, BATCH)
-        return count
-
-    return block
 
 
 def sampling(repeats: int, device: torch.device) -> Comparison:

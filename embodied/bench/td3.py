@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.bench.measure import Block, Comparison, compare, table, write_json
+from embodied.bench.peers.sb3 import updating
 from embodied.bench.sac import calling
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
@@ -38,9 +37,11 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     try:
+        small = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh}
+        theirs = updating("td3", OBS, ACT, STORED, BATCH, 200, **small)
         name = f"TD3 update, {OBS} numbers, 64x64 tanh, batch {BATCH}"
         return [
-            compare(our_updates(), their_updates(), repeats, name, "updates", 1.5),
+            compare(our_updates(), theirs, repeats, name, "updates", 1.5),
             deciding(repeats, threads),
         ]
     finally:
@@ -62,38 +63,6 @@ def our_updates(count: int = 200) -> Block:
         }
     )
     return calling(lambda: learner.update(replay.sample(BATCH)), count)
-
-
-def their_updates(count: int = 200) -> Block:
-    """SB3's `train`, after its buffer has been filled with random rows of the same size."""
-    import gymnasium
-    from gymnasium.spaces import Box
-    from stable_baselines3 import TD3
-    from stable_baselines3.common.logger import configure
-
-    class World(gymnasium.Env[np.ndarray, np.ndarray]):
-        observation_space = Box(-np.inf, np.inf, (OBS,), np.float32)
-        action_space = Box(-1.0, 1.0, (ACT,), np.float32)
-
-    model = TD3(
-        "MlpPolicy",
-        World(),
-        policy_kwargs={"net_arch": [64, 64], "activation_fn": torch.nn.Tanh},
-        batch_size=BATCH,
-        buffer_size=STORED,
-        device="cpu",
-    )
-    model.set_logger(configure(None, []))
-    buffer: Any = model.replay_buffer
-    for stored in (buffer.observations, buffer.next_observations, buffer.actions):
-        stored[:] = np.random.randn(*stored.shape).clip(-1, 1)
-    buffer.full = True
-
-    def block() -> int:
-        model.train(count, BATCH)
-        return count
-
-    return block
 
 
 def deciding(repeats: int, threads: int) -> Comparison:

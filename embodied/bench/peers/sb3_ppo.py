@@ -10,40 +10,18 @@ depend on the evaluation seed only. Writes DIR/metrics.jsonl.
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from pathlib import Path
 
-import gymnasium
-import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-
-def evaluate(model: PPO, worlds: VecNormalize, env_id: str, episodes: int, seed: int) -> float:
-    """Mean return of `episodes` deterministic episodes, observations normalised as in training."""
-    env = gymnasium.make(env_id)
-    returns = []
-    for episode in range(episodes):
-        obs, _ = env.reset(seed=seed + episode)
-        total, ended = 0.0, False
-        while not ended:
-            action, _ = model.predict(worlds.normalize_obs(obs), deterministic=True)
-            obs, reward, terminated, truncated, _ = env.step(action)
-            total, ended = total + float(reward), terminated or truncated
-        returns.append(total)
-    env.close()
-    return float(np.mean(returns))
+from embodied.bench.peers.sb3 import curve
 
 
 def main(words: list[str]) -> None:
     given = dict(word.split("=", 1) for word in words)
-    steps, every = int(given["steps"]), int(given["eval_every"])
-    folder = Path(given["output"])
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     scaled, gamma = given.get("scale_rewards") == "true", float(given.get("gamma", 0.99))
     seed = int(given["seed"])
@@ -61,14 +39,7 @@ def main(words: list[str]) -> None:
         seed=seed,
         device="cpu",
     )
-    began = time.perf_counter()
-    with (folder / "metrics.jsonl").open("w") as out:
-        for step in range(every, steps + 1, every):
-            model.learn(every, reset_num_timesteps=False)
-            score = evaluate(model, worlds, given["env"], int(given.get("episodes", 10)), 10_000)
-            row = {"step": step, "seconds": time.perf_counter() - began, "eval/return": score}
-            out.write(json.dumps(row) + "\n")
-            out.flush()
+    curve(model, given, int(given["eval_every"]), worlds.normalize_obs)
 
 
 if __name__ == "__main__":
