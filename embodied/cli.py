@@ -30,7 +30,10 @@ def verbs() -> dict[str, str]:
     """The commands by name, with the sentence that says what each does; none is imported."""
     folder = Path(commands.__path__[0])
     names = [m.name for m in pkgutil.iter_modules([str(folder)])]
-    texts = {name: (folder / f"{name}.py").read_text() for name in names}
+    files = {
+        n: folder / (f"{n}/__init__.py" if (folder / n).is_dir() else f"{n}.py") for n in names
+    }
+    texts = {name: file.read_text() for name, file in files.items()}
     return {
         name: (ast.get_docstring(ast.parse(t)) or "").split("\n")[0] for name, t in texts.items()
     }

@@ -17,7 +17,8 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from envs.wrapper import Lags, Past, Wrapper, chosen
+from embodied.core.wrapper import Wrapper
+from envs.wrapper import Lags, Past, chosen
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,6 +83,9 @@ class MiniGrid(VecEnv):
 
     def describe(self, row: int = 0) -> str:
         return self.world.describe(row)
+
+    def before_reset(self, call: Callable[[Tensor], None]) -> None:
+        self.world.before_reset(call)
 
     def close(self) -> None:
         self.world.close()

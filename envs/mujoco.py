@@ -142,6 +142,7 @@ class MujocoVecEnv(VecEnv):
         rows = np.flatnonzero(outcome.terminated | truncated)
         self._obs = next_obs
         if len(rows):
+            self.leaving(torch.from_numpy(outcome.terminated | truncated))
             self._begin(rows, None)
             self._obs = _replaced(next_obs, rows, self._observe(rows))
         return Step(
@@ -184,6 +185,16 @@ class MujocoVecEnv(VecEnv):
             self.cameras = Cameras((), 0)
         model, data = self.scene(row)
         return torch.from_numpy(self.cameras.picture(model, data, None, width, height))
+
+    def photographs(self, rows: Tensor, size: int) -> Tensor:
+        """As the cameras of the observations see rows: the first one named, or the model's."""
+        if self.cameras is None:
+            self.cameras = Cameras((), 0)
+        shots = torch.empty(len(rows), size, size, 3, dtype=torch.uint8)
+        name = self.cameras.names[0] if self.cameras.names else None
+        for shot, row in zip(shots, rows.tolist(), strict=True):
+            shot[:] = torch.from_numpy(self.cameras.picture(*self.sight(row), name, size, size))
+        return shots
 
     def close(self) -> None:
         if self.cameras is not None:

@@ -17,7 +17,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from envs.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper
 
 
 @dataclass(frozen=True)

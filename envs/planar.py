@@ -73,7 +73,9 @@ class TwoGap(VecEnv):
         following = {"state": self.place.clone()}
         won = (self.place - torch.tensor(GOAL)).norm(dim=1) < NEAR
         late = (self.age >= self.horizon) & ~won
-        self._begin(won | late)
+        if (won | late).any():
+            self.leaving(won | late)
+            self._begin(won | late)
         obs = {"state": self.place.clone()}
         return Step(obs, following, won.float(), won, late, {"success": won})
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, nest, where
-from envs.wrapper import Wrapper, copied
+from embodied.core.wrapper import Wrapper
+from envs.wrapper import copied
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class TimeLimit(Wrapper):
         if not late.any():
             return step
         following = copied(step.next_obs)
+        self.leaving(late)
         obs = self.env.reset(mask=late)
         return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late)
 

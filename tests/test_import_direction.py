@@ -16,7 +16,7 @@ PACKAGES = ("embodied", "envs", "policies", "real_robot", "configs")
 LAYERS = (
     {"configs"},
     {"embodied.core"},
-    {"embodied.embodiments", "embodied.data", "policies"},
+    {"embodied.embodiments", "embodied.data", "embodied.foundation", "policies"},
     {
         "envs",
         "embodied.learners",
@@ -26,7 +26,7 @@ LAYERS = (
     },
     {"embodied.finetune"},
     {"embodied.loops"},
-    {"embodied.compose", "embodied.evidence"},
+    {"embodied.compose", "embodied.design", "embodied.evidence"},
     {"embodied.bench", "embodied.viewer"},
     {"embodied.commands"},
     {"embodied.cli"},

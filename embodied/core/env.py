@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,7 @@ class VecEnv(ABC):
     spec: Spec
     num_envs: int
     device: torch.device = torch.device("cpu")
+    _watchers: tuple[Callable[[Tensor], None], ...] = ()
 
     @abstractmethod
     def reset(
@@ -94,9 +96,25 @@ class VecEnv(ABC):
         """A picture of one row, uint8 [height, width, 3]."""
         raise NotImplementedError(f"{type(self).__name__} has no camera")
 
+    def photographs(self, rows: Tensor, size: int) -> Tensor:
+        """Pictures of `rows` [n] (int64), as cheap as the world can draw them, uint8
+        [n, size, size, 3]; `render` unless the world knows better."""
+        shots = [self.render(row, size, size) for row in rows.tolist()]
+        return torch.stack(shots) if shots else torch.empty(0, size, size, 3, dtype=torch.uint8)
+
     def describe(self, row: int = 0) -> str:
         """One row's state in words, for language models and people."""
         raise NotImplementedError(f"{type(self).__name__} has no text description")
+
+    def before_reset(self, call: Callable[[Tensor], None]) -> None:
+        """From now on `step` calls `call(rows)` with the rows [B] (bool) that ended, before it
+        begins them again: the last moment in which they can be drawn and described."""
+        self._watchers = (*self._watchers, call)
+
+    def leaving(self, rows: Tensor) -> None:
+        """For `step`: rows [B] (bool) are about to begin again. Worlds in other processes can't."""
+        for call in self._watchers:
+            call(rows)
 
     def close(self) -> None:  # noqa: B027  (most worlds hold nothing)
         """Release threads, processes and windows."""

@@ -6,14 +6,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 
 
 class Reward(Protocol):
     """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns.
 
-    One that depends on how far training is, or has something to remember, is `Clocked` or `Kept`
-    too.
+    One that looks at more than the policy does is `Watching` too, one that needs to know of every
+    step `Noting`, one that depends on how far training is `Clocked`, and one that has something to
+    remember for a resume `Kept`.
     """
 
     frozen: bool
@@ -24,6 +26,27 @@ class Reward(Protocol):
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Learn from rows; returns metrics."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A reward that looks at what policies do not: pictures or sentences of a world of states."""
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        """The same world with what it looks at as further `privileged/*` observations. Training
+        runs in it; policy and learner are made for the world as it was."""
+        ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A reward that keeps experience of its own: what to compare, to label, to learn from."""
+
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """`rows` [n] that became complete in `step`, before they are rewarded and stored; `who` [n]
+        (int64) are their environments, so that `step.ended[who]` says which are an episode's last
+        and `step.log["success"][who]` which succeeded."""
         ...
 
 

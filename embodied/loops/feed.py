@@ -12,6 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
+from embodied.core.reward import Noting, Reward, Watching
 from embodied.core.spec import require_same
 from embodied.core.tensors import Tensors
 from embodied.data.augment import Shift
@@ -98,7 +99,7 @@ class Feed:
         if successes is not None:
             self._refuse_successes(replay)
             source = Mix([source, successes], (1 - share, share))
-        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        reward, unseen = self._reward()
         if reward is not None and not reward.frozen:
             source, demos = Relabel(source, reward), Relabel(demos, reward)
         # Rewards see pictures as they are.
@@ -123,7 +124,30 @@ class Feed:
         schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
         loop = ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
         loop.hindsight, loop.successes = hindsight, successes
+        loop.unseen = unseen if reward is not None and reward.frozen else frozenset()
         return loop
+
+    def _reward(self) -> tuple[Reward | None, frozenset[str]]:
+        """The reward that stands in for the world's own, and what rows hold for its eyes only;
+        the environment becomes the one that it watches."""
+        config, env = self.config, self.env
+        if config.reward is None:
+            return None, frozenset()
+        reward: Reward = build(
+            config.reward,
+            spec=env.spec,
+            gamma=self.learner.gamma,
+            num_envs=env.num_envs,
+            device=self.device,
+            seed=parallel.own_seed(config.seed),
+            folder=Path(config.output) / "reward",
+        )
+        if isinstance(reward, Noting) and self.learner.n_step > 1:
+            raise ConfigError("this reward needs to know of every step: learner.n_step=1")
+        if isinstance(reward, Watching):
+            self.env = reward.watch(env)
+        more = set(self.env.spec.obs) - set(env.spec.obs)
+        return reward, frozenset(f"{end}/{name}" for name in more for end in ("obs", "next_obs"))
 
     def _refuse_successes(self, replay: Replay) -> None:
         if self.learner.columns or self.learner.n_step > 1 or replay.columns:
@@ -168,7 +192,7 @@ class Feed:
                 "a learner from its own newest steps takes no demos, normalize or shift (it has a "
                 "running normaliser of its own: learner.normalize)"
             )
-        reward = None if config.reward is None else build(config.reward, spec=self.env.spec)
+        reward, _ = self._reward()
         seed = parallel.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
         return RolloutLoop(rollout, learner, reward)

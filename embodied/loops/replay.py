@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embodied.core import parallel
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.policy import Policy
-from embodied.core.reward import Clocked, Kept, Reward
+from embodied.core.reward import Clocked, Kept, Noting, Reward
 from embodied.core.tensors import Tensors
 from embodied.data.hindsight import Hindsight
 from embodied.data.replay import Replay
@@ -54,6 +55,8 @@ class ReplayLoop:
         self.schedule, self.demos = schedule, demos
         self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
         self.successes: Successes | None = None  # gets the rows of what went well
+        self.unseen: frozenset[str] = frozenset()  # what rows hold for a frozen reward only
+        self.every = torch.arange(rollout.env.num_envs, device=rollout.actor.device)
         self.stride = rollout.env.num_envs * parallel.world()
         self.warm = schedule.start == 0
         self.debt = 0.0
@@ -93,8 +96,12 @@ class ReplayLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One control step; returns the rows that are complete with it."""
         rows, step = self.rollout.step()
+        if rows and isinstance(self.reward, Noting):
+            closed = self.rollout.closed
+            self.reward.note(rows, self.every if closed is None else closed, step)
         if rows and self.reward is not None and self.reward.frozen:
-            rows["reward"] = self.reward(rows)
+            kept = {k: v for k, v in rows.items() if k not in self.unseen}
+            rows = {**kept, "reward": self.reward(rows)}
         if self.successes is not None:
             if "success" not in step.log:
                 raise ConfigError("this world knows no success: success_fraction=0")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core import parallel
 from embodied.core import tensors as tt
-from embodied.core.reward import Clocked, Kept, Reward
+from embodied.core.reward import Clocked, Kept, Noting, Reward
 from embodied.core.tensors import Tensors
 from embodied.data.rollout import Rollout
 from embodied.data.segment import Segment
@@ -28,6 +28,7 @@ class RolloutLoop:
     def __init__(self, rollout: Rollout, learner: Learner, reward: Reward | None = None) -> None:
         self.rollout, self.learner, self.reward = rollout, learner, reward
         device, rows = rollout.actor.device, rollout.env.num_envs
+        self.every = torch.arange(rows, device=device)
         self.steps = learner.horizon * rollout.actor.execute
         self.segment = Segment(rows, learner.horizon, device)
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -38,6 +39,9 @@ class RolloutLoop:
         stride = self.rollout.env.num_envs * parallel.world()
         while keeper.running:
             rows, step = self.rollout.step()
+            if rows and isinstance(self.reward, Noting):
+                closed = self.rollout.closed
+                self.reward.note(rows, self.every if closed is None else closed, step)
             if rows:
                 self._store(rows, step.ended)
             self.age += 1

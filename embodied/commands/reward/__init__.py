@@ -1,0 +1,44 @@
+"""Rewards: design them in words, label data with them, compare them, train what they look with.
+
+Every kind is a module of this folder: its first line says what it does, `add(parser)` declares,
+`run(args)` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+
+def kinds() -> dict[str, str]:
+    """The module's name of every kind (train_encoder: `embodied reward train-encoder`), with its
+    sentence."""
+    folder = Path(__path__[0])
+    texts = {m.name: (folder / f"{m.name}.py").read_text() for m in pkgutil.iter_modules(__path__)}
+    return {
+        name: (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+        for name, text in texts.items()
+    }
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    known = kinds()
+    named = {name.replace("_", "-"): name for name in known}
+    kind = parser.add_subparsers(dest="kind", metavar="|".join(named), required=True)
+    for word, name in named.items():
+        module = importlib.import_module(f"{__name__}.{name}")
+        own = kind.add_parser(
+            word,
+            help=known[name],
+            description=known[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add(own)
+        own.set_defaults(run_kind=module.run)
+
+
+def run(args: argparse.Namespace) -> None:
+    args.run_kind(args)

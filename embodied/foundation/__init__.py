@@ -1,0 +1,1 @@
+"""Pretrained models behind two protocols: pictures and texts in one space, and conversation."""
