@@ -18,19 +18,17 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError, build
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.behaviour import behaviour
 from embodied.learners.critic import critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from embodied.learners.sac import actor_loss, temperature_slope
 from policies.best import select_by_q
 from policies.edit import Edit
@@ -59,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Expo(Learner):
+class Expo(Descent):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then base, edit policy and
     temperature once, on the last one. `online` learns; `policy`, which acts, shares its edit policy
     and critics and follows its base."""
@@ -94,10 +92,9 @@ class Expo(Learner):
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._edit_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
-        self.steps = Graph(self._steps) if config.cuda_graph else self._steps
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._edit_loss)
+        self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.steps(batch)
@@ -111,9 +108,8 @@ class Expo(Learner):
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        self._descend("critic", loss)
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        self.descend("critic", loss)
+        follow(self.averages, self.weights, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -138,17 +134,14 @@ class Expo(Learner):
 
     def _base_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss = self.online.base.loss(behaviour(batch, self.online)).mean()
-        self._descend("base", loss)
-        with torch.no_grad():
-            rate = self.config.base_tau
-            torch._foreach_lerp_(self.base_averages, self.base_weights, rate)  # pyright: ignore[reportPrivateImportUsage]
+        self.descend("base", loss)
+        follow(self.base_averages, self.base_weights, self.config.base_tau)
         return {"base_loss": loss.detach()}
 
     def _edit_step(self, batch: Tensors) -> dict[str, Tensor]:
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        loss, log_prob = self._improve(batch)
-        self._descend("edit", loss)
-        self._learn_critic(True)
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("edit", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
         self.adams["temperature"].step()
         return {
@@ -163,25 +156,9 @@ class Expo(Learner):
         value = self.critic(obs, edited).mean(0)
         return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
-    def _descend(self, name: str, loss: Tensor) -> None:
-        loss.backward()
-        self.adams[name].step()
-
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         for part in (self.online, self.policy, self.target.encoder):
             part.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        if isinstance(self.steps, Graph):
-            self.steps.forget()  # the optimizers hold new tensors
 
 
 def twin(policy: Edit) -> Edit:

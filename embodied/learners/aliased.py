@@ -17,18 +17,16 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critic import Critic, critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from embodied.learners.sac import actor_loss, temperature_slope
 from policies import aliased
 from policies.gaussian import Gaussian
@@ -61,7 +59,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Aliased(Learner):
+class Aliased(Descent):
     """An update is one step of the action critic, `distil` of the noise critic, one of the actor.
 
     Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
@@ -97,12 +95,10 @@ class Aliased(Learner):
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge, self._distil = self._critic_loss, self._distil_loss
-        self._improve = self._actor_loss
-        if config.compile:
-            self._judge, self._distil = torch.compile(self._judge), torch.compile(self._distil)
-            self._improve = torch.compile(self._improve)
-        self.steps = Graph(self._steps) if config.cuda_graph else self._steps
+        self._judge = self.compiled(self._critic_loss)
+        self._distil = self.compiled(self._distil_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.steps = self.recorded(self._steps)
 
     @property
     def actor(self) -> Gaussian:
@@ -126,13 +122,12 @@ class Aliased(Learner):
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        self._descend("critic", loss)
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        self.descend("critic", loss)
+        follow(self.averages, self.weights, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):
             distilled = self._distil(obs)
-            self._descend("noise_critic", distilled)
+            self.descend("noise_critic", distilled)
         metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "distil": distilled.detach()}
         return metrics | self._actor_step(obs)
 
@@ -171,10 +166,9 @@ class Aliased(Learner):
         return torch.cat([u, z[own:] / self.policy.bound])
 
     def _actor_step(self, obs: Tensors) -> dict[str, Tensor]:
-        self._learn_noise_critic(False)  # no gradients for weights that do not move here
-        loss, log_prob = self._improve(obs)
-        self._descend("actor", loss)
-        self._learn_noise_critic(True)
+        with still(self.noise_weights):
+            loss, log_prob = self._improve(obs)
+            self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
         self.adams["temperature"].step()
         return {
@@ -188,14 +182,6 @@ class Aliased(Learner):
         u, log_prob = self.actor.sample(obs, self.actor.draw(n, True))
         value = self.noise_critic(obs, u).amin(0)
         return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
-
-    def _descend(self, name: str, loss: Tensor) -> None:
-        loss.backward()
-        self.adams[name].step()
-
-    def _learn_noise_critic(self, learn: bool) -> None:
-        for weight in self.noise_weights:
-            weight.requires_grad_(learn)
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers; ConfigError where the base's actions hardly depend on its noise."""
@@ -217,14 +203,6 @@ class Aliased(Learner):
         noises = torch.randn(size, device=device) / self.policy.bound
         plans = [self._executed(each(obs, lambda v: v.to(device)), u) for u in noises]
         return torch.stack(plans).std(0).mean().item()
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        if isinstance(self.steps, Graph):
-            self.steps.forget()  # the optimizers hold new tensors
 
 
 def distil_loss(q: Tensor, target: Tensor) -> Tensor:

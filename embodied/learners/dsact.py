@@ -35,14 +35,13 @@ from torch.nn import functional
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph, Update
+from embodied.core.graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critic import Critic
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from embodied.learners.sac import actor_loss, temperature_slope
-from embodied.learners.td3 import lerp
 from policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
@@ -82,7 +81,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Dsact(Learner):
+class Dsact(Descent):
     """`update` is one critic step and, when it is due, one of everything else on the same rows."""
 
     data = "replay"
@@ -120,14 +119,12 @@ class Dsact(Learner):
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._actor_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
         self.steps = {act: self._plan(act) for act in (False, True)}
 
     def _plan(self, act: bool) -> Update:
-        step = partial(self._step, act)
-        return Graph(step) if self.config.cuda_graph else step
+        return self.recorded(partial(self._step, act))
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
@@ -139,8 +136,7 @@ class Dsact(Learner):
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         loss, q, sigma, clipped = self._judge(batch)
-        loss.backward()
-        self.adams["critic"].step()
+        self.descend("critic", loss)
         metrics = {
             "critic_loss": loss.detach(),
             "q_mean": q,
@@ -149,8 +145,7 @@ class Dsact(Learner):
         }
         if act:
             metrics |= self._actor_step(batch)
-            with torch.no_grad():
-                lerp(self.averages, self.moving, self.config.tau)
+            follow(self.averages, self.moving, self.config.tau)
         return metrics
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:
@@ -190,11 +185,9 @@ class Dsact(Learner):
         return NEAR * scale, weights(sigma, scale, self.config.form)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        loss, log_prob = self._improve(batch)
-        loss.backward()
-        self.adams["actor"].step()
-        self._learn_critic(True)
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
         self.adams["temperature"].step()
         temperature = self.log_alpha.detach().exp()
@@ -206,16 +199,9 @@ class Dsact(Learner):
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"updates": self.updates}
@@ -223,9 +209,6 @@ class Dsact(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
-        for step in self.steps.values():
-            if isinstance(step, Graph):
-                step.forget()  # the optimizers hold new tensors
 
 
 IMPROVED = ("actor_loss", "entropy", "temperature")

@@ -31,14 +31,13 @@ from torch import Tensor, nn
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph, Update
+from embodied.core.graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.categorical import Support, cross_entropy
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from embodied.learners.sac import actor_loss, temperature_slope
-from embodied.learners.td3 import lerp
 from policies.block_gaussian import BlockGaussian
 from policies.blocks import Blocks
 from policies.encoders import Encoder
@@ -95,7 +94,7 @@ class BlockCritic(nn.Module):
         return self.net(torch.cat([self.encoder(obs), action], 1), fresh)
 
 
-class Flashsac(Learner):
+class Flashsac(Descent):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "replay"
@@ -129,14 +128,12 @@ class Flashsac(Learner):
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._actor_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
         self.steps = {act: self._plan(act) for act in (False, True)}
 
     def _plan(self, act: bool) -> Update:
-        step = partial(self._step, act)
-        return Graph(step) if self.config.cuda_graph else step
+        return self.recorded(partial(self._step, act))
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
@@ -149,14 +146,12 @@ class Flashsac(Learner):
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         self._rescale(batch)
         loss, q_mean = self._judge(batch)
-        loss.backward()
-        self.adams["critic"].step()
+        self.descend("critic", loss)
         self.critic.net.project()
         metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "scale": self.scale.clone()}
         if act:
             metrics |= self._actor_step(batch)
-        with torch.no_grad():
-            lerp(self.averages, self.weights, self.config.tau)
+        follow(self.averages, self.weights, self.config.tau)
         return metrics
 
     @torch.no_grad()
@@ -191,12 +186,10 @@ class Flashsac(Learner):
         return self.support.back_up(self.support.lowest(logits), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        loss, log_prob = self._improve(batch)
-        loss.backward()
-        self.adams["actor"].step()
-        self.policy.project()
-        self._learn_critic(True)
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("actor", loss)
+            self.policy.project()
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
         self.adams["temperature"].step()
         temperature = self.log_alpha.detach().exp()
@@ -208,16 +201,9 @@ class Flashsac(Learner):
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"updates": self.updates}
@@ -225,9 +211,6 @@ class Flashsac(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
-        for step in self.steps.values():
-            if isinstance(step, Graph):
-                step.forget()  # the optimizers hold new tensors
 
 
 IMPROVED = ("actor_loss", "entropy", "temperature")

@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.behaviour import behaviour
 from embodied.learners.critic import Critic, critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from policies.onestep import OneStep
 
 
@@ -53,7 +52,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Fql(Learner):
+class Fql(Descent):
     """`update` is a critic step and a step of flow and one-step network, on the same rows."""
 
     data = "offline"
@@ -78,26 +77,21 @@ class Fql(Learner):
             "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._actor_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
-        self.step = Graph(self._step) if config.cuda_graph else self._step
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.step = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        loss.backward()
-        self.adams["critic"].step()
+        self.descend("critic", loss)
         metrics = {"critic_loss": loss.detach(), "q_mean": q_mean}
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        flow, distil, value = self._improve(batch)
-        (flow + self.config.alpha * distil + value).backward()
-        self.adams["actor"].step()
-        self._learn_critic(True)
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        with still(self.weights):
+            flow, distil, value = self._improve(batch)
+            self.descend("actor", flow + self.config.alpha * distil + value)
+        follow(self.averages, self.weights, self.config.tau)
         parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
         return metrics | {name: part.detach() for name, part in parts.items()}
 
@@ -126,21 +120,9 @@ class Fql(Learner):
             value_loss(q, self.config.normalize_q),
         )
 
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        if isinstance(self.step, Graph):
-            self.step.forget()  # the optimizers hold new tensors
 
 
 def value_loss(q: Tensor, normalize: bool) -> Tensor:

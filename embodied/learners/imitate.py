@@ -19,6 +19,7 @@ from torch import Tensor
 from embodied.core import parallel
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.learners.descent import follow
 from embodied.learners.learner import Learner
 
 
@@ -59,14 +60,9 @@ class Imitate(Learner):
         norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
         self.adam.step()
         self.done += 1
-        self._average(min(self.config.ema, (1 + self.done) / (10 + self.done)))
+        ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
+        follow(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
         return {"loss": loss.detach(), "grad_norm": norm}
-
-    @torch.no_grad()
-    def _average(self, ema: float) -> None:
-        averaged: list[Tensor] = list(self.policy.parameters())
-        trained: list[Tensor] = list(self.online.parameters())
-        torch._foreach_lerp_(averaged, trained, 1 - ema)  # pyright: ignore[reportPrivateImportUsage]
 
     def fit(self, rows: Tensors) -> None:
         self.online.fit(rows)

@@ -31,7 +31,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critic import Critic, critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow
 from policies.encoders import Encoder
 
 
@@ -72,7 +72,7 @@ class Value(nn.Module):
         return self.net(self.encoder(obs)).flatten()
 
 
-class Iql(Learner):
+class Iql(Descent):
     """`update` is one step of the value, the policy and the critics on the same rows."""
 
     data = "offline"
@@ -104,8 +104,8 @@ class Iql(Learner):
             "critic": Adam(self.weights, config.critic_lr),
         }
         # The one place where the same code becomes faster code.
-        self._losses = torch.compile(self._loss) if config.compile else self._loss
-        self.steps = Graph(self._step) if config.cuda_graph else self._step
+        self._losses = self.compiled(self._loss)
+        self.steps = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if self.config.cosine:
@@ -127,8 +127,7 @@ class Iql(Learner):
         losses.sum().backward()  # three losses of three sets of parameters
         for adam in self.adams.values():
             adam.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        follow(self.averages, self.weights, self.config.tau)
         return metrics
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
@@ -170,17 +169,12 @@ class Iql(Learner):
         for part in (self.critic, self.target, self.value):
             part.encoder.fit(rows)
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "done": self.done}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.done = state["done"]
-        if isinstance(self.steps, Graph):
-            self.steps.forget()  # the optimizers hold new tensors
 
 
 def expectile_loss(gap: Tensor, tau: float) -> Tensor:

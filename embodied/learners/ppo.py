@@ -20,12 +20,11 @@ from torch import Tensor
 from embodied.core import parallel
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.advantage import clip_loss, clip_slope, gae, normalized, variance
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent
 from embodied.learners.running import Observed, Returns
 from embodied.learners.value import RecurrentValue, Value, ValueConfig
 from policies.encoders import Encoder
@@ -93,7 +92,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Ppo(Learner):
+class Ppo(Descent):
     """`update` makes `epochs` passes over one batch [T, B] of the newest decisions."""
 
     data = "rollout"
@@ -135,8 +134,8 @@ class Ppo(Learner):
         if rates[0] != rates[1]:
             self.adams = {"actor": Adam(actor, rates[0]), "critic": Adam(critic, rates[1])}
         # The one place where the same code becomes faster code.
-        self._judge = torch.compile(self._slopes) if config.compile else self._slopes
-        self.step = Graph(self._step) if config.cuda_graph else self._step
+        self._judge = self.compiled(self._slopes)
+        self.step = self.recorded(self._step)
 
     def _critic(self, spec: Spec) -> Value | RecurrentValue:
         if isinstance(self.policy, Remembering):
@@ -349,9 +348,6 @@ class Ppo(Learner):
         self.policy.fit(rows)
         self.value.encoder.fit(rows)
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
     def get_state(self) -> dict[str, Any]:
         own = {"done": self.done, "memory": self.memory, "returns": self.returns.running}
         return super().get_state() | own
@@ -360,8 +356,6 @@ class Ppo(Learner):
         super().set_state(state)
         self.done, self.memory = state["done"], state["memory"]
         self.returns.running = state["returns"]
-        if isinstance(self.step, Graph):
-            self.step.forget()  # the optimizers hold new tensors
 
 
 def value_error(value: Tensor, old: Tensor, target: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.behaviour import behaviour
 from embodied.learners.critic import critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow
 from policies.best import Best, select_by_q
 
 
@@ -45,7 +44,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class QChunk(Learner):
+class QChunk(Descent):
     """`update` is a critic step and a cloning step, on the same rows."""
 
     data = "offline"
@@ -66,23 +65,19 @@ class QChunk(Learner):
             "actor": Adam(policy.base.requires_grad_(True).parameters(), config.actor_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge, self._imitate = self._critic_loss, self._clone_loss
-        if config.compile:
-            self._judge, self._imitate = torch.compile(self._judge), torch.compile(self._imitate)
-        self.step = Graph(self._step) if config.cuda_graph else self._step
+        self._judge = self.compiled(self._critic_loss)
+        self._imitate = self.compiled(self._clone_loss)
+        self.step = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        loss.backward()
-        self.adams["critic"].step()
+        self.descend("critic", loss)
         clone = self._imitate(batch)
-        clone.backward()
-        self.adams["actor"].step()
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        self.descend("actor", clone)
+        follow(self.averages, self.weights, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean, "clone_loss": clone.detach()}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -105,11 +100,3 @@ class QChunk(Learner):
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
         self.target.encoder.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        if isinstance(self.step, Graph):
-            self.step.forget()  # the optimizers hold new tensors

@@ -16,19 +16,18 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critic import Critic, critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from policies.gaussian import Gaussian
 
 
@@ -58,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Sac(Learner):
+class Sac(Descent):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
     data = "replay"
@@ -89,10 +88,9 @@ class Sac(Learner):
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._actor_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
-        self.steps = Graph(self._steps) if config.cuda_graph else self._steps
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.steps(batch)
@@ -109,9 +107,8 @@ class Sac(Learner):
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        self._descend("critic", loss)
-        with torch.no_grad():
-            torch._foreach_lerp_(self.averages, self.weights, self.config.tau)  # pyright: ignore[reportPrivateImportUsage]
+        self.descend("critic", loss)
+        follow(self.averages, self.weights, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -135,10 +132,9 @@ class Sac(Learner):
         return reward + discount * (q.amin(0) - alpha * log_prob)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        loss, log_prob = self._improve(batch)
-        self._descend("actor", loss)
-        self._learn_critic(True)
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
         self.adams["temperature"].step()
         return {
@@ -154,26 +150,10 @@ class Sac(Learner):
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
-    def _descend(self, name: str, loss: Tensor) -> None:
-        loss.backward()
-        self.adams[name].step()
-
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
         self.critic.encoder.fit(rows)
         self.target.encoder.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        if isinstance(self.steps, Graph):
-            self.steps.forget()  # the optimizers hold new tensors
 
 
 def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:

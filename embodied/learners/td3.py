@@ -24,13 +24,13 @@ from torch import Tensor
 
 from embodied.core.adam import Adam
 from embodied.core.build import ConfigError
-from embodied.core.graph import Graph, Update
+from embodied.core.graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.categorical import Support, cross_entropy
 from embodied.learners.critic import Critic, critic_loss
-from embodied.learners.learner import Learner
+from embodied.learners.descent import Descent, follow, still
 from policies.deterministic import Deterministic
 
 
@@ -66,7 +66,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Td3(Learner):
+class Td3(Descent):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "replay"
@@ -110,40 +110,36 @@ class Td3(Learner):
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge, self._improve = self._critic_loss, self._actor_loss
-        if config.compile:
-            self._judge, self._improve = torch.compile(self._judge), torch.compile(self._improve)
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
         self.steps = {key: self._plan(*key) for key in KINDS}
 
-    def _plan(self, follow: bool, act: bool) -> Update:
-        step = partial(self._step, follow, act)
-        return Graph(step) if self.config.cuda_graph else step
+    def _plan(self, follows: bool, act: bool) -> Update:
+        return self.recorded(partial(self._step, follows, act))
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
         due = self.updates % self.config.policy_delay == 0
         act = due and self.updates > self.config.actor_start
-        follow = self.updates % self.config.target_delay == 0
-        metrics = self.steps[follow, act](batch)
+        follows = self.updates % self.config.target_delay == 0
+        metrics = self.steps[follows, act](batch)
         if act:
             self.improved = {"actor_loss": metrics["actor_loss"]}
         return metrics | self.improved
 
-    def _step(self, follow: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
+    def _step(self, follows: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
         metrics = self._critic_step(batch)
         if act:
             metrics |= self._actor_step(batch)
-        with torch.no_grad():
-            if follow:
-                lerp(self.averages, self.weights, self.config.tau)
-            if act:
-                lerp(self.policy_averages, self.policy_weights, self.config.tau)
+        if follows:
+            follow(self.averages, self.weights, self.config.tau)
+        if act:
+            follow(self.policy_averages, self.policy_weights, self.config.tau)
         return metrics
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss, q_mean = self._judge(batch)
-        loss.backward()
-        self.adams["critic"].step()
+        self.descend("critic", loss)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -165,11 +161,9 @@ class Td3(Learner):
         return self.support.back_up(self.support.lowest(q), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        self._learn_critic(False)  # no gradients for weights that do not move here
-        loss = self._improve(batch)
-        loss.backward()
-        self.adams["actor"].step()
-        self._learn_critic(True)
+        with still(self.weights):
+            loss = self._improve(batch)
+            self.descend("actor", loss)
         return {"actor_loss": loss.detach()}
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
@@ -178,16 +172,9 @@ class Td3(Learner):
             return -self.critic(obs, self.policy(obs), 1).mean()
         return -self.support.mean(self.critic(obs, self.policy(obs))).amin(0).mean()
 
-    def _learn_critic(self, learn: bool) -> None:
-        for weight in self.weights:
-            weight.requires_grad_(learn)
-
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"updates": self.updates}
@@ -195,14 +182,6 @@ class Td3(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
-        for step in self.steps.values():
-            if isinstance(step, Graph):
-                step.forget()  # the optimizers hold new tensors
 
 
-KINDS = [(follow, act) for follow in (False, True) for act in (False, True)]
-
-
-def lerp(averages: list[Tensor], weights: list[Tensor], tau: float) -> None:
-    """averages <- averages + tau (weights - averages), in place."""
-    torch._foreach_lerp_(averages, weights, tau)  # pyright: ignore[reportPrivateImportUsage]
+KINDS = [(follows, act) for follows in (False, True) for act in (False, True)]
