@@ -46,6 +46,7 @@ class Chain(Policy):
     zero acts as it does, bit for bit.
     """
 
+    of_clone = True
     inner: Any  # Policy; also `encoder`, `size` and `to_actions`
     links: int
 

@@ -82,6 +82,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
         ("train experiment=fr3_lift_flow size=debug output={out}", "needs demonstrations"),
         ("train experiment=fr3_lift_dsrl size=debug output={out}", "init=RUN"),
+        ("train experiment=fr3_lift_dppo size=debug output={out}", "init=RUN"),
         ("train experiment=fr3_lift_dsrl init={empty} size=debug output={out}", "no checkpoint"),
         ("train resume={empty}", "no checkpoint"),
         ("resume {empty}", "no checkpoint"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -28,6 +28,8 @@ class Policy(nn.Module):
 
     spec: Spec
     chunk: int = 1
+    of_clone: ClassVar[bool] = False
+    """Training starts from a trained policy that it is put around, never from nothing."""
     node: dict[
         str, Any
     ]  # the configuration it was built from; set by `build`, saved in policy.yaml

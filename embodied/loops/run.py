@@ -181,6 +181,8 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
             policy = wanted.on(policy, config.policy)  # a policy made of others, this its base
         return policy.train(), policy
     policy = build(config.policy, spec=env.spec)
+    if policy.of_clone:
+        raise ConfigError("this policy is put around a trained one: init=RUN")
     return policy, policy
 
 
