@@ -14,8 +14,8 @@ class Reward(Protocol):
     """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns.
 
     One that looks at more than the policy does is `Watching` too, one that needs to know of every
-    step `Noting`, one that depends on how far training is `Clocked`, and one that has something to
-    remember for a resume `Kept`.
+    step `Noting`, one that depends on how far training is `Clocked`, one that has something to
+    remember for a resume `Kept`, and one whose parts are worth a plot each `Termed`.
     """
 
     frozen: bool
@@ -66,3 +66,12 @@ class Kept(Protocol):
     def get_state(self) -> dict[str, Any]: ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Termed(Protocol):
+    """A reward made of parts that are worth a look of their own."""
+
+    def terms(self, rows: Tensors) -> dict[str, Tensor]:
+        """Each part by name, [N] (float32) of the same rows, as it counts: weighted."""
+        ...
