@@ -1,0 +1,85 @@
+"""A real server on loopback that speaks the protocol of chat completions, as told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Told:
+    """What to answer: `body` (bytes as they are, anything else as JSON) with `status`, after
+    `event` was set where there is one."""
+
+    body: Any
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    event: threading.Event | None = None
+
+
+@dataclass
+class Server:
+    """`script` is used up from its front, the last entry again and again; `asked` keeps the
+    requests, `headers` what came with them."""
+
+    url: str
+    script: list[Told]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+
+def says(text: str | None, **more: Any) -> Told:
+    """An ordinary answer."""
+    message = {"role": "assistant", "content": text, **more}
+    return Told(
+        {
+            "id": "1",
+            "model": "served-model",
+            "system_fingerprint": "fp7",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        }
+    )
+
+
+@contextmanager
+def serving(*script: Told) -> Iterator[Server]:
+    """A server that answers so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers["Content-Length"])
+            server.asked.append(json.loads(self.rfile.read(size)))
+            server.headers.append(dict(self.headers))
+            told = server.script[0] if len(server.script) == 1 else server.script.pop(0)
+            if told.event is not None:
+                told.event.wait(10)
+            body = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
+            try:
+                self.send_response(told.status)
+                for name, value in told.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:
+                return  # the client has gone, which is what some tests are about
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on the terminal."""
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(f"http://127.0.0.1:{httpd.server_port}/v1", list(script))
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
