@@ -1,0 +1,121 @@
+"""RND: a bonus for what a network cannot yet foretell of a fixed, random one.
+
+    e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2,   r' = own r + weight e(s') / std(returns of e)
+
+Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018):
+observations are standardised and cut off at 5 deviations, errors divided by the running deviation
+of their discounted sums, which go on across ends of episodes. Unlike the source there is one value
+for both rewards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.env import Step
+from embodied.core.nets import mlp
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.rewards.moments import Moments
+from embodied.rewards.seen import Seen
+
+
+@dataclass(frozen=True)
+class Config:
+    """`leaves`: the observations that may be novel (null: what policies see); `share` of the rows
+    of a batch teach the predictor, the source's way of slowing it down where batches are large."""
+
+    weight: float = 1.0
+    own: float = 1.0
+    leaves: tuple[str, ...] | None = None
+    hidden: tuple[int, ...] = (256, 256)
+    features: int = 64
+    lr: float = 1e-4
+    share: float = 1.0
+
+
+class Rnd:
+    """Asked when rows are sampled; every row that is stored moves the statistics."""
+
+    frozen = False
+
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        gamma: float,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.config, self.gamma = config, gamma
+        self.seen = Seen(spec.obs, config.leaves, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.target = mlp(self.seen.size, config.hidden[:1], config.features).to(device)
+            self.predictor = mlp(self.seen.size, config.hidden, config.features).to(device)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        for layer in [*self.target, *self.predictor]:
+            if isinstance(layer, nn.Linear):  # large random features differ more
+                nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
+        self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
+        self.returns = torch.zeros(num_envs, device=device)
+        self.spread = Moments(1, device)
+
+    @torch.no_grad()
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Statistics of observations and of the bonus's discounted sums."""
+        self.seen.follow(rows, "next_obs")
+        self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
+        self.spread.add(self.returns[who][:, None])
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+
+    @torch.no_grad()
+    def terms(self, rows: Tensors) -> Tensors:
+        bonus = self.config.weight * self.errors(rows) / self.spread.std
+        return {"own": self.config.own * rows["reward"], "novelty": bonus}
+
+    def errors(self, rows: Tensors) -> Tensor:
+        """Mean squared error [N] of the predictor."""
+        x = self.seen(rows, "next_obs")
+        with torch.no_grad():
+            goal = self.target(x)
+        return (self.predictor(x) - goal).square().mean(1)
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        errors = self.errors(rows)
+        taken = torch.ones_like(errors)
+        if self.config.share < 1:
+            draw = torch.rand(len(errors), generator=self.generator, device=errors.device)
+            taken = (draw < self.config.share).float()
+        loss = (errors * taken).sum() / taken.sum().clamp(min=1)
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        return {"loss": loss.detach(), "bonus": (errors.detach() / self.spread.std).mean()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "target": self.target.state_dict(),
+            "predictor": self.predictor.state_dict(),
+            "adam": self.adam.state_dict(),
+            "generator": self.generator.get_state(),
+            "returns": self.returns.clone(),
+            "spread": self.spread.get_state(),
+            "seen": self.seen.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.predictor.load_state_dict(state["predictor"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"].cpu())
+        self.returns.copy_(state["returns"])
+        self.spread.set_state(state["spread"])
+        self.seen.set_state(state["seen"])

@@ -1,0 +1,93 @@
+"""Visits: how often an episode has been where it is now, as one more observation of the world.
+
+The leaf is `privileged/visits`: 1 at the first time. Observations are compared by a 64-bit hash of
+what policies see (numbers rounded to a thousandth), kept for one episode of each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+
+VISITS = "privileged/visits"
+GRID = 1000.0  # a number's thousandths are told apart
+ROOM = 64  # steps of an episode that are made room for at once
+
+
+class Visits(Wrapper):
+    """`leaf`: the observation that counts (None: all that policies see)."""
+
+    def __init__(self, env: VecEnv, leaf: str | None = None) -> None:
+        super().__init__(env, env.spec.with_obs(**{VISITS: Leaf((), "int64", 1, 2**31 - 1)}))
+        seen = [k for k in sorted(env.spec.obs) if not k.startswith(("critic/", "privileged/"))]
+        if leaf is not None and leaf not in env.spec.obs:
+            raise ConfigError(f"there is no observation {leaf}{nearest(leaf, env.spec.obs)}")
+        self.leaves = seen if leaf is None else [leaf]
+        size = sum(env.spec.obs[name].size for name in self.leaves)
+        generator = torch.Generator().manual_seed(0)
+        self.salt = torch.randint(2**62, (size,), generator=generator) * 2 + 1
+        self._forget()
+
+    def _forget(self) -> None:
+        rows = self.num_envs
+        self.memory = {
+            "past": torch.zeros(rows, ROOM, dtype=torch.int64),
+            "age": torch.zeros(rows, dtype=torch.int64),
+        }
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        obs = self.env.reset(seed, task, mask)
+        began = self.rows(mask).cpu()
+        self.memory["age"][began] = 0
+        return {**obs, VISITS: self._counted(obs, began)}
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        every = torch.ones(self.num_envs, dtype=torch.bool)
+        after = self._counted(step.next_obs, every)
+        ended = step.ended.cpu()
+        now = after
+        if ended.any():
+            self.memory["age"][ended] = 0
+            now = torch.where(step.ended, self._counted(step.obs, ended), after)
+        obs, following = {**step.obs, VISITS: now}, {**step.next_obs, VISITS: after}
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        return {**obs, VISITS: self._look(obs)[1].to(self.device)}
+
+    def _counted(self, obs: Tensors, who: Tensor) -> Tensor:
+        """Enter what rows `who` see now, and how often each row's episode has seen what it sees."""
+        age, past = self.memory["age"], self.memory["past"]
+        if int(age.max()) >= past.shape[1]:
+            past = torch.cat([past, torch.zeros_like(past)], 1)
+            self.memory["past"] = past
+        words = self._hash(obs)
+        index = who.nonzero().flatten()
+        past[index, age[index]] = words[index]
+        age[index] += 1
+        return self._look(obs)[1].to(self.device)
+
+    def _look(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        words, age, past = self._hash(obs), self.memory["age"], self.memory["past"]
+        lived = torch.arange(past.shape[1]) < age[:, None]
+        return words, ((past == words[:, None]) & lived).sum(1).clamp(min=1)
+
+    def _hash(self, obs: Tensors) -> Tensor:
+        parts = [obs[name].cpu().reshape(self.num_envs, -1) for name in self.leaves]
+        whole = [
+            (part * GRID).round().long() if part.is_floating_point() else part.long()
+            for part in parts
+        ]
+        # Sums of products wrap around: that is what makes it a hash.
+        return (torch.cat(whole, 1) * self.salt).sum(1)
