@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import mlp, per_row
+from embodied.core.nets import mlp, orthogonal, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -27,13 +27,14 @@ from policies.random import Random
 @dataclass(frozen=True)
 class Config:
     """`chunk`: actions of one decision, each with logits of its own, independent given the
-    observation; `zero_head`: start with all actions equally likely."""
+    observation; `head`: begin with orthogonal weights, in the last layer of this gain (0: all
+    actions equally likely), as PPO does; None: as torch does."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
     layer_norm: bool = False
-    zero_head: bool = False
+    head: float | None = None
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
@@ -56,11 +57,8 @@ class Categorical(Policy):
             config.activation,
             config.layer_norm,
         )
-        if config.zero_head:
-            head = self.net[-1]
-            assert isinstance(head, torch.nn.Linear)
-            torch.nn.init.zeros_(head.weight)
-            torch.nn.init.zeros_(head.bias)
+        if config.head is not None:
+            orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
         """Log-probabilities [n, chunk, K] of all actions."""

@@ -8,7 +8,6 @@ action; orthogonal weights and a small last layer start it near zero (Andrychowi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import per_row
+from embodied.core.nets import orthogonal, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -139,11 +138,3 @@ class Density(torch.autograd.Function):
             slope = (pulled * z).sum(0).sub_(grad.sum())
             of_std = slope if of_std is None else slope.add_(of_std)
         return pulled.mul_(inverse), of_std, None
-
-
-def orthogonal(net: nn.Sequential, last: float) -> None:
-    """Orthogonal weights, sqrt(2) in hidden layers and `last` in the last; biases are zero."""
-    layers: Sequence[nn.Linear] = [layer for layer in net if isinstance(layer, nn.Linear)]
-    for layer in layers:
-        nn.init.orthogonal_(layer.weight, last if layer is layers[-1] else math.sqrt(2))
-        nn.init.zeros_(layer.bias)

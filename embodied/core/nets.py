@@ -38,6 +38,14 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(size, out))
 
 
+def orthogonal(net: nn.Sequential, last: float) -> None:
+    """Orthogonal weights, sqrt(2) in hidden layers and `last` in the last; biases are zero."""
+    layers: Sequence[nn.Linear] = [layer for layer in net if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, last if layer is layers[-1] else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+
+
 @dataclass(frozen=True)
 class Feedforward:
     """A whole decision as plain layers: tanh(net(norm(x))), x the `leaves` side by side.

@@ -30,6 +30,7 @@ from embodied.learners.value import RecurrentValue, Value, ValueConfig
 from policies.encoders import Encoder
 
 PIECE = 8192  # decisions that are evaluated at once before learning
+EPS = 1e-5  # of Adam: gradients that are next to nothing should move next to nothing
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
@@ -130,9 +131,10 @@ class Ppo(Descent):
         self.register_buffer("pace", torch.tensor(1.0))  # what both are multiplied by
         actor = [p for p in policy.parameters() if p.requires_grad]
         critic = list(self.value.parameters())
-        self.adams = {"both": Adam([*actor, *critic], rates[0])}  # one kernel, where one rate
+        self.adams = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel, one rate
         if rates[0] != rates[1]:
-            self.adams = {"actor": Adam(actor, rates[0]), "critic": Adam(critic, rates[1])}
+            pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
+            self.adams = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
         # The one place where the same code becomes faster code.
         self._judge = self.compiled(self._slopes)
         self.step = self.recorded(self._step)

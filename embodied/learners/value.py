@@ -8,11 +8,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.nets import orthogonal
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from policies.encoders import Encoder
 from policies.layers import layers
-from policies.normal import orthogonal
 from policies.recurrent import Memory
 
 

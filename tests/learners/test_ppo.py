@@ -394,7 +394,7 @@ def test_reach_is_learned() -> None:
 
 def test_cartpole_is_learned() -> None:
     env = Gym(GymConfig("CartPole-v1", num_envs=8))
-    node = {**NODES["categorical"], "hidden": [64], "activation": "tanh", "zero_head": True}
+    node = {**NODES["categorical"], "hidden": [64], "activation": "tanh", "head": 0.01}
     settings = {"horizon": 64, "batch_size": 128, "epochs": 10, "lr": 2e-3, "gamma": 0.98}
     learner = train(env, node, 12_000, **settings)
     actor, obs = Actor(learner.policy, 8), env.reset(seed=3)

@@ -72,7 +72,7 @@ def test_loss_by_hand(policy: Categorical) -> None:
 
 
 def test_equally_likely_at_the_start_if_asked() -> None:
-    policy = Categorical(Config(zero_head=True), SPEC)
+    policy = Categorical(Config(head=0.0), SPEC)
     assert policy.entropy(cells(4)).tolist() == pytest.approx([math.log(5)] * 4)
 
 
