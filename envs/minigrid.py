@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
+from envs.minigrid_events import happened
 from envs.minigrid_settings import Config
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ class MiniGrid(VecEnv):
 
     def describe(self, row: int = 0) -> str:
         return self.world.describe(row)
+
+    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+        """What the steps from observations `before` to `after` changed, a sentence each; "" where
+        nothing is worth one."""
+        return happened(before, after)
 
     def before_reset(self, call: Callable[[Tensor], None]) -> None:
         self.world.before_reset(call)
