@@ -1,0 +1,56 @@
+"""TaskSpace: the box of tasks that a teacher chooses from, as the unit cube."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Leaf
+
+Floats = NDArray[np.float64]
+
+
+class TaskSpace:
+    """The elements of a world's task vector (each in [0, 1]) between `low` and `high` [D].
+
+    A teacher sees only those that vary, stretched to [0, 1]^d: distances and mixtures then mean the
+    same in every world. `names` are the d elements' own; an element of no width keeps its value.
+    """
+
+    def __init__(self, task: Leaf | None, box: Mapping[str, tuple[float, float]]) -> None:
+        if task is None or not task.size:
+            raise ConfigError("this world has no task parameters for a teacher to choose")
+        names = task.names or tuple(f"task{i}" for i in range(task.size))
+        low, high = np.zeros(task.size), np.ones(task.size)
+        for name, (bottom, top) in box.items():
+            if name not in names:
+                raise ConfigError(f'no task parameter "{name}"{nearest(name, names)}')
+            if not 0 <= bottom <= top <= 1:
+                raise ConfigError(
+                    f"the box of {name} is [{bottom:g}, {top:g}]; it needs 0 <= low <= high <= 1"
+                )
+            low[names.index(name)], high[names.index(name)] = bottom, top
+        self.low, self.high = low, high
+        self.moving = np.flatnonzero(high > low)
+        if not len(self.moving):
+            raise ConfigError("every task parameter is fixed: there is nothing for a teacher to do")
+        self.names = tuple(names[i] for i in self.moving)
+
+    def __len__(self) -> int:
+        """d: how many elements vary."""
+        return len(self.names)
+
+    def to_env(self, cube: Floats) -> Floats:
+        """Points [n, d] of the cube as the world's task vectors [n, D]."""
+        tasks = np.repeat(self.low[None], len(cube), 0)
+        width = (self.high - self.low)[self.moving]
+        tasks[:, self.moving] += np.clip(cube, 0, 1) * width
+        return tasks
+
+    def from_env(self, tasks: Floats) -> Floats:
+        """Task vectors [n, D] as points [n, d] of the cube, which may lie outside of it."""
+        width = (self.high - self.low)[self.moving]
+        return (tasks[:, self.moving] - self.low[self.moving]) / width

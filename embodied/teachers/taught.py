@@ -1,0 +1,63 @@
+"""Taught: a world whose episodes are those that a teacher chooses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.teachers.teacher import Outcome, Teacher
+
+
+class Taught(Wrapper):
+    """Each row that ends begins again with the task that the teacher chose for it, and the teacher
+    hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to."""
+
+    def __init__(self, env: VecEnv, teacher: Teacher) -> None:
+        super().__init__(env)
+        self.teacher = teacher
+        zeros = torch.zeros(self.num_envs, device=self.device)
+        self.memory = {
+            "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
+            "return": zeros,
+            "won": zeros.clone(),
+            "length": zeros.clone(),
+            "task": torch.zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
+        }
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Episodes that are broken off by this teach nothing."""
+        return self._begin(self.rows(mask), seed)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        memory, success = self.memory, step.log.get("success")
+        memory["return"] = memory["return"] + step.reward
+        memory["length"] = memory["length"] + 1
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["won"] = torch.maximum(memory["won"], won)
+        log = {**step.log, "ticket": memory["ticket"]}
+        if not step.ended.any():
+            return replace(step, log=log)
+        following = {key: value.clone() for key, value in step.next_obs.items()}
+        at = step.ended.nonzero().flatten()
+        ends = (memory[key][at] for key in ("return", "won", "length"))
+        self.teacher.update(memory["ticket"][at], Outcome(*ends))
+        obs = self._begin(step.ended, None)
+        return replace(step, obs=obs, next_obs=following, log=log)
+
+    def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
+        memory, at = self.memory, rows.nonzero().flatten()
+        task, ticket = self.teacher.sample(len(at))
+        for key in ("return", "won", "length"):
+            memory[key] = memory[key].masked_fill(rows, 0)
+        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
+        memory["task"] = memory["task"].index_copy(0, at.cpu(), task)
+        mask = None if rows.all() else rows
+        return self.env.reset(seed, memory["task"].to(self.device), mask)
