@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
+from envs.minigrid_beacons import Guide
 from envs.minigrid_events import happened
 from envs.minigrid_settings import Config
 
@@ -89,6 +90,10 @@ class MiniGrid(VecEnv):
         """What the steps from observations `before` to `after` changed, a sentence each; "" where
         nothing is worth one."""
         return happened(before, after)
+
+    def beacons(self) -> Guide:
+        """What can be asked and checked of subgoals in this world's levels."""
+        return Guide(self.world.limit, self.world.missions)
 
     def before_reset(self, call: Callable[[Tensor], None]) -> None:
         self.world.before_reset(call)

@@ -96,6 +96,11 @@ class Pool(EnvPool):
         """Every row's mission in words."""
         return [state.mission for state in self._states(self._every)]
 
+    @property
+    def limit(self) -> int:
+        """Steps of an episode at most; 0 where that depends on the mission."""
+        return self._limit
+
     def picture(self, row: int, tile: int) -> np.ndarray:
         """The level with `tile` pixels a cell."""
         from minigrid.core.grid import Grid

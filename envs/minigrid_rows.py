@@ -97,6 +97,11 @@ class Rows(VecEnv):
         """Every row's mission in words."""
         return [world.mission for world in self.worlds]
 
+    @property
+    def limit(self) -> int:
+        """Steps of an episode at most; 0 where that depends on the mission."""
+        return 0 if self._noisy else int(self.worlds[0].max_steps)
+
     def get_state(self) -> Tensors:
         if not self._now:
             raise ValueError("nothing to save yet; call reset first")
