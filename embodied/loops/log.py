@@ -6,6 +6,7 @@ import hashlib
 import json
 import netrc
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,11 @@ class Log:
         """Progress; cheap enough for every iteration."""
         if self._shown is not None:
             self._shown.advance(step)
+
+    def warn(self, line: str) -> None:
+        """A line for people to see, above the progress."""
+        if not self.silent:
+            print(f"embodied: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the bar away and finish wandb."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 460, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 26
+COLOURS = ("--main", "--second", "--third", "--fourth", "--fifth", "--sixth")
 
 Point = tuple[float, float]
 
@@ -27,22 +28,12 @@ def chart(curve: Curve, title: str, low: float | None = None, high: float | None
     points = [(x, y) for x, y in curve.points if math.isfinite(y)]
     if not points:
         return ""
-    heights = [y for _, y in points] + [y for pair in curve.band for y in pair]
-    bottom = min(heights) if low is None else low
-    top = max(heights) if high is None else high
-    if top - bottom < 1e-12 * max(1.0, abs(top)):
-        bottom, top = bottom - 0.5 * max(abs(bottom), 1e-3), top + 0.5 * max(abs(top), 1e-3)
-    right = max(x for x, _ in points)
-    frame = _Frame(0.0, max(right, 1e-9), bottom, top)
-    parts = [frame.grid(), frame.band(points, curve.band), frame.line(points)]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg>"
-    )
+    frame = framed([*points, *((points[0][0], y) for pair in curve.band for y in pair)], low, high)
+    return svg(title, [frame.grid(), frame.band(points, curve.band), frame.line(points)])
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """Data to pixels."""
 
     left: float
@@ -111,3 +102,60 @@ def number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.4g}{unit}"
     return f"{value:.3g}"
+
+
+def several(series: Mapping[str, Sequence[Point]], title: str) -> str:
+    """An SVG of several curves with one pair of axes, and their names below."""
+    finite = {n: [(x, y) for x, y in points if math.isfinite(y)] for n, points in series.items()}
+    finite = {name: points for name, points in finite.items() if points}
+    if not finite:
+        return ""
+    every = [point for points in finite.values() for point in points]
+    frame = framed(every)
+    drawn = [frame.grid()]
+    drawn += [coloured(frame, points, k) for k, points in enumerate(finite.values())]
+    return svg(title, drawn) + legend(finite)
+
+
+def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str]) -> str:
+    """An SVG of two curves of different units over the same steps: each has the full height, the
+    first one the numbers at the left, the second one those at the right."""
+    one, two = framed(left), framed(right, 0.0, 1.0)
+    drawn = [one.grid(), coloured(one, left, 0), coloured(two, right, 1)]
+    drawn += [
+        f'<text x="{WIDTH - RIGHT - 4}" y="{two.y(value) - 4:.1f}" class="y second">'
+        f"{number(value)}</text>"
+        for value in ticks(two.bottom, two.top, 4)
+    ]
+    return svg(" and ".join(names), drawn) + legend(names)
+
+
+def framed(points: Sequence[Point], low: float | None = None, high: float | None = None) -> Frame:
+    """A frame that holds all points, from x = 0."""
+    heights = [y for _, y in points]
+    bottom = min(heights) if low is None else low
+    top = max(heights) if high is None else high
+    if top - bottom < 1e-12 * max(1.0, abs(top)):
+        bottom, top = bottom - 0.5 * max(abs(bottom), 1e-3), top + 0.5 * max(abs(top), 1e-3)
+    return Frame(0.0, max(max(x for x, _ in points), 1e-9), bottom, top)
+
+
+def coloured(frame: Frame, points: Sequence[Point], number: int) -> str:
+    """One of several lines."""
+    colour = COLOURS[number % len(COLOURS)]
+    return f'<polyline class="line" style="stroke:var({colour})" points="{frame.path(points)}"/>'
+
+
+def legend(names: Iterable[str]) -> str:
+    spans = [
+        f'<span style="color:var({COLOURS[number % len(COLOURS)]})">{escape(name)}</span>'
+        for number, name in enumerate(names)
+    ]
+    return f'<p class="legend">{" ".join(spans)}</p>'
+
+
+def svg(title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from embodied.core import parallel
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.policy import Policy
-from embodied.core.reward import Clocked, Kept, Noting, Reward
+from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
 from embodied.core.tensors import Tensors
 from embodied.data.hindsight import Hindsight
 from embodied.data.replay import Replay
@@ -20,7 +22,10 @@ from embodied.data.rollout import Rollout
 from embodied.data.source import Source
 from embodied.data.successes import Successes
 from embodied.learners.learner import Learner
+from embodied.loops import alarm
 from embodied.loops.keeper import Keeper
+
+TAIL = 16  # steps of which a frozen reward's parts can be shown
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class ReplayLoop:
         self.stride = rollout.env.num_envs * parallel.world()
         self.warm = schedule.start == 0
         self.debt = 0.0
+        self.fresh = 0  # rows stored since `paid` was asked
+        self.tail: deque[Tensors] = deque(maxlen=TAIL)  # the newest rows as the world paid them
 
     def run(self, keeper: Keeper) -> None:
         before = self.schedule.pretrain
@@ -74,6 +81,7 @@ class ReplayLoop:
                 self.reward.at(keeper.step - before + self.stride)
             if rows:
                 self.replay.add(rows)
+                self.fresh += len(rows["reward"])
             metrics: dict[str, Any] = {}
             # Processes that learn together make the same updates, whatever closed in which.
             closed = parallel.mean(len(rows["reward"]) if rows else 0)
@@ -83,6 +91,19 @@ class ReplayLoop:
                     metrics = self._update(self.source)
                     self.debt -= 1
             keeper.advance(self.stride, metrics, step)
+
+    @torch.no_grad()
+    def paid(self) -> dict[str, Tensor]:
+        """Mean rewards of the rows that were stored since this was last asked, by now's reward."""
+        count, self.fresh = min(self.fresh, alarm.NEWEST, len(self.replay)), 0
+        if self.reward is None or not count:
+            return {}
+        back = torch.arange(count, device=self.replay.device) + 1
+        rows = self.replay.take((self.replay.cursor - back) % self.replay.capacity)
+        if not self.reward.frozen:
+            return alarm.describe(self.reward, rows, self.reward(rows))
+        parts = alarm.describe(self.reward, tt.cat(self.tail)) if self.tail else {}
+        return {**parts, alarm.PROXY: rows["reward"].mean()}
 
     def _begin(self) -> None:
         if self.schedule.normalize and len(self.replay):
@@ -100,6 +121,8 @@ class ReplayLoop:
             closed = self.rollout.closed
             self.reward.note(rows, self.every if closed is None else closed, step)
         if rows and self.reward is not None and self.reward.frozen:
+            if isinstance(self.reward, Termed):
+                self.tail.append(tt.each(rows, torch.clone))
             kept = {k: v for k, v in rows.items() if k not in self.unseen}
             rows = {**kept, "reward": self.reward(rows)}
         if self.successes is not None:

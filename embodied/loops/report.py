@@ -14,9 +14,11 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.durable import write_durably
+from embodied.loops.alarm import evaluations, rung
 from embodied.loops.log import read_metrics
-from embodied.loops.plot import Curve, chart, number
+from embodied.loops.plot import Curve, against, chart, number, several
 from embodied.loops.statistics import rate, wilson
+from embodied.loops.terms import FILE
 
 FIRST = ("eval/success", "eval/return", "train/success", "train/return")
 
@@ -27,7 +29,9 @@ def write(folder: Path) -> Path:
     rows = read_metrics(folder)
     parts = [
         _header(folder, rows),
+        _goodhart(folder),
         _curves(rows),
+        _terms(folder),
         _films(folder),
         _evaluations(folder),
         _next(folder),
@@ -123,6 +127,35 @@ def _curves(rows: Sequence[dict[str, Any]]) -> str:
     return f'<h2>Curves</h2><div class="grid2">{"".join(figures)}</div>' if figures else ""
 
 
+def _goodhart(folder: Path) -> str:
+    """What the reward paid and what the world saw succeed, evaluation by evaluation."""
+    past = evaluations(folder)
+    if len(past) < 2:
+        return ""
+    proxy = [(float(step), paid) for paid, _, step in past]
+    success = [(float(step), won) for _, won, step in past]
+    drawn = against(proxy, success, ("mean reward paid", "success in the world"))
+    words = "the reward rose while success fell" if rung(past) else "they have not parted"
+    caption = f"<figcaption>reward and success<b>{words}</b></figcaption>"
+    return f'<h2>Reward and success</h2><div class="grid2"><figure>{caption}{drawn}</figure></div>'
+
+
+def _terms(folder: Path) -> str:
+    """The parts of the reward over one episode of the evaluation."""
+    file = folder / FILE
+    if not file.exists():
+        return ""
+    kept = json.loads(file.read_text())
+    series = {
+        name: [(float(t), float(value)) for t, value in enumerate(values)]
+        for name, values in kept["terms"].items()
+    }
+    ends = {True: "succeeded", False: "failed", None: ""}[kept["success"]]
+    drawn = several(series, "terms of the reward")
+    caption = f"<figcaption>an evaluation episode, by decision<b>{ends}</b></figcaption>"
+    return f'<h2>Terms of the reward</h2><div class="grid2"><figure>{caption}{drawn}</figure></div>'
+
+
 def _band(name: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
     """The Wilson interval of each evaluated success rate; none for other curves."""
     if name != "eval/success":
@@ -204,9 +237,11 @@ PAGE = """<!doctype html>
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2127; --soft: #68727e; --page: #f6f7f9;
-  --card: #fff; --edge: #e1e5ea; --main: #0b6bcb; }
+  --card: #fff; --edge: #e1e5ea; --main: #0b6bcb; --second: #c2410c; --third: #15803d;
+  --fourth: #7e22ce; --fifth: #a16207; --sixth: #0e7490; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #97a1ad; --page: #14171b;
-  --card: #1d2127; --edge: #2e343c; --main: #5aa9f7; } }
+  --card: #1d2127; --edge: #2e343c; --main: #5aa9f7; --second: #fb923c; --third: #4ade80;
+  --fourth: #c084fc; --fifth: #facc15; --sixth: #22d3ee; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -231,6 +266,8 @@ img { border-radius: 6px; }
 video { display: block; max-width: 100%; margin: 8px 0; border-radius: 6px; }
 summary { cursor: pointer; color: var(--main); padding-top: 6px; }
 svg text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
+svg .second { fill: var(--second); }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 4px 0; font-size: 13px; }
 svg .y { text-anchor: end; } svg .x { text-anchor: middle; }
 .grid { stroke: var(--edge); } .line { fill: none; stroke: var(--main); stroke-width: 2;
   stroke-linejoin: round; }

@@ -14,6 +14,7 @@ from embodied.core.tensors import Tensors
 from embodied.data.rollout import Rollout
 from embodied.data.segment import Segment
 from embodied.learners.learner import Learner
+from embodied.loops import alarm
 from embodied.loops.keeper import Keeper
 
 
@@ -33,6 +34,7 @@ class RolloutLoop:
         self.segment = Segment(rows, learner.horizon, device)
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
         self.age = 0
+        self.newest: tuple[Tensors, Tensor] | None = None  # the last batch and what it was paid
         self._open()
 
     def run(self, keeper: Keeper) -> None:
@@ -89,10 +91,17 @@ class RolloutLoop:
         rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
         paid = torch.zeros_like(batch["reward"]).flatten()
         paid[at] = reward(rows).to(paid.dtype)
+        self.newest = rows, paid[at]
         batch["reward"] = paid.view_as(batch["reward"])
         if reward.frozen:
             return {}
         return {f"reward_{key}": value for key, value in reward.update(rows).items()}
+
+    def paid(self) -> dict[str, Tensor]:
+        """Mean rewards of the last batch that was learned from."""
+        if self.reward is None or self.newest is None:
+            return {}
+        return alarm.describe(self.reward, *self.newest)
 
     def get_state(self) -> dict[str, Any]:
         """Everything but the learner; where the environment cannot save its rows, the segment

@@ -12,13 +12,16 @@ from embodied.core import checkpoint, parallel
 from embodied.core.build import ConfigError, build, parse, plain, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.reward import Termed
 from embodied.core.rng import rng_state, seed_everything, set_rng_state
 from embodied.learners.learner import Learner
+from embodied.loops import alarm
 from embodied.loops.config import RunConfig
 from embodied.loops.evaluate import evaluate, film
 from embodied.loops.feed import Feed
 from embodied.loops.keeper import Every, Keeper, Loop
 from embodied.loops.log import Log
+from embodied.loops.terms import write_terms
 
 
 def train(node: dict[str, Any], log: Log) -> Path:
@@ -46,7 +49,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
 
     def assess(step: int) -> None:
         if first:
-            log.write(step, {f"eval/{k}": v for k, v in parts.evaluate().items()})
+            result = {f"eval/{k}": v for k, v in parts.evaluate().items()}
+            alarm.watch(parts.loop, log, step, result)
 
     def save(step: int) -> None:
         if first:
@@ -65,6 +69,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
         keeper.keep()
         if config.video and first:
             parts.film(folder / "videos")
+            parts.take_apart(folder)
     parts.env.close()
     parallel.stop()
     return folder
@@ -133,6 +138,18 @@ class Parts:
             for row in (won == wanted).nonzero().flatten().tolist()[:1]:
                 frames = film(self.policy, env, settings.seed, row, execute)
                 write_mp4(folder / f"{name}.mp4", frames, fps=1 / env.spec.dt)
+        env.close()
+
+    def take_apart(self, folder: Path) -> None:
+        """What the reward was made of in one episode of the evaluation, where it has parts."""
+        reward = getattr(self.loop, "reward", None)
+        if not isinstance(reward, Termed):
+            return
+        settings = self.config.eval
+        env: VecEnv = build(self.config.env | {"num_envs": min(8, settings.episodes)})
+        self.policy.eval()
+        gamma, execute = self.learner.gamma, self.config.execute
+        write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
         env.close()
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:

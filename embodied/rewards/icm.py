@@ -4,8 +4,8 @@
     r' = own r + weight / 2 |phi^' - phi(s')|^2 / std
 
 Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
-(2017): phi is learned from the inverse model alone, so that what no action moves does not count. The
-bonus is divided by its running deviation, so that `weight` means the same in every world.
+(2017): phi is learned from the inverse model alone, so that what no action moves does not count.
+The bonus is divided by its running deviation, so that `weight` means the same in every world.
 """
 
 from __future__ import annotations

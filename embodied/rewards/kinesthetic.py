@@ -1,6 +1,7 @@
 """Kinesthetic: factors joined by a signed geometric mean, used as potentials, and events.
 
-    KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k,   r' = own r + discount U(s') - U(s) + R(s')
+    KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k
+    r' = own r + discount U(s') - U(s) + R(s')
 
 Lucy-SKG (Moschopoulos et al., 2023). A weighted sum lets one factor be bought with another; the
 product pays only for all together. `sgn` is +1 where no factor is negative, else -1 (`all`: two

@@ -225,22 +225,17 @@ class Mixed:
 
 
 def _added(before: VecEnv, after: VecEnv, name: str) -> VecEnv:
-    """`after`; the same picture is taken once, and two different things cannot have one name."""
-    new = {key for key in after.spec.obs if key not in before.spec.obs}
-    changed = {k for k in before.spec.obs if before.spec.obs[k] != after.spec.obs[k]}
-    if after is before or (new and not changed):
+    """`after`, or `before` where it has the same pictures already; two different things cannot have
+    one name."""
+    old, watched = before.spec.obs, getattr(after, "name", "")
+    if after is before or watched not in old:
         return after
-    if not changed and all(leaf.is_image for leaf in _watched(after, before)):
+    if old[watched] == after.spec.obs[watched] and old[watched].is_image:
         return before
     raise ConfigError(
         f"reward.terms.{name} looks at the world in another way than a term before it does; give "
         "both the same settings (picture size), or a picture among the observations"
     )
-
-
-def _watched(after: VecEnv, before: VecEnv) -> list[Any]:
-    name = getattr(after, "name", None)
-    return [before.spec.obs[name]] if name in before.spec.obs else []
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:
