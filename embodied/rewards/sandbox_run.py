@@ -45,15 +45,16 @@ def compiled(
     return names[entry]
 
 
-def call(function: Compiled, inputs: Sequence[Tensor], rows: int) -> Paid:
-    """Ask the program once; Rejected (layer "result") where its answer has the wrong form."""
+def call(function: Compiled, inputs: Sequence[Tensor], rows: int, layer: str = "result") -> Paid:
+    """Ask the program once; Rejected where its answer has the wrong form, and at `layer` where it
+    fails."""
     try:
         with torch.no_grad():
             answer = function(*inputs)
     except Rejected:
         raise
     except Exception as error:  # whatever the program did wrong is the answer to its author
-        raise Rejected("result", described(error)) from error
+        raise Rejected(layer, described(error)) from error
     return formed(answer, rows)
 
 

@@ -1,0 +1,147 @@
+"""Variables: what a reward program may ask for, by name, and where it stands in the rows.
+
+A leaf `state` whose elements have names is also its parts: elements tool_x, tool_y, tool_z are the
+vector `tool` [N, 3], q1 ... q7 the vector `q` [N, 7], a name alone is a number `width` [N]. Each is
+there as the step began (`tool`) and as it ended (`next_tool`). The reward of the world, success and
+the time are not among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+
+AXES = re.compile(r"(.+)_([xyz])")
+NUMBERED = re.compile(r"([A-Za-z]+(?:_[A-Za-z]+)*?)_?(\d+)")
+ACTION = "action"
+NEXT = "next_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`at`: the elements of `leaf` that it is (None: all of the leaf); `shape` a row."""
+
+    name: str
+    leaf: str
+    shape: tuple[int, ...]
+    at: tuple[int, ...] | None
+    unit: str
+    names: tuple[str, ...] = ()
+    low: object = None
+    high: object = None
+    dtype: str = "float32"
+
+    @property
+    def is_point(self) -> bool:
+        """A place or a way in space."""
+        return self.shape == (3,) and len(self.names) == 3 and self.names[0].endswith("_x")
+
+    def of(self, rows: Tensors, end: str) -> Tensor:
+        """Its values [N, *shape] in `rows`; `end` is "obs" or "next_obs"."""
+        value = rows[ACTION] if self.leaf == ACTION else rows[f"{end}/{self.leaf}"]
+        if self.at is None:
+            return value
+        if not self.shape:
+            return value[:, self.at[0]]
+        first, last = self.at[0], self.at[-1] + 1
+        if last - first == len(self.at):
+            return value[:, first:last]
+        return value[:, list(self.at)]
+
+
+def variables(spec: Spec) -> dict[str, Variable]:
+    """Everything by name, without the `next_` ones; the action is `action`."""
+    found: dict[str, Variable] = {}
+    for name, leaf in spec.obs.items():
+        whole = _identifier(name)
+        found.setdefault(whole, _whole(whole, name, leaf))
+        for part in _parts(name, leaf):
+            found.setdefault(part.name, part)
+    found[ACTION] = _whole(ACTION, ACTION, spec.act)
+    return found
+
+
+def known(spec: Spec) -> list[str]:
+    """All names that a program may have as parameters."""
+    names = list(variables(spec))
+    return names + [NEXT + name for name in names if name != ACTION]
+
+
+def inputs(found: Mapping[str, Variable], names: tuple[str, ...], rows: Tensors) -> Tensors:
+    """What a program's parameters `names` are in `rows`."""
+    return {name: value(found, name, rows) for name in names}
+
+
+def value(found: Mapping[str, Variable], name: str, rows: Tensors) -> Tensor:
+    """One variable [N, ...]; names that begin with next_ are of the end of the step."""
+    if name in found:
+        return found[name].of(rows, "obs")
+    return found[name.removeprefix(NEXT)].of(rows, "next_obs")
+
+
+def made_up(spec: Spec, count: int, seed: int = 0) -> Tensors:
+    """Rows that no world made, within the leaves' bounds: to try a program where there are none."""
+    generator = torch.Generator().manual_seed(seed)
+    rows: Tensors = {ACTION: _draw(spec.act, count, generator)}
+    for name, leaf in spec.obs.items():
+        rows[f"obs/{name}"] = _draw(leaf, count, generator)
+        rows[f"next_obs/{name}"] = _draw(leaf, count, generator)
+    return rows
+
+
+def _draw(leaf: Leaf, count: int, generator: torch.Generator) -> Tensor:
+    shape = (count, *leaf.shape)
+    if leaf.dtype == "float32":
+        low, high = (_bound(bound, leaf, sign) for bound, sign in ((leaf.low, -1), (leaf.high, 1)))
+        return low + (high - low) * torch.rand(shape, generator=generator)
+    highs = leaf.high if isinstance(leaf.high, tuple) else (leaf.high,)
+    most = 1 if None in highs else int(min(h for h in highs if h is not None))
+    drawn = torch.randint(0, most + 1, shape, generator=generator)
+    return drawn.to(getattr(torch, leaf.dtype))
+
+
+def _bound(bound: object, leaf: Leaf, sign: int) -> Tensor:
+    numbers = torch.tensor(float(sign) if bound is None else bound, dtype=torch.float32)
+    return numbers.clamp(-10, 10).expand(leaf.size).reshape(leaf.shape)
+
+
+def _whole(name: str, leaf_name: str, leaf: Leaf) -> Variable:
+    return Variable(
+        name, leaf_name, leaf.shape, None, leaf.unit, leaf.names, leaf.low, leaf.high, leaf.dtype
+    )
+
+
+def _parts(name: str, leaf: Leaf) -> list[Variable]:
+    """The named parts of a leaf's vector, in the order of their first elements."""
+    if len(leaf.shape) != 1 or len(leaf.names) != leaf.size:
+        return []
+    groups: dict[str, list[int]] = {}
+    for at, element in enumerate(leaf.names):
+        axes, numbered = AXES.fullmatch(element), NUMBERED.fullmatch(element)
+        stem = axes[1] if axes else numbered[1] if numbered else element
+        groups.setdefault(_identifier(stem), []).append(at)
+    return [
+        Variable(
+            stem,
+            name,
+            () if len(at) == 1 and stem == _identifier(leaf.names[at[0]]) else (len(at),),
+            tuple(at),
+            leaf.unit,
+            tuple(leaf.names[i] for i in at),
+            dtype=leaf.dtype,
+        )
+        for stem, at in groups.items()
+    ]
+
+
+def _identifier(name: str) -> str:
+    """`name` as a program can write it."""
+    plain = re.sub(r"\W", "_", name).lstrip("_")
+    return plain if plain and not plain[0].isdigit() else f"leaf_{plain}"
