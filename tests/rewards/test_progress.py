@@ -1,0 +1,347 @@
+"""Progress: hops by hand, pairs by quota, readouts on a corridor, shaping that moves no optimum."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.recording import EpisodeWriter
+from embodied.core.spec import Leaf, Spec
+from embodied.rewards import hops
+from embodied.rewards.progress import SHAPINGS, Progress
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+NODE = {
+    "_target_": "embodied.rewards.progress.Progress",
+    "hidden": [32, 32],
+    "updates": 150,
+    "batch_size": 128,
+}
+
+
+def corridor(count: int, steps: int, seed: int) -> list[Tensor]:
+    """States [steps + 1, 3] from about 0 to about 1 with wavering, and two numbers that say
+    nothing: one for the whole episode, one at random."""
+    random = torch.Generator().manual_seed(seed)
+    walks = []
+    for _ in range(count):
+        start, end = 0.1 * torch.rand(2, generator=random)
+        x = torch.linspace(float(start), 1 - float(end), steps + 1)
+        x = x + 0.01 * torch.randn(steps + 1, generator=random)
+        own = torch.randn((), generator=random).expand(steps + 1)
+        walks.append(torch.stack([x, own, torch.randn(steps + 1, generator=random)], 1))
+    return walks
+
+
+def record(path: Path, walks: list[Tensor], spec: Spec = SPEC) -> str:
+    with EpisodeWriter(path, spec) as writer:
+        for walk in walks:
+            last = torch.arange(len(walk) - 1) == len(walk) - 2
+            writer.add(
+                {
+                    "obs/state": walk[:-1],
+                    "next_obs/state": walk[-1],
+                    "action": torch.zeros(len(walk) - 1, 1),
+                    "reward": last.float(),
+                    "terminated": last,
+                    "truncated": torch.zeros_like(last),
+                    "success": last,
+                }
+            )
+    return str(path)
+
+
+def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Progress:
+    context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
+    return build(NODE | settings, **context)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return record(tmp_path_factory.mktemp("demos"), corridor(3, 20, seed=1))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> Progress:
+    return made(tmp_path_factory.mktemp("run"), demos=shown, updates=500)
+
+
+def rank(values: Tensor) -> Tensor:
+    order = values.argsort().argsort().float()
+    return order - order.mean()
+
+
+def spearman(values: Tensor) -> float:
+    """Rank correlation with time."""
+    a, b = rank(values), rank(torch.arange(len(values)).float())
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+def test_hops_by_hand() -> None:
+    before = torch.tensor([0.2, 0.6, 0.0, 1.0, 1.0, 0.0, 0.5])
+    after = torch.tensor([0.6, 0.2, 1.0, 0.0, 1.0, 0.0, 0.5])
+    expected = torch.tensor([0.5, -2 / 3, 1.0, -1.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(hops.hop(before, after), expected)
+    torch.testing.assert_close(hops.compose(before, expected), after)
+
+
+def test_hops_put_together_never_leave_the_unit_interval() -> None:
+    torch.testing.assert_close(
+        hops.integrate(torch.tensor([0.5, 0.5, -1 / 3, 1.0, 1.0, -1.0])),
+        torch.tensor([0.0, 0.5, 0.75, 0.5, 1.0, 1.0, 0.0]),
+    )
+    walk = hops.integrate(2 * torch.rand(500) - 1)
+    assert walk.min() >= 0 and walk.max() <= 1
+
+
+def test_readouts_that_disagree_count_less() -> None:
+    forward, backward = torch.tensor([0.4, 0.9]), torch.tensor([0.4, 0.4])
+    torch.testing.assert_close(
+        hops.agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)])
+    )
+
+
+def test_bins_by_hand() -> None:
+    label = torch.tensor([-1.0, 1.0, 0.0, -0.9, 0.5])
+    gap = torch.tensor([1.0, 0.99, 0.0, 0.25, 0.5])
+    # 25 scores of width 0.08 from -1, by 4 gaps of width 0.25.
+    assert hops.cells(label, gap).tolist() == [3, 24 * 4 + 3, 12 * 4, 1 * 4 + 1, 18 * 4 + 2]
+
+
+def test_every_bin_gets_its_quota_and_the_centre_the_remainder() -> None:
+    cell = torch.tensor([0] * 50 + [12 * 4] * 3 + [24 * 4] * 7)
+    chosen = cell[hops.balanced(cell, 32, torch.Generator().manual_seed(0))]
+    assert [int((chosen == k).sum()) for k in (0, 48, 96)] == [11, 11, 10]
+
+
+def test_progress_of_moments_and_labels_of_pairs() -> None:
+    frames = hops.moments(torch.tensor([3, 5]))
+    torch.testing.assert_close(
+        frames.progress, torch.tensor([0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0])
+    )
+    random = torch.Generator().manual_seed(0)
+    for cross in (0.0, 1.0):
+        drawn = hops.pairs(frames, 100, zero=0.05, cross=cross, random=random)
+        assert len(drawn.label) == 100
+        assert torch.equal(drawn.before[95:], drawn.after[95:]) and not drawn.label[95:].any()
+        mine, other = frames.episode[drawn.before[:95]], frames.episode[drawn.after[:95]]
+        assert (mine != other).all() if cross else (mine == other).all()
+        label = hops.hop(frames.progress[drawn.before], frames.progress[drawn.after])
+        torch.testing.assert_close(drawn.label, label)
+
+
+def test_episodes_that_come_to_nothing_stay_at_no_progress() -> None:
+    frames = hops.moments(torch.tensor([4]), succeeds=False)
+    assert not frames.progress.any() and frames.place[-1] == 1
+
+
+def test_held_out_walks_are_in_order_and_reversed_ones_in_reverse(fitted: Progress) -> None:
+    """The targets of the method card: VOC above 0.95, below -0.9 reversed, gap below 0.1."""
+    for walk in corridor(4, 20, seed=2):
+        obs, back = {"state": walk}, {"state": walk.flip(0)}
+        forward, _, backward = fitted.readouts(obs)
+        assert spearman(fitted.potential(obs)) > 0.95
+        assert spearman(torch.stack(fitted.along(back)[1:]).mean(0)) < -0.9
+        assert (forward - backward).abs().mean() < 0.1
+        phi = fitted.potential(obs)
+        assert phi.min() >= 0 and phi.max() <= 1
+        assert phi[0] < 0.2 and phi[-1] > 0.8
+
+
+def test_a_moment_is_read_from_anchors_of_known_progress(fitted: Progress) -> None:
+    """Forward is the hop from a demonstration's start, clipped; backward 1 + the hop from its end;
+    both the mean over the three demonstrations."""
+    walk = corridor(1, 6, seed=3)[0]
+    seen = fitted.net.encoder({"state": walk})
+    anchors = fitted.net.encoder(fitted.anchors()).view(3, 5, -1)
+    forward, backward = torch.zeros(7), torch.zeros(7)
+    for demo in anchors:
+        start, goal = demo[:1].expand_as(seen), demo[-1:].expand_as(seen)
+        forward += fitted.net(start, seen, start, goal).clamp(0, 1) / 3
+        backward += (1 + fitted.net(goal, seen, start, goal)).clamp(0, 1) / 3
+    read = fitted.readouts({"state": walk})
+    torch.testing.assert_close(read[0], forward)
+    torch.testing.assert_close(read[2], backward)
+    fused = (forward + backward + read[1]) / 3
+    phi = fused * torch.exp(-(((forward - backward) / 0.5) ** 2))
+    torch.testing.assert_close(fitted.potential({"state": walk}), phi)
+
+
+def test_rows_are_paid_by_the_potential_of_both_ends(fitted: Progress) -> None:
+    """gamma^k as the row has it: one step, a chunk of three, a true end (0)."""
+    walk = corridor(1, 3, seed=3)[0]
+    rows = {
+        "obs/state": walk[:3],
+        "next_obs/state": walk[1:],
+        "reward": torch.tensor([0.0, 0.5, 1.0]),
+        "discount": torch.tensor([0.99, 0.99**3, 0.0]),
+    }
+    phi = fitted.potential({"state": walk})
+    expected = rows["reward"] + rows["discount"] * phi[1:] - phi[:3]
+    torch.testing.assert_close(fitted(rows), expected)
+
+
+def test_it_is_fitted_once(tmp_path: Path, shown: str) -> None:
+    first = made(tmp_path, demos=shown, updates=20)
+    card = tmp_path / "progress.json"
+    written = card.stat().st_mtime_ns
+    again = made(tmp_path, demos=shown, updates=20)
+    assert card.stat().st_mtime_ns == written
+    walk = {"state": corridor(1, 5, seed=4)[0]}
+    assert torch.equal(first.potential(walk), again.potential(walk))
+    other = made(tmp_path, demos=shown, updates=21)
+    assert card.stat().st_mtime_ns != written
+    assert not torch.equal(first.potential(walk), other.potential(walk))
+    other.set_state(first.get_state())
+    assert torch.equal(first.potential(walk), other.potential(walk))
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path, shown: str) -> None:
+    walk = {"state": corridor(1, 5, seed=4)[0]}
+    read = []
+    for name in ("a", "b"):
+        torch.manual_seed(len(read))  # the run's own random numbers do not matter
+        read.append(made(tmp_path / name, demos=shown, updates=10).potential(walk))
+    assert torch.equal(*read)
+
+
+def test_failures_are_no_progress(tmp_path: Path, shown: str) -> None:
+    """Moments far off the demonstrations, where nothing else says what they are."""
+    lost = [walk + torch.tensor([0.0, 6.0, 0.0]) for walk in corridor(4, 20, seed=5)]
+    bad = record(tmp_path / "lost", lost)
+    seen = {"state": torch.cat(lost)}
+    blind = made(tmp_path / "blind", demos=shown, updates=300)
+    warned = made(tmp_path / "warned", demos=shown, failures=bad, updates=300)
+    assert warned.potential(seen).mean() < 0.1 < blind.potential(seen).mean()
+    walk = corridor(1, 20, seed=2)[0]
+    assert spearman(warned.potential({"state": walk})) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "reward.demos=DIR"),
+        ({"views": ["stat"]}, 'does not show stat \\(did you mean "state"'),
+        ({"views": []}, "nothing to look at"),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, shown: str, settings: dict[str, Any], message: str
+) -> None:
+    demos = {"demos": shown} if settings else {}
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, **demos, **settings)
+
+
+def test_a_demonstration_of_one_step_is_refused(tmp_path: Path) -> None:
+    short = record(tmp_path / "short", corridor(2, 1, seed=0))
+    with pytest.raises(ConfigError, match="one step"):
+        made(tmp_path / "run", demos=short)
+
+
+def test_a_world_of_another_shape_is_refused(tmp_path: Path, shown: str) -> None:
+    wide = Spec({"state": Leaf((4,))}, SPEC.act, dt=0.1)
+    with pytest.raises(ConfigError, match="state is float32\\[4\\] in this world"):
+        made(tmp_path, spec=wide, demos=shown)
+
+
+def values(reward: Tensor, discount: Tensor, chance: Tensor) -> Tensor:
+    """Q [S, A] by value iteration in a finite world of `reward`, `discount`, `chance` [S, A, S]."""
+    q = torch.zeros(chance.shape[:2], dtype=torch.float64)
+    for _ in range(4000):
+        q = (chance * (reward + discount * q.max(1).values)).sum(2)
+    return q
+
+
+def test_shaping_leaves_the_optimal_policy_as_it_is() -> None:
+    """Random worlds, random ends, random potentials: Q + Phi = Q of the world, to rounding, and
+    so the same best actions. A level reward changes them."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=random, dtype=torch.float64)
+
+    changed = 0
+    for _ in range(20):
+        chance = draw(6, 3, 6) ** 4
+        chance /= chance.sum(2, keepdim=True)
+        reward, discount = draw(6, 3, 6), 0.9 * (draw(6, 3, 6) > 0.2).double()
+        phi = draw(6)
+        before, after = phi[:, None, None].expand(6, 3, 6), phi.expand(6, 3, 6)
+        shaping = SHAPINGS["potential"](before, after, discount)
+        true = values(reward, discount, chance)
+        shaped = values(reward + shaping, discount, chance)
+        torch.testing.assert_close(shaped + phi[:, None], true, rtol=0, atol=1e-9)
+        assert torch.equal(shaped.argmax(1), true.argmax(1))
+        level = values(reward + 5 * after, discount, chance)
+        changed += int(not torch.equal(level.argmax(1), true.argmax(1)))
+    assert changed > 5
+
+
+def test_the_level_of_progress_makes_it_linger_and_the_potential_does_not() -> None:
+    """Five cells: fetch the key (cell 3), go through the door (cell 4, the end, pays 1). Paid the
+    level, waiting before the door for ever beats going through it."""
+    cells, gamma, door = 5, 0.95, 4
+    chance = torch.zeros(cells, 2, cells, dtype=torch.float64)  # 0: stay, 1: go on
+    for cell in range(cells):
+        chance[cell, 0, cell] = chance[cell, 1, min(cell + 1, door)] = 1
+    phi = torch.linspace(0, 1, cells, dtype=torch.float64)
+    before, after = phi[:, None, None].expand(cells, 2, cells), phi.expand(cells, 2, cells)
+    discount = torch.full((cells, 2, cells), gamma, dtype=torch.float64)
+    discount[..., door] = 0
+    reward = (discount == 0).double()
+    best = {
+        "potential": values(
+            reward + SHAPINGS["potential"](before, after, discount), discount, chance
+        ),
+        "gain": values(reward + SHAPINGS["gain"](before, after, discount), discount, chance),
+        "level": values(reward + after, discount, chance),
+    }
+    assert best["potential"][:door].argmax(1).tolist() == [1, 1, 1, 1]
+    assert best["gain"][:door].argmax(1).tolist() == [1, 1, 1, 1]
+    assert best["level"][:door].argmax(1).tolist() == [1, 1, 1, 0]
+
+
+def test_two_pictures_of_a_moment_are_seen_together(tmp_path: Path) -> None:
+    """A bright column that moves along one view; the other view is noise."""
+    leaf = Leaf((16, 16, 3), "uint8", 0, 255)
+    spec = Spec({"front": leaf, "wrist": leaf}, SPEC.act, dt=0.1)
+
+    def film(seed: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        front = torch.zeros(15, 16, 16, 3, dtype=torch.uint8)
+        for t in range(15):
+            front[t, :, t : t + 2] = 255
+        return front, torch.randint(256, front.shape, dtype=torch.uint8, generator=random)
+
+    with EpisodeWriter(tmp_path / "demos", spec, images="png") as writer:
+        for seed in range(2):
+            front, wrist = film(seed)
+            last = torch.arange(14) == 13
+            writer.add(
+                {
+                    "obs/front": front[:-1],
+                    "obs/wrist": wrist[:-1],
+                    "next_obs/front": front[-1],
+                    "next_obs/wrist": wrist[-1],
+                    "action": torch.zeros(14, 1),
+                    "reward": last.float(),
+                    "terminated": last,
+                    "truncated": torch.zeros_like(last),
+                }
+            )
+    settings = {"views": ["front", "wrist"], "channels": [8, 8], "shift": 0, "updates": 60}
+    reward = made(tmp_path / "run", spec, demos=str(tmp_path / "demos"), **settings)
+    front, wrist = film(7)
+    assert spearman(reward.potential({"front": front, "wrist": wrist})) > 0.9
+    rows = tt.nest({"front": front[:-1], "wrist": wrist[:-1]}, "obs")
+    rows |= tt.nest({"front": front[1:], "wrist": wrist[1:]}, "next_obs")
+    rows |= {"reward": torch.zeros(14), "discount": torch.ones(14)}
+    assert reward(rows).mean() > 0
