@@ -1,0 +1,245 @@
+"""Captions pay what was said of them: arithmetic, abstention, provenance, an exact resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step
+from embodied.core.reward import Clocked, Kept, Noting, Termed, Watching
+from embodied.core.tensors import nest
+from embodied.rewards.annotate import Annotate
+from embodied.rewards.caption_models import Classification, Ranking
+from embodied.rewards.reading import Reader
+from embodied.rewards.simulated_reader import Config as Rules
+from embodied.rewards.simulated_reader import SimulatedReader
+from embodied.rewards.told import TIMES
+from embodied.rewards.watched import CAPTION
+from envs.minigrid import Config, MiniGrid
+
+JUDGE = {
+    "_target_": "embodied.rewards.simulated_reader.SimulatedReader",
+    "helpful": ["unlocked", "picked up"],
+}
+
+
+def made(folder: Path, **settings: Any) -> Annotate:
+    world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
+    node = {
+        "_target_": "embodied.rewards.annotate.Annotate",
+        "judge": JUDGE | settings.pop("judge", {}),
+        "synchronous": True,
+        **settings,
+    }
+    cpu = torch.device("cpu")
+    return build(node, spec=world.spec, folder=folder, seed=0, device=cpu)
+
+
+def rows_of(reward: Annotate, texts: list[str], times: list[int], own: float = 0.0) -> Any:
+    """Rows whose steps were told as `texts`."""
+    reward.captions.of("")
+    return {
+        f"next_obs/{CAPTION}": torch.tensor([reward.captions.of(text) for text in texts]),
+        f"next_obs/{TIMES}": torch.tensor(times),
+        "reward": torch.full((len(texts),), own),
+    }
+
+
+def step_of(count: int) -> Step:
+    flags, zero = torch.zeros(count, dtype=torch.bool), torch.zeros(count)
+    return Step({}, {}, zero, flags, flags, {})
+
+
+def noted(reward: Annotate, rows: Any) -> None:
+    reward.note(rows, torch.arange(len(rows["reward"])), step_of(len(rows["reward"])))
+
+
+TEXTS = ["", "you picked up the red key", "you picked up the red key", "you face the red door"]
+
+
+def test_what_a_caption_pays(tmp_path: Path) -> None:
+    """own r + weight r(c) / n^beta; the third time pays 1/27; unhelpful: nothing."""
+    reward = made(tmp_path, weight=0.5, own=2.0)
+    rows = rows_of(reward, TEXTS, [0, 1, 3, 1], own=0.25)
+    assert reward(rows).tolist() == [0.5] * 4
+    noted(reward, rows)
+    reward.at(4)
+    expected = [0.5, 0.5 + 0.5, 0.5 + 0.5 / 27, 0.5]
+    torch.testing.assert_close(reward(rows), torch.tensor(expected))
+    metrics = reward.update(rows)
+    paid = (reward(rows) - 0.5).mean()
+    torch.testing.assert_close(metrics["intrinsic"], paid)
+    assert float(metrics["coverage"]) == 1.0 and float(metrics["labels"]) == 2
+    terms = reward.terms(rows)
+    torch.testing.assert_close(terms["world"] + terms["captions"], reward(rows))
+
+
+def test_each_caption_is_asked_about_once(tmp_path: Path) -> None:
+    reward = made(tmp_path)
+    rows = rows_of(reward, TEXTS, [0, 1, 2, 1])
+    for _ in range(5):
+        noted(reward, rows)
+        reward.update(rows)
+    assert reward.annotator.asked == 2
+
+
+def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path: Path) -> None:
+    reward = made(tmp_path, judge={"refusal": 1.0})
+    rows = rows_of(reward, ["you picked up the red key"], [1])
+    asked = []
+    for _ in range(9):
+        noted(reward, rows)
+        metrics = reward.update(rows)
+        asked.append(reward.annotator.asked)
+    assert asked == [1, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert float(reward(rows)) == 0 and float(metrics["labels"]) == 0
+    assert float(metrics["abstained"]) == 4 and float(metrics["coverage"]) == 0.0
+
+
+def test_unreadable_answers_are_dropped(tmp_path: Path) -> None:
+    reward = made(tmp_path, judge={"broken": 1.0})
+    rows = rows_of(reward, TEXTS, [0, 1, 2, 1])
+    noted(reward, rows)
+    metrics = reward.update(rows)
+    assert float(metrics["labels"]) == 0 and float(metrics["failed"]) == 1
+    assert reward(rows).tolist() == [0.0] * 4
+
+
+def test_labels_say_where_they_come_from(tmp_path: Path) -> None:
+    reward = made(tmp_path, judge={"error": 0.0})
+    noted(reward, rows := rows_of(reward, TEXTS, [0, 1, 2, 1]))
+    reward.update(rows)
+    lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert {tuple(line["question"]): line["value"] for line in lines} == {
+        ("you picked up the red key",): 1.0,
+        ("you face the red door",): 0.0,
+    }
+    assert all(line["model"].startswith("simulated(") and len(line["key"]) == 64 for line in lines)
+    assert all(line["goal"] == "open the door" for line in lines)
+
+
+def test_errors_depend_on_the_words_alone() -> None:
+    """Whatever the order and the batch, the same captions are judged wrongly: about a tenth."""
+    texts = [f"you picked up thing {number}" for number in range(400)]
+    questions = [(text,) for text in texts]
+    reader = Reader(SimulatedReader(Rules(("picked up",), error=0.1, refusal=0.05)), "goal")
+    one = {label.question: label.value for label in reader.judge(questions)}
+    two = {q: label.value for q in questions[::-1] for label in reader.judge([q])}
+    assert one == two
+    values = list(one.values())
+    assert 20 <= values.count(0.0) <= 60 and 8 <= values.count(None) <= 34
+
+
+class Biased(SimulatedReader):
+    """Always prefers what it is shown first."""
+
+    def _compared(self, first: str, second: str) -> str:
+        return "first"
+
+
+def test_pairs_are_asked_in_both_orders() -> None:
+    rules = Rules(("unlocked", "picked up"))
+    pairs = [("you unlocked it", "you picked up a key"), ("you wait", "you turn")]
+    fair = Reader(SimulatedReader(rules), "goal").judge(pairs)
+    assert [label.value for label in fair] == [1.0, 0.5]
+    biased = Reader(Biased(rules), "goal").judge(pairs)
+    assert [label.value for label in biased] == [None, None]
+
+
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+SAID = ("you unlocked the {} door", "you picked up the {} key", "you face the {} door")
+
+
+def test_classification_knows_colours_it_was_not_told_of() -> None:
+    model = Classification(steps=120, lr=2e-3, batch=32, threshold=0.5, seed=0)
+    known = [(said.format(colour),) for said in SAID for colour in COLOURS[:4]]
+    values = [0.0 if "face" in text else 1.0 for (text,) in known]
+    assert model(["you face the red door"]).tolist() == [0.0]
+    model.learn(known, values)
+    held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
+    assert model(held_out).tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_ranking_is_measured_against_all_captions() -> None:
+    """Normalised over the captions met: unlocking above picking up above facing, below: nothing."""
+    model = Ranking(steps=120, lr=2e-3, batch=32, threshold=0.0, seed=0)
+    every = [said.format(colour) for said in SAID for colour in COLOURS]
+    worth = [2] * 6 + [1] * 6 + [0] * 6
+    pairs = [(a, b) for a in every for b in every if a != b]
+    value = dict(zip(every, worth, strict=True))
+    targets = [0.5 + 0.5 * (value[a] > value[b]) - 0.5 * (value[a] < value[b]) for a, b in pairs]
+    model.learn(pairs, targets)
+    model.settle(every)
+    paid = model(every).view(3, 6)
+    assert (paid[0] > paid[1].max()).all() and (paid[2] == 0).all()
+    z = (model.scores(every) - model.mean) / model.deviation
+    assert abs(float(z.mean())) < 1e-4 and float(z.std()) == pytest.approx(1.0, abs=1e-3)
+
+
+def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
+    paid = []
+    for number, move in enumerate(moves):
+        step = world.step(move)
+        rows = {**nest(step.next_obs, "next_obs"), "reward": step.reward}
+        reward.note(rows, torch.arange(len(move)), step)
+        if number % 8 == 7:
+            reward.at(number)
+            paid.append(reward(rows))
+            paid += reward.update(rows).values()
+    return paid
+
+
+@pytest.mark.parametrize("model", ["hash", "classification", "ranking"])
+def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str) -> None:
+    moves = torch.randint(0, 6, (160, 4), generator=torch.Generator().manual_seed(1))
+    settings: Any = {"model": model, "judge": {"error": 0.2, "refusal": 0.2}, "steps": 4}
+    reward = made(tmp_path / "a", **settings)
+    assert all(isinstance(reward, p) for p in (Watching, Noting, Clocked, Kept, Termed))
+    env = reward.watch(world := MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
+    env.reset(0)
+    play(reward, env, moves[:80])
+    kept, rows = reward.get_state(), env.get_state()
+    torch.save(kept, tmp_path / "state.pt")
+    expected = play(reward, env, moves[80:])
+    again = made(tmp_path / "b", **settings)
+    other = again.watch(MiniGrid(world.config))
+    other.reset(0)
+    again.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    other.set_state(rows)
+    for one, two in zip(expected, play(again, other, moves[80:]), strict=True):
+        if not torch.equal(one, two):
+            assert one.ndim == 0  # counts of calls and seconds are of the process
+    assert again.captions.texts == reward.captions.texts
+    assert again.labelled.tolist() == reward.labelled.tolist()
+    assert torch.equal(again.scores, reward.scores)
+
+
+def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> None:
+    """A thread and a queue change when a label comes, not what it is; one killed on the way too."""
+    moves = torch.randint(0, 6, (80, 4), generator=torch.Generator().manual_seed(1))
+    values = []
+    for beside in (False, True):
+        judge = {"error": 0.2, "latency": 0.002 * beside}
+        reward = made(tmp_path / str(beside), synchronous=not beside, judge=judge, batch=2)
+        env = reward.watch(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
+        env.reset(0)
+        play(reward, env, moves[:40])
+        reward.annotator.stop()
+        play(reward, env, moves[40:])
+        assert reward.annotator.drain(20)
+        reward.at(0)
+        values.append(reward.model.get_state()["value"])
+    assert values[0] == values[1] and len(values[0]) >= 8
+
+
+def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="batch=0"):
+        made(tmp_path, batch=0)
+    with pytest.raises(ConfigError, match=r"reward\.goal"):
+        made(tmp_path, goal="")
