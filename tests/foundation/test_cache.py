@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,20 @@ def test_one_process_sees_what_another_appends(tmp_path: Path) -> None:
     assert one.get("b") is not None
 
 
+def append(path: Path, name: str) -> None:
+    cache = Cache(path)
+    for i in range(40):
+        cache.put({"key": f"{name}{i}", "text": "x" * 5000})
+
+
 def test_two_processes_append_without_mixing(tmp_path: Path) -> None:
-    program = (
-        "import sys; from embodied.foundation.cache import Cache\n"
-        "cache = Cache(sys.argv[1])\n"
-        "for i in range(40):\n"
-        "    cache.put({'key': f'{sys.argv[2]}{i}', 'text': 'x' * 5000})"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "c.jsonl")]
-    both = [subprocess.Popen([*command, name]) for name in "ab"]
-    assert [process.wait(60) for process in both] == [0, 0]
+    fork = multiprocessing.get_context("fork")  # torch need not be imported again
+    both = [fork.Process(target=append, args=(tmp_path / "c.jsonl", name)) for name in "ab"]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
     cache = Cache(tmp_path / "c.jsonl")
     assert len(cache) == 80
     assert all(len(r["text"]) == 5000 for r in cache.records.values())
