@@ -1,0 +1,222 @@
+"""Metrics: how far apart two rewards are, whatever potential or scale they differ by.
+
+    EPIC   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S') - R(s,A,S') - g R(S,A,S') ]
+    DARD   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S'') - R(s,A,S') - g R(S',A,S'') ]
+    STARC  c(R)(s,a)    = E[ R(s,a,S') + g V(S') ] - V(s),  V of the uniform policy
+    d = sqrt((1 - Pearson) / 2),  or half the distance of c(R) divided by their norms
+
+Gleave et al. (2021), Wulfe et al. (2022), Skalse et al. (2024). All are 0 between a reward, its
+positive multiples and its potential shapings, and 1 between a reward and its negation. Only STARC
+bounds the regret of one reward's best policy under the other, and is not moved by what changes no
+expectation over successors; EPIC asks about transitions that never happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.tensors import Tensors
+
+Table = NDArray[np.float64]
+Norm = Literal["l1", "l2", "linf"]
+Measure = Literal["half", "pearson"]
+Ask = Callable[[Tensors], Tensor]
+Successors = Callable[[Tensors, Tensor], Tensors]
+NOTHING = 1e-12  # a norm below this share of the reward's own is rounding
+
+
+def epic(one: Table, other: Table, gamma: float, coverage: Table | None = None) -> float:
+    """EPIC distance of rewards [S, A, S]; `coverage` [S, A, S] weighs the transitions (None: all
+    alike), states and actions are drawn uniformly."""
+    canonical = [epic_canonical(reward, gamma) for reward in (one, other)]
+    return pearson_distance(canonical[0], canonical[1], coverage)
+
+
+def epic_canonical(reward: Table, gamma: float) -> Table:
+    """EPIC's canonical form [S, A, S]."""
+    mean = reward.mean((1, 2))
+    return reward + gamma * mean[None, None, :] - mean[:, None, None] - gamma * mean.mean()
+
+
+def dard(
+    one: Table, other: Table, transition: Table, gamma: float, coverage: Table | None = None
+) -> float:
+    """DARD distance of rewards [S, A, S] under `transition` [S, A, S]; transitions count by their
+    probability unless `coverage` says otherwise."""
+    weight = transition if coverage is None else coverage
+    canonical = [dard_canonical(reward, transition, gamma) for reward in (one, other)]
+    return pearson_distance(canonical[0], canonical[1], weight)
+
+
+def dard_canonical(reward: Table, transition: Table, gamma: float) -> Table:
+    """DARD's canonical form [S, A, S]; actions are drawn uniformly."""
+    actions = reward.shape[1]
+    mean = np.einsum("sat,sat->s", transition, reward) / actions
+    # S' of s and S'' of s' after the same action.
+    both = np.einsum("sax,tay,xay->st", transition, transition, reward, optimize=True) / actions
+    return reward + gamma * mean[None, None, :] - mean[:, None, None] - gamma * both[:, None, :]
+
+
+def starc(
+    one: Table,
+    other: Table,
+    transition: Table,
+    gamma: float,
+    norm: Norm = "l2",
+    measure: Measure = "half",
+) -> float:
+    """STARC distance (value-adjusted levelling) of rewards [S, A, S]."""
+    first, second = (starc_canonical(reward, transition, gamma) for reward in (one, other))
+    sizes = [np.abs(reward).max() for reward in (one, other)]
+    first, second = _without_rounding(first, sizes[0]), _without_rounding(second, sizes[1])
+    if measure == "pearson":
+        return pearson_distance(first, second)
+    return half_distance(first, second, norm)
+
+
+def starc_canonical(reward: Table, transition: Table, gamma: float) -> Table:
+    """The advantage [S, A] of every action under the uniform policy."""
+    expected = np.einsum("sat,sat->sa", transition, reward)
+    moves = transition.mean(1)
+    value = np.linalg.solve(np.eye(len(moves)) - gamma * moves, expected.mean(1))
+    return expected + gamma * transition @ value - value[:, None]
+
+
+def pearson_distance(one: Table, other: Table, weight: Table | None = None) -> float:
+    """sqrt((1 - rho) / 2) in [0, 1]; of two constants 0, of a constant and another sqrt(1/2)."""
+    x, y = np.ravel(one), np.ravel(other)
+    w = np.full(x.shape, 1 / x.size) if weight is None else np.ravel(weight) / np.sum(weight)
+    x, y = x - w @ x, y - w @ y
+    sizes = np.sqrt(w @ x**2), np.sqrt(w @ y**2)
+    most = np.abs(one).max(initial=NOTHING), np.abs(other).max(initial=NOTHING)
+    flat = [size <= NOTHING * top for size, top in zip(sizes, most, strict=True)]
+    if any(flat):
+        return 0.0 if all(flat) else float(np.sqrt(0.5))
+    # From the difference of the two, which keeps the digits that 1 - rho loses.
+    return float(min(1.0, np.sqrt(w @ (x / sizes[0] - y / sizes[1]) ** 2) / 2))
+
+
+def half_distance(one: Table, other: Table, norm: Norm = "l2") -> float:
+    """Half the distance of the two divided by their norms, in [0, 1]; a zero stays a zero."""
+    order = {"l1": 1, "l2": 2, "linf": np.inf}[norm]
+    parts = []
+    for each in (np.ravel(one), np.ravel(other)):
+        size = np.linalg.norm(each, order)
+        parts.append(each / size if size > 0 else each)
+    return float(np.linalg.norm(parts[0] - parts[1], order) / 2)
+
+
+def _without_rounding(canonical: Table, size: float) -> Table:
+    return np.where(np.abs(canonical).max() > NOTHING * size, canonical, 0.0)
+
+
+def sampled_epic(rewards: Sequence[Ask], rows: Tensors, gamma: float, means: int = 128) -> Table:
+    """EPIC distances [K, K] of rewards that can be asked about any transition.
+
+    `rows` [N] are the coverage; `means` of them, evenly spread, give the actions and successors of
+    the expectations. What belongs to a row's successor (the world's own reward, an end) goes along
+    with it; ends count as none, as in the source.
+    """
+    index = torch.linspace(0, tt.length(rows) - 1, means).long()
+    canonical = []
+    for ask in rewards:
+        before = _mean_from(ask, rows, "obs", index, gamma)
+        after = _mean_from(ask, rows, "next_obs", index, gamma)
+        paid = _asked(ask, rows, gamma)
+        value = paid + gamma * after - before - gamma * after[index].mean()
+        canonical.append(value.double().cpu().numpy())
+    return _table(canonical, pearson_distance)
+
+
+def sampled_dard(
+    rewards: Sequence[Ask], rows: Tensors, gamma: float, successors: Successors, actions: int = 8
+) -> Table:
+    """DARD distances [K, K]: `successors(obs, action)` says where an action leads (obs leaves by
+    name, without prefix); `actions` of the rows' own are tried in every state."""
+    index = torch.linspace(0, tt.length(rows) - 1, actions).long()
+    canonical = []
+    for ask in rewards:
+        value = _asked(ask, rows, gamma)
+        for action in rows["action"][index]:
+            value = value + _dard_terms(ask, rows, action, gamma, successors) / actions
+        canonical.append(value.double().cpu().numpy())
+    return _table(canonical, pearson_distance)
+
+
+def _dard_terms(
+    ask: Ask, rows: Tensors, action: Tensor, gamma: float, successors: Successors
+) -> Tensor:
+    now, then = tt.under(rows, "obs"), tt.under(rows, "next_obs")
+    taken = action.expand(rows["action"].shape)
+    one, two = successors(now, taken), successors(then, taken)
+
+    def paid(start: Tensors, end: Tensors) -> Tensor:
+        ends = {**tt.nest(start, "obs"), "action": taken, **tt.nest(end, "next_obs")}
+        return _asked(ask, {**rows, **ends}, gamma)
+
+    return gamma * paid(then, two) - paid(now, one) - gamma * paid(one, two)
+
+
+def sampled_starc(
+    rewards: Sequence[Ask],
+    rows: Tensors,
+    features: tuple[Tensor, Tensor],
+    ridge: float = 1e-6,
+    measure: Measure = "half",
+) -> Table:
+    """STARC-like distances [K, K] on real transitions only, of the policy that made them.
+
+    c = r + discount V(s') - V(s), with V linear in `features` ([N, F] of s and of s') by least
+    squares on temporal differences (Bradtke and Barto, 1996).
+    """
+    now, then = (part.double() for part in features)
+    then = then * rows["discount"].double()[:, None]
+    scale = ridge * len(now) * torch.eye(now.shape[1], dtype=torch.float64, device=now.device)
+    system = now.T @ (now - then) + scale
+    canonical = []
+    for ask in rewards:
+        paid = ask(rows).detach().double()
+        weight = torch.linalg.solve(system, now.T @ paid)
+        canonical.append((paid + (then - now) @ weight).cpu().numpy())
+    return _table(canonical, pearson_distance if measure == "pearson" else half_distance)
+
+
+def fourier(states: Tensor, count: int = 256, width: float = 2.0, seed: int = 0) -> Tensor:
+    """Features [N, 1 + D + D + count] of standardised states [N, D]: 1, s, s^2 and random cosines
+    (Rahimi and Recht, 2007)."""
+    generator = torch.Generator().manual_seed(seed)
+    size = states.shape[1]
+    turn = torch.randn(size, count, generator=generator) / (width * size**0.5)
+    shift = torch.rand(count, generator=generator) * 2 * torch.pi
+    waves = torch.cos(states @ turn.to(states) + shift.to(states))
+    return torch.cat([torch.ones_like(states[:, :1]), states, states.square(), waves], 1)
+
+
+def _asked(ask: Ask, rows: Tensors, gamma: float) -> Tensor:
+    with torch.no_grad():
+        return ask({**rows, "discount": torch.full_like(rows["reward"], gamma)}).float()
+
+
+def _mean_from(ask: Ask, rows: Tensors, end: str, index: Tensor, gamma: float) -> Tensor:
+    """Mean reward [N] of going from each row's state at `end` by the rows `index`'s actions to
+    their successors."""
+    start = tt.nest(tt.under(rows, end), "obs")
+    others = tt.take({k: v for k, v in rows.items() if not k.startswith("obs/")}, index)
+    count, total = tt.length(rows), torch.zeros_like(rows["reward"])
+    for j in range(len(index)):
+        one = {
+            key: value[j : j + 1].expand(count, *value.shape[1:]) for key, value in others.items()
+        }
+        total += _asked(ask, {**one, **start}, gamma)
+    return total / len(index)
+
+
+def _table(canonical: Sequence[Table], distance: Callable[[Table, Table], float]) -> Table:
+    return np.array([[distance(one, other) for other in canonical] for one in canonical])

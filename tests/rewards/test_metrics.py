@@ -1,0 +1,207 @@
+"""Distances between rewards against closed forms on small worlds; agreement by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from embodied.rewards import agreement
+from embodied.rewards.metrics import (
+    dard,
+    dard_canonical,
+    epic,
+    epic_canonical,
+    fourier,
+    pearson_distance,
+    sampled_dard,
+    sampled_epic,
+    sampled_starc,
+    starc,
+    starc_canonical,
+)
+
+GAMMA = 0.9
+Table = NDArray[np.float64]
+
+
+def world(seed: int, states: int = 6, actions: int = 3) -> tuple[Table, Table, Table]:
+    """A random reward, random dynamics, and a random potential shaping of the world's gamma."""
+    random = np.random.default_rng(seed)
+    reward = random.normal(size=(states, actions, states))
+    transition = random.dirichlet(np.ones(states), size=(states, actions))
+    potential = random.normal(size=states)
+    return reward, transition, GAMMA * potential[None, None, :] - potential[:, None, None]
+
+
+def redistributed(reward: Table, transition: Table, seed: int) -> Table:
+    """Another reward with the same expectation over successors."""
+    noise = np.random.default_rng(seed).normal(size=reward.shape)
+    mean = np.einsum("sat,sat->sa", transition, noise)
+    return reward + noise - mean[:, :, None]
+
+
+def distances(one: Table, other: Table, transition: Table) -> dict[str, float]:
+    kinds: dict[str, dict[str, Any]] = {
+        "l2": {"norm": "l2"},
+        "linf": {"norm": "linf"},
+        "l1": {"norm": "l1"},
+        "pearson": {"measure": "pearson"},
+    }
+    return {
+        "epic": epic(one, other, GAMMA),
+        "dard": dard(one, other, transition, GAMMA),
+        **{k: starc(one, other, transition, GAMMA, **how) for k, how in kinds.items()},
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_potential_and_a_scale_are_no_distance(seed: int) -> None:
+    reward, transition, shaping = world(seed)
+    for name, apart in distances(reward, 3.7 * reward + shaping, transition).items():
+        assert apart < 1e-12, name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_and_its_negation_are_one_apart(seed: int) -> None:
+    reward, transition, shaping = world(seed)
+    for name, apart in distances(reward, shaping - 0.2 * reward, transition).items():
+        assert apart == pytest.approx(1.0, abs=1e-12), name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_changes_no_expectation_moves_epic_and_dard_only(seed: int) -> None:
+    reward, transition, _ = world(seed)
+    apart = distances(reward, redistributed(reward, transition, seed + 100), transition)
+    assert apart["epic"] > 0.1 and apart["dard"] > 0.1
+    assert max(apart[name] for name in ("l1", "l2", "linf", "pearson")) < 1e-12
+
+
+def test_a_wrong_discount_is_a_distance() -> None:
+    reward, transition, _ = world(0)
+    potential = 5 * np.random.default_rng(1).normal(size=6)
+    wrong = 0.99 * potential[None, None, :] - potential[:, None, None]
+    for name, apart in distances(reward, reward + wrong, transition).items():
+        assert apart > 0.01, name
+
+
+def test_canonical_forms_by_hand() -> None:
+    """Two states, one action, always on to the other state; R(0,1) = 1, R(1,0) = 3, else 0.
+
+    EPIC: means 0.5 and 1.5, of both 1. C(0,1) = 1 + 0.9*1.5 - 0.5 - 0.9 = 0.95.
+    DARD: means 1 and 3 (of what happens). C(0,1) = 1 + 0.9*3 - 1 - 0.9*R(1,0) = 0: S' = 1, S'' = 0.
+    STARC: one action has no advantage over itself.
+    """
+    reward = np.array([[[0.0, 1.0]], [[3.0, 0.0]]])
+    transition = np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
+    assert epic_canonical(reward, GAMMA)[0, 0, 1] == pytest.approx(0.95)
+    assert dard_canonical(reward, transition, GAMMA)[0, 0, 1] == pytest.approx(0.0)
+    np.testing.assert_allclose(starc_canonical(reward, transition, GAMMA), 0, atol=1e-12)
+    assert starc(reward, 2 - reward, transition, GAMMA) == 0.0
+
+
+def test_starc_by_hand() -> None:
+    """One state, two actions that pay 1 and 0: V = 5, advantages 0.5 and -0.5. Against an action 1
+    that pays as well: none. Against the other way round: 1."""
+    transition = np.ones((1, 2, 1))
+    one, other = np.array([[[1.0], [0.0]]]), np.array([[[1.0], [1.0]]])
+    np.testing.assert_allclose(starc_canonical(one, transition, GAMMA), [[0.5, -0.5]])
+    assert starc(one, other, transition, GAMMA) == pytest.approx(0.5)
+    assert starc(one, one[:, ::-1], transition, GAMMA) == pytest.approx(1.0)
+
+
+def test_pearson_of_a_constant() -> None:
+    values = np.array([1.0, 2.0, 4.0])
+    assert pearson_distance(np.full(3, 2.0), np.full(3, 5.0)) == 0.0
+    assert pearson_distance(np.full(3, 2.0), values) == pytest.approx(np.sqrt(0.5))
+
+
+def coverage(n: int = 600) -> dict[str, torch.Tensor]:
+    """Random states and actions of s' = 0.9 s + 0.3 a."""
+    generator = torch.Generator().manual_seed(0)
+    state, action = torch.randn(2, n, 2, generator=generator)
+    following = 0.9 * state + 0.3 * action
+    return {
+        "obs/state": state,
+        "action": action,
+        "next_obs/state": following,
+        "reward": -following.square().sum(1),
+        "discount": torch.full((n,), GAMMA),
+    }
+
+
+def own(rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -rows["next_obs/state"].square().sum(1)
+
+
+def shaped(rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def height(state: torch.Tensor) -> torch.Tensor:
+        return 3 * state[:, 0] + state[:, 1].square()
+
+    gained = rows["discount"] * height(rows["next_obs/state"]) - height(rows["obs/state"])
+    return 2 * own(rows) + gained
+
+
+def negated(rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -own(rows)
+
+
+def other(rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -rows["action"].square().sum(1)
+
+
+def test_sampled_distances_of_a_world_of_numbers() -> None:
+    rows = coverage()
+    asked = [own, shaped, negated, other]
+    states = fourier(rows["obs/state"], 32), fourier(rows["next_obs/state"], 32)
+    tables = {
+        "epic": sampled_epic(asked, rows, GAMMA, 64),
+        "dard": sampled_dard(
+            asked, rows, GAMMA, lambda obs, a: {"state": 0.9 * obs["state"] + 0.3 * a}
+        ),
+        "half": sampled_starc(asked, rows, states),
+        "pearson": sampled_starc(asked, rows, states, measure="pearson"),
+    }
+    for name, table in tables.items():
+        assert table[0, 1] < 0.02, name
+        assert table[0, 2] > 0.99, name
+        assert 0.2 < table[0, 3] < 0.95, name
+        np.testing.assert_allclose(table, table.T, atol=1e-9)
+        np.testing.assert_allclose(np.diag(table), 0, atol=1e-6)
+
+
+def test_the_worlds_own_reward_goes_with_the_state_that_was_reached() -> None:
+    """It cannot be asked about other transitions, and here it depends on the successor alone."""
+    table = sampled_epic([own, lambda rows: rows["reward"]], coverage(), GAMMA, 32)
+    assert table[0, 1] < 1e-3
+
+
+def test_area_under_the_curve_by_hand() -> None:
+    """Positives 3, 2 against 2, 1: 3 > both, 2 > 1, 2 = 2: 3.5 of 4."""
+    assert agreement.auc([3, 2, 2, 1], [True, True, False, False]) == pytest.approx(3.5 / 4)
+    assert np.isnan(agreement.auc([1, 2], [True, True]))
+
+
+def test_ranks_and_their_correlation_by_hand() -> None:
+    np.testing.assert_allclose(agreement.ranks([10, 30, 30, 5]), [2, 3.5, 3.5, 1])
+    assert agreement.spearman([1, 2, 3], [1, 8, 27]) == pytest.approx(1.0)
+    assert agreement.spearman([1, 2, 3], [1, 3, 2]) == pytest.approx(0.5)
+    assert np.isnan(agreement.spearman([1, 1, 1], [1, 2, 3]))
+    both = agreement.within([[1, 2, 3], [1, 1, 1]], [[3, 2, 1], [1, 2, 3]])
+    np.testing.assert_allclose(both, [-1.0])
+
+
+def test_falls_and_plateaus_by_hand() -> None:
+    assert agreement.violations([0, 1, 0.5, 2, 1.9]) == pytest.approx(0.5)
+    assert agreement.violations([0, 1, 0.5, 2, 1.9], slack=0.2) == pytest.approx(0.25)
+    assert agreement.plateau([0, 0, 1, 1.0005, 2]) == pytest.approx(0.5)
+
+
+def test_an_interval_holds_its_statistic() -> None:
+    values = np.random.default_rng(0).normal(1.0, 1.0, 200)
+    low, high = agreement.interval(lambda index: float(values[index].mean()), 200)
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 / np.sqrt(200), rel=0.2)
