@@ -1,0 +1,59 @@
+"""Arm: what is measured of a robot's joints, and what they may never exceed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Arm:
+    """A measurement: joint positions `q` [n] (rad; m for sliding joints), velocities `dq` [n],
+    torques `tau` [n] (N m, N; zero where they are not measured), and when it was true, `t` (s,
+    monotonic clock of the control process)."""
+
+    q: Floats
+    dq: Floats
+    tau: Floats
+    t: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command may ask of n joints. Nothing has a default: what is not set is not known to be
+    safe, and does not start.
+
+    `low`, `high`: positions (rad, m), kept `margin` away from; `velocity` (/s), `acceleration`
+    (/s^2), `jerk` (/s^3) and `torque` (N m, N) in both directions; `tracking`: how far the measured
+    joints may be from where they were sent.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    margin: tuple[float, ...]
+    velocity: tuple[float, ...]
+    acceleration: tuple[float, ...]
+    jerk: tuple[float, ...]
+    torque: tuple[float, ...]
+    tracking: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        n = len(self.low)
+        for field in fields(self):
+            value = np.asarray(getattr(self, field.name), dtype=float)
+            if len(value) != n or not np.isfinite(value).all():
+                raise ConfigError(f"limits.{field.name} should be {n} finite numbers, one a joint")
+            if field.name not in ("low", "high", "margin") and not (value > 0).all():
+                raise ConfigError(f"limits.{field.name} should be above 0 for every joint")
+        low, high, margin = (np.asarray(v) for v in (self.low, self.high, self.margin))
+        if not ((margin >= 0) & (low + margin < high - margin)).all():
+            raise ConfigError("limits: low + margin should be below high - margin for every joint")
+
+    def __len__(self) -> int:
+        return len(self.low)

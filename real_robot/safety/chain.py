@@ -1,0 +1,129 @@
+"""Chain: joint targets in, joint targets out that an arm can be sent, at every control tick.
+
+Stages come in a fixed order, learned ones before the hard limits, so that nothing learned has the
+last word. What each changes is counted. A fault is latched: from then on the chain brings the arm
+to rest within its limits, whatever it is asked, until an operator clears it.
+
+    finite - fresh - enabled - workspace - reflex - energy - torque - tracking - limits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.arm import Arm, Floats
+from real_robot.safety.limits import Limiter
+
+ORDER = (
+    "finite",
+    "fresh",
+    "enabled",
+    "workspace",
+    "reflex",
+    "energy",
+    "torque",
+    "tracking",
+)
+"""Of the stages; the limits come after all of them."""
+
+
+@dataclass(slots=True)
+class Tick:
+    """One control tick: `q` [n] is what is wanted and, stage by stage, becomes what may be sent.
+
+    `last` [n] was sent in the tick before; `seen` is when the observation was made that `q` comes
+    from, `now` the time (s, monotonic); `fault` is a reason to stop, empty while there is none.
+    """
+
+    q: Floats
+    last: Floats
+    arm: Arm
+    seen: float
+    now: float
+    fault: str = ""
+
+
+class Stage(Protocol):
+    """Total: defined for every tick, never raises, changes `q` in place or names a fault."""
+
+    name: ClassVar[str]
+
+    def begin(self, arm: Arm) -> None:
+        """The arm stands still at `arm`; forget what was."""
+        ...
+
+    def __call__(self, tick: Tick) -> None: ...
+
+
+class Chain:
+    """`changed` [stages + 1] is how far each stage moved the newest target (rad or m; the limits
+    last), `counts` in how many ticks each moved one."""
+
+    def __init__(self, stages: Sequence[Stage], limiter: Limiter) -> None:
+        names = [stage.name for stage in stages]
+        if unknown := set(names) - set(ORDER):
+            raise ConfigError(f"safety: there is no stage {min(unknown)!r} (known: {ORDER})")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"safety: a stage is there twice in {names}")
+        self.stages = sorted(stages, key=lambda stage: ORDER.index(stage.name))
+        self.names = (*(stage.name for stage in self.stages), "limits")
+        self.limiter = limiter
+        self.changed = np.zeros(len(self.names))
+        self.counts = np.zeros(len(self.names), np.int64)
+        self.fault = ""
+        self._before = np.zeros(len(limiter.limits))
+
+    def begin(self, arm: Arm) -> None:
+        """Start from an arm at rest. A latched fault stays: `clear` is the operator's."""
+        for stage in self.stages:
+            stage.begin(arm)
+        self.limiter.begin(arm.q)
+        self.changed[:] = 0
+
+    def clear(self) -> None:
+        """The operator has seen the fault; the next `begin` starts afresh."""
+        self.fault = ""
+
+    def __call__(self, wish: Floats, seen: float, arm: Arm, now: float) -> Floats:
+        """What to send [n] for the wanted target `wish` [n]; valid until the next call."""
+        tick = Tick(self.limiter.wanted, self.limiter.q, arm, seen, now)
+        _put(tick.q, wish, tick)
+        for i, stage in enumerate(self.stages):
+            np.copyto(self._before, tick.q)
+            stage(tick)
+            self._count(i, tick.q)
+            if tick.fault:
+                break
+        if tick.fault and not self.fault:
+            self.fault = tick.fault
+        if self.fault:
+            return self.limiter.brake()
+        np.copyto(self._before, tick.q)
+        sent = self.limiter(tick.q)
+        self._count(-1, sent)
+        return sent
+
+    @property
+    def resting(self) -> bool:
+        """Whether what is sent no longer moves."""
+        return self.limiter.resting
+
+    def _count(self, at: int, q: Floats) -> None:
+        np.subtract(q, self._before, out=self._before)
+        np.abs(self._before, out=self._before)
+        self.changed[at] = self._before.max()
+        self.counts[at] += self.changed[at] > 1e-9
+
+
+def _put(q: Floats, wish: Floats, tick: Tick) -> None:
+    """`wish` into `q`, or a fault where it does not have its shape."""
+    if np.shape(wish) == q.shape:
+        np.copyto(q, wish)
+    else:
+        np.copyto(q, tick.last)
+        tick.fault = f"the command has shape {np.shape(wish)} for {len(q)} joints"

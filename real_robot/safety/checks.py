@@ -1,0 +1,151 @@
+"""The stages that look at whether a command may be followed at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.arm import Arm, Limits
+from real_robot.safety.chain import Tick
+
+
+class Finite:
+    """A command that is not a number is a fault, and so is a measurement."""
+
+    name: ClassVar[str] = "finite"
+
+    def begin(self, arm: Arm) -> None:
+        """Nothing is remembered."""
+
+    def __call__(self, tick: Tick) -> None:
+        if not np.isfinite(tick.q).all():
+            np.copyto(tick.q, tick.last)
+            tick.fault = tick.fault or "a command is not a finite number"
+        arm = tick.arm
+        if not (np.isfinite(arm.q).all() and np.isfinite(arm.dq).all()):
+            tick.fault = tick.fault or "a measurement is not a finite number"
+
+
+@dataclass(frozen=True)
+class FreshConfig:
+    """Ages in s: from `hold` on the arm waits where it is for a newer command, from `stop` on that
+    is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a measurement
+    may repeat itself to the last bit (0: any number; a noisy sensor never does)."""
+
+    hold: float
+    stop: float
+    state: float
+    frozen: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hold <= self.stop or self.state <= 0:
+            raise ConfigError("safety.fresh needs 0 < hold <= stop and state above 0 (s)")
+
+
+class Fresh:
+    """Commands from old observations are not followed, and arms that are not seen do not move."""
+
+    name: ClassVar[str] = "fresh"
+
+    def __init__(self, config: FreshConfig) -> None:
+        self.config = config
+        self.repeats, self.t = 0, -np.inf
+        self.dq: bytes = b""
+        self.held: np.ndarray | None = None
+
+    def begin(self, arm: Arm) -> None:
+        self.repeats, self.dq, self.t, self.held = 0, b"", -np.inf, None
+
+    def __call__(self, tick: Tick) -> None:
+        config, age = self.config, tick.now - tick.seen
+        if tick.now - tick.arm.t > config.state or tick.arm.t - tick.now > config.state:
+            tick.fault = tick.fault or f"the arm was last seen {tick.now - tick.arm.t:.3f} s ago"
+        if tick.arm.t < self.t:
+            tick.fault = tick.fault or "a measurement is older than the one before"
+        self.t = max(self.t, tick.arm.t)
+        self._repeated(tick)
+        if age > config.stop:
+            tick.fault = tick.fault or f"the policy's last observation is {age:.3f} s old"
+        if age <= config.hold:
+            self.held = None
+        else:
+            if self.held is None:
+                self.held = tick.last.copy()
+            np.copyto(tick.q, self.held)
+
+    def _repeated(self, tick: Tick) -> None:
+        if not self.config.frozen:
+            return
+        now = tick.arm.q.tobytes() + tick.arm.dq.tobytes()
+        self.repeats = self.repeats + 1 if now == self.dq else 0
+        self.dq = now
+        if self.repeats >= self.config.frozen:
+            tick.fault = tick.fault or f"the sensors have not changed in {self.repeats} ticks"
+
+
+class Enabled:
+    """An arm that is not enabled holds still, whatever is asked; that is no fault."""
+
+    name: ClassVar[str] = "enabled"
+
+    def __init__(self) -> None:
+        self.on = False
+        self.held: np.ndarray | None = None
+
+    def begin(self, arm: Arm) -> None:
+        self.held = None
+
+    def __call__(self, tick: Tick) -> None:
+        if self.on:
+            self.held = None
+            return
+        if self.held is None:
+            self.held = tick.last.copy()
+        np.copyto(tick.q, self.held)
+
+
+class Torque:
+    """A measured torque above its limit, in `patience` ticks one after the other, is a fault."""
+
+    name: ClassVar[str] = "torque"
+
+    def __init__(self, limits: Limits, patience: int = 3) -> None:
+        self.most, self.patience, self.above = np.asarray(limits.torque), patience, 0
+
+    def begin(self, arm: Arm) -> None:
+        self.above = 0
+
+    def __call__(self, tick: Tick) -> None:
+        # Written so that a torque that is not a number counts as too large.
+        fine = bool((np.abs(tick.arm.tau) <= self.most).all())
+        self.above = 0 if fine else self.above + 1
+        if self.above >= self.patience:
+            joint = int(np.argmax(np.abs(np.nan_to_num(tick.arm.tau, nan=np.inf)) / self.most))
+            tick.fault = tick.fault or (
+                f"joint {joint} measures {tick.arm.tau[joint]:.1f} N m, its limit is "
+                f"{self.most[joint]:.1f}"
+            )
+
+
+class Tracking:
+    """An arm that does not go where it is sent (blocked, unplugged, slipping) is a fault."""
+
+    name: ClassVar[str] = "tracking"
+
+    def __init__(self, limits: Limits) -> None:
+        self.most = np.asarray(limits.tracking)
+
+    def begin(self, arm: Arm) -> None:
+        """Nothing is remembered."""
+
+    def __call__(self, tick: Tick) -> None:
+        apart = np.abs(tick.arm.q - tick.last)
+        if not (apart <= self.most).all():
+            joint = int(np.argmax(apart - self.most))
+            tick.fault = tick.fault or (
+                f"joint {joint} is {apart[joint]:.3f} from where it was sent; at most "
+                f"{self.most[joint]:.3f} is allowed"
+            )

@@ -1,0 +1,113 @@
+"""Limiter: the hard limits of position, velocity, acceleration and jerk, all at once, at all times.
+
+Every tick asks for the time-optimal motion from the commanded state to the target, at rest there,
+within all limits (Ruckig; Berscheid and Kroeger, 2021), and takes its first step. Targets are
+inside the position limits and motions end at rest, so a state that can be reached can always be
+stopped inside them: no sequence of targets, however it jumps, leads out. What is not a box of joint
+positions (a workspace) is kept by looking at the motion to rest of every next state first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from real_robot.arm import Floats, Limits
+
+try:
+    import ruckig as package
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "ruckig is not installed; type: pip install 'embodied-rl[robot]'", name="ruckig"
+    ) from error
+
+ruckig: Any = package  # it says nothing about its types
+FINE = (ruckig.Result.Working, ruckig.Result.Finished)
+
+
+SAMPLES = 8  # of a motion to rest
+
+
+class Limiter:
+    """Its own commanded state is what it continues: `q` [n] was sent last. `wanted` [n] is room for
+    the next target.
+
+    `guard(q [k, n])` is how far inside of what is allowed the worst of k positions is (negative:
+    outside). A step is taken only where the motion to rest that could follow it stays inside;
+    otherwise the arm brakes, along the motion that was looked at a tick before.
+    """
+
+    def __init__(
+        self, limits: Limits, dt: float, guard: Callable[[Floats], float] | None = None
+    ) -> None:
+        self.limits, self.dt, self.guard = limits, dt, guard
+        n = len(limits)
+        margin = np.asarray(limits.margin)
+        self.low, self.high = np.asarray(limits.low) + margin, np.asarray(limits.high) - margin
+        self.wanted, self.q = np.zeros(n), np.zeros(n)
+        self._plan: Any = ruckig.Ruckig(n, dt)
+        self._state: Any = ruckig.InputParameter(n)
+        self._next: Any = ruckig.OutputParameter(n)
+        self._stop: Any = ruckig.Trajectory(n)
+        self._path = np.zeros((SAMPLES, n))
+        self._state.synchronization = ruckig.Synchronization.No
+        self._state.max_velocity = list(limits.velocity)
+        self._state.max_acceleration = list(limits.acceleration)
+        self._state.max_jerk = list(limits.jerk)
+        self._still = [0.0] * n
+        self.begin(np.clip(self.q, self.low, self.high))
+
+    def begin(self, q: Floats) -> None:
+        """From rest at `q` [n]. One that is outside the limits is led back in."""
+        np.copyto(self.q, q)
+        self._set(self.q.tolist(), self._still, self._still)
+        self.resting = True
+
+    def __call__(self, target: Floats) -> Floats:
+        """One tick towards `target` [n], clipped into the position limits; what to send [n]."""
+        np.clip(target, self.low, self.high, out=self.wanted)
+        state = self._state
+        before = (state.current_position, state.current_velocity, state.current_acceleration)
+        state.control_interface = ruckig.ControlInterface.Position
+        state.target_position = self.wanted.tolist()
+        self._step()
+        if self.guard is not None and self._leaves(np.asarray(before[0])):
+            self._set(*before)
+            return self.brake()
+        self.q[:] = self._next.new_position
+        return self.q
+
+    def brake(self) -> Floats:
+        """One tick towards rest, as fast as the limits allow; what to send [n]."""
+        self._state.control_interface = ruckig.ControlInterface.Velocity
+        self._step()
+        self.q[:] = self._next.new_position
+        return self.q
+
+    def _step(self) -> None:
+        self._state.target_velocity = self._still
+        self._state.target_acceleration = self._still
+        result = self._plan.update(self._state, self._next)
+        if result not in FINE:  # its own commanded state is always valid: this is a bug, not a wish
+            raise RuntimeError(f"the motion planner failed: {result}")
+        self._next.pass_to_input(self._state)
+        self.resting = bool(result == ruckig.Result.Finished)
+
+    def _leaves(self, now: Floats) -> bool:
+        """Whether the motion to rest from the state just reached leaves what is allowed, or leads
+        further out from where the arm is, if that is outside."""
+        assert self.guard is not None
+        self._state.control_interface = ruckig.ControlInterface.Velocity
+        if self._plan.calculate(self._state, self._stop) not in FINE:
+            return True
+        duration = float(self._stop.duration)
+        for k in range(SAMPLES):
+            self._path[k] = self._stop.at_time(duration * k / (SAMPLES - 1))[0]
+        return self.guard(self._path) < min(0.0, self.guard(now[None])) - 1e-9
+
+    def _set(self, q: list[float], dq: list[float], ddq: list[float]) -> None:
+        self._state.current_position = q
+        self._state.current_velocity = dq
+        self._state.current_acceleration = ddq

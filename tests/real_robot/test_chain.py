@@ -1,0 +1,245 @@
+"""The safety chain: whatever is asked, nothing outside the limits is sent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embodied.core.build import ConfigError
+from embodied.embodiments import fr3
+from real_robot.arm import Arm, Floats, Limits
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.limits import Limiter
+from real_robot.safety.workspace import Config as Box
+from real_robot.safety.workspace import Workspace
+
+DT = 0.005
+N = 2
+LIMITS = Limits(
+    low=(-1.0, 0.0),
+    high=(1.0, 2.0),
+    margin=(0.1, 0.0),
+    velocity=(2.0, 1.0),
+    acceleration=(10.0, 5.0),
+    jerk=(500.0, 100.0),
+    torque=(10.0, 5.0),
+    tracking=(0.5, 0.5),
+)
+START = np.array([0.0, 1.0])
+
+
+def arm(q: Floats = START, t: float = 0.0, tau: Floats | None = None) -> Arm:
+    return Arm(np.array(q, float), np.zeros(len(q)), np.zeros(len(q)) if tau is None else tau, t)
+
+
+def chain(*stages: object) -> Chain:
+    made = Chain([Finite(), Enabled(), *stages], Limiter(LIMITS, DT))  # pyright: ignore[reportArgumentType]
+    made.begin(arm())
+    next(stage for stage in made.stages if isinstance(stage, Enabled)).on = True
+    return made
+
+
+def play(made: Chain, wishes: list[Floats]) -> Floats:
+    """What is sent [T, n], the arm following at once."""
+    sent = [START.copy()]
+    for wish in wishes:
+        sent.append(made(wish, 0.0, arm(sent[-1]), 0.0).copy())
+    return np.stack(sent)
+
+
+def within(sent: Floats, limits: Limits = LIMITS, dt: float = DT) -> None:
+    """Every limit, of motions whose jerk is constant within a tick.
+
+    Then q_{k+1} - 2 q_k + q_{k-1} and so on are averages of the derivatives, which are never larger
+    than their largest value.
+    """
+    low, high, margin = (np.asarray(v) for v in (limits.low, limits.high, limits.margin))
+    assert (sent >= low + margin - 1e-9).all() and (sent <= high - margin + 1e-9).all()
+    v = np.diff(sent, axis=0) / dt
+    a = np.diff(v, axis=0) / dt
+    j = np.diff(a, axis=0) / dt
+    for value, most in ((v, limits.velocity), (a, limits.acceleration), (j, limits.jerk)):
+        assert (np.abs(value) <= np.asarray(most) * (1 + 1e-6) + 1e-6).all()
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True, width=64)
+wishes = st.lists(st.tuples(numbers, numbers, st.integers(1, 40)), min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(wishes)
+def test_nothing_outside_the_limits_is_ever_sent(parts: list[tuple[float, float, int]]) -> None:
+    made = chain()
+    asked = [np.array([x, y]) for x, y, times in parts for _ in range(times)]
+    sent = play(made, [*asked, *[START] * 20])
+    within(sent)
+    bad = any(not (math.isfinite(x) and math.isfinite(y)) for x, y, _ in parts)
+    assert bool(made.fault) == bad
+
+
+@pytest.mark.parametrize("kind", ["jumps", "bangs", "noise", "late reversals"])
+def test_adversaries_do_not_get_through(kind: str) -> None:
+    random = np.random.default_rng(0)
+    low, high = np.array([-9.0, -9.0]), np.array([9.0, 9.0])
+    made, sent = chain(), [START.copy()]
+    for k in range(4000):
+        if kind == "jumps":
+            wish = random.uniform(low, high)
+        elif kind == "bangs":
+            wish = high if (k // 37) % 2 else low
+        elif kind == "noise":
+            wish = sent[-1] + random.normal(0, 0.01, N)
+        else:  # full speed at a limit, then away at the last moment
+            wish = high if sent[-1][0] < 0.85 else low
+        sent.append(made(wish, 0.0, arm(sent[-1]), 0.0).copy())
+    within(np.stack(sent))
+    assert not made.fault
+
+
+def test_a_target_inside_is_reached_exactly_and_nothing_is_counted_as_changed_there() -> None:
+    made = chain()
+    sent = play(made, [np.array([0.5, 1.5])] * 400)
+    assert sent[-1].tolist() == pytest.approx([0.5, 1.5], abs=1e-12)
+    assert made.resting and made.changed.tolist() == pytest.approx([0, 0, 0], abs=1e-12)
+
+
+def test_a_fault_brakes_within_the_limits_and_stays_until_it_is_cleared() -> None:
+    made = chain()
+    before = play(made, [np.array([0.9, 2.0])] * 60)
+    sent = [before[-1].copy()]
+    for wish in [np.array([np.nan, 0.0]), *[np.array([-0.5, 0.5])] * 200]:
+        sent.append(made(wish, 0.0, arm(sent[-1]), 0.0).copy())
+    assert made.fault == "a command is not a finite number"
+    within(np.concatenate([before, sent[1:]]))
+    assert made.resting and (sent[-1] == sent[-2]).all()
+    # v^2 / 2a and the time that the jerk needs: it stops well before it would have turned round.
+    assert sent[-1][0] > before[-1][0]
+    made.begin(arm(sent[-1]))
+    assert made.fault, "beginning again is not clearing"
+    made.clear()
+    made.begin(arm(sent[-1]))
+    moved = made(np.array([-0.5, 0.5]), 0.0, arm(sent[-1]), 0.0)
+    assert not made.fault and moved[0] < sent[-1][0]
+
+
+def test_a_command_of_the_wrong_shape_is_a_fault() -> None:
+    made = chain()
+    assert (made(np.zeros(3), 0.0, arm(), 0.0) == START).all()
+    assert "shape (3,) for 2 joints" in made.fault
+
+
+def test_an_arm_that_is_not_enabled_holds_still() -> None:
+    made = chain()
+    made.stages[1].on = False  # pyright: ignore[reportAttributeAccessIssue]
+    assert (play(made, [np.array([0.9, 2.0])] * 50) == START).all()
+    assert not made.fault and made.counts[1] == 50
+
+
+def test_old_commands_are_held_then_a_fault() -> None:
+    made = chain(Fresh(FreshConfig(hold=0.1, stop=0.3, state=0.05)))
+    target, now = np.array([0.9, 2.0]), 0.0
+    sent = START.copy()
+    places = []
+    for k in range(80):  # the observation stays at t = 0
+        now = k * DT
+        sent = made(target, 0.0, arm(sent, t=now), now).copy()
+        places.append(sent)
+    assert "observation is 0.305 s old" in made.fault
+    held = int(0.1 / DT) + 1
+    stopped = np.stack(places)[-1]
+    assert np.abs(stopped - places[held]).max() < 0.05 < np.abs(target - stopped).max()
+
+
+@pytest.mark.parametrize(("t", "now"), [(0.0, 0.06), (0.2, 0.1)])
+def test_an_arm_that_is_not_seen_is_a_fault(t: float, now: float) -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.05)))
+    made(START, now, arm(t=t), now)
+    assert "last seen" in made.fault
+
+
+def test_frozen_sensors_are_a_fault_only_after_so_many_ticks() -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.05, frozen=3)))
+    for k in range(4):
+        assert not made.fault
+        made(START, k * DT, arm(t=k * DT), k * DT)
+    assert "have not changed in 3 ticks" in made.fault
+
+
+def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
+    made = chain(Torque(LIMITS, patience=2))
+    fine, hard = np.array([9.0, 4.0]), np.array([0.0, np.nan])
+    for tau, fault in ((hard, False), (fine, False), (hard, False), (hard, True)):
+        made(START, 0.0, arm(tau=tau), 0.0)
+        assert bool(made.fault) == fault
+    assert "joint 1 measures nan" in made.fault
+
+
+def test_an_arm_that_does_not_follow_is_a_fault() -> None:
+    made = chain(Tracking(LIMITS))
+    made(START, 0.0, arm(START + np.array([0.0, 0.49])), 0.0)
+    assert not made.fault
+    made(START, 0.0, arm(START + np.array([0.0, 0.51])), 0.0)
+    assert "joint 1 is 0.510 from where it was sent" in made.fault
+
+
+def test_learned_stages_come_before_hard_ones_whatever_order_they_are_given_in() -> None:
+    made = Chain([Tracking(LIMITS), Finite(), Enabled()], Limiter(LIMITS, DT))
+    assert made.names == ("finite", "enabled", "tracking", "limits")
+    with pytest.raises(ConfigError, match="twice"):
+        Chain([Finite(), Finite()], Limiter(LIMITS, DT))
+
+
+def tool(q: Floats) -> Floats:
+    return fr3.forward(q)[0]
+
+
+def test_the_tool_stays_in_its_workspace_and_above_the_table() -> None:
+    table = Box(low=(0.2, -0.3, 0.0), high=(0.8, 0.3, 0.8), planes=((0.0, 0.0, 2.0, 0.2),))
+    stage = Workspace(table, tool)
+    home = tool(fr3.HOME[None])[0]
+    depth = min(*(home - [0.2, -0.3, 0.1]), *([0.8, 0.3, 0.8] - home))
+    assert stage.depth(fr3.HOME[None]) == pytest.approx(depth)
+    random, q = np.random.default_rng(1), fr3.HOME.copy()
+    limits = Limits(
+        tuple(fr3.LOWER), tuple(fr3.UPPER), (0.0,) * 7, tuple(fr3.VELOCITY), (10.0,) * 7,
+        (5000.0,) * 7, tuple(fr3.TORQUE), (1.0,) * 7,
+    )  # fmt: skip
+    made = Chain([Finite(), stage], Limiter(limits, 0.01, stage.depth))
+    made.begin(arm(q))
+    least = np.inf
+    for k in range(1500):
+        wish = random.uniform(fr3.LOWER, fr3.UPPER) if k % 50 == 0 else wish  # noqa: F821
+        q = made(wish, 0.0, arm(q), 0.0).copy()
+        least = min(least, stage.depth(q[None]))
+    assert made.counts[1] > 500 and not made.fault
+    assert least > -1e-3  # between two samples of a motion to rest it may bulge
+    assert not np.allclose(q, fr3.HOME, atol=0.1), "it moves"
+
+
+def test_a_tool_outside_may_come_in_but_not_go_further_out() -> None:
+    first = np.array([1.0, 0.0, 0.0])  # a joint that slides along x
+    stage = Workspace(Box(low=(-1.0, -1.0, -1.0), high=(1.0, 1.0, 1.0)), lambda q: q * first)
+    limits = Limits((-3.0,), (3.0,), (0.0,), (2.0,), (10.0,), (500.0,), (1.0,), (9.0,))
+    made = Chain([stage], Limiter(limits, 0.01, stage.depth))
+    here = arm(np.array([1.5]))
+    for wish, expected in ((2.5, 1.5), (1.2, 1.2), (-2.0, -1.0)):
+        made.begin(here)
+        for _ in range(400):
+            sent = made(np.array([wish]), 0.0, here, 0.0)
+        assert sent[0] == pytest.approx(expected, abs=2e-3)
+
+
+def test_limits_that_are_not_set_do_not_start() -> None:
+    fields = {k: getattr(LIMITS, k) for k in Limits.__dataclass_fields__}
+    with pytest.raises(TypeError):
+        Limits(**{k: v for k, v in fields.items() if k != "jerk"})
+    for key, value in (("jerk", (1.0,)), ("velocity", (0.0, 1.0)), ("high", (np.inf, 2.0))):
+        with pytest.raises(ConfigError, match=f"limits.{key}"):
+            Limits(**{**fields, key: value})
+    with pytest.raises(ConfigError, match=r"low \+ margin"):
+        Limits(**{**fields, "margin": (1.0, 0.0)})
