@@ -96,11 +96,17 @@ def told_by_planner(kind: Kind, whole: Tensors, row: int, mission: str) -> list[
 
 def understood(text: str, whole: Tensors, row: int) -> Code | None:
     """The subgoal that `text` names in this level; None: it names nothing that is there."""
+    code = parsed(text)
+    there = code is not None and _there(code, whole["grid"][row], whole["agent"][row])
+    return code if there else None
+
+
+def parsed(text: str) -> Code | None:
+    """The subgoal that `text` is in any level; None: it is none of the forms."""
     for pattern, form in FORMS:
         found = re.fullmatch(pattern, text.strip().rstrip(".").lower())
         if found is not None:
-            code = _code(form, found.groups())
-            return code if _there(code, whole["grid"][row], whole["agent"][row]) else None
+            return _code(form, found.groups())
     return None
 
 

@@ -1,0 +1,99 @@
+"""A SCRIPTED planner behind a real loopback server, to record subgoals as a language model's are.
+
+    python -m tests.rewards.scripted_planner FILE
+
+No language model is in it: rules turn the words of a question into a list, as an able model might
+answer, one that walks to the door before it unlocks it and forgets to put the key down. It is asked
+what all levels of DoorKey and UnlockPickup ask, through the endpoint; the recording says that
+`scripted-planner` was asked. It shows what a recording is worth, and nothing about any model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import torch
+
+from embodied.foundation.chat import Message
+from embodied.foundation.endpoint import Config, Endpoint
+from embodied.rewards.beacons import ROLE, SCHEMA
+from envs.minigrid_beacons import asked
+from envs.minigrid_text import COLOURS, KIND
+
+MODEL = "scripted-planner"
+
+
+def planned(question: str) -> list[str]:
+    """Subgoals of a question of the kind "language", by rules."""
+    goals: list[str] = []
+    for colour in re.findall(r"locked (\w+) door", question):
+        goals += [f"pick up the {colour} key", f"go to the {colour} door"]
+        goals += [f"unlock the {colour} door"]
+    wanted = re.search(r"Mission: .*pick up the (\w+ \w+)\.", question)
+    return [*goals, f"pick up the {wanted[1]}" if wanted else "get to the goal"]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One chat completion for every request."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = json.dumps({"subgoals": planned(request["messages"][-1]["content"])})
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body = json.dumps({"model": MODEL, "choices": [choice], "usage": {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The URL of a scripted planner that answers for as long."""
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def questions() -> list[str]:
+    """Of DoorKey's levels (they are told alike) and of UnlockPickup's."""
+    mission = "use the key to open the door and then get to the goal"
+    pairs = [(key, box) for key in COLOURS for box in COLOURS]
+    boxes = [question(f"pick up the {box} box", key, "box", box) for key, box in pairs]
+    return [question(mission, "yellow", "goal", "green"), *boxes]
+
+
+def question(mission: str, key: str, target: str, colour: str) -> str:
+    """What is asked about a level with a key, its locked door and a target."""
+    grid = torch.ones(1, 4, 1, 3, dtype=torch.uint8)
+    grid[0, 0, 0] = torch.tensor([KIND["key"], COLOURS.index(key), 0])
+    grid[0, 1, 0] = torch.tensor([KIND["door"], COLOURS.index(key), 2])
+    grid[0, 2, 0] = torch.tensor([KIND[target], COLOURS.index(colour), 0])
+    whole = {"grid": grid, "agent": torch.tensor([[3, 0, 0, 1, 0]])}
+    return asked("language", whole, 0, mission)
+
+
+def record(file: Path) -> None:
+    with serving() as url:
+        chat = Endpoint(Config(url, MODEL, cache=str(file)))
+        for text in questions():
+            chat.ask([Message("system", ROLE), Message("user", text)], SCHEMA)
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))
