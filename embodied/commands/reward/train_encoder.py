@@ -1,0 +1,135 @@
+"""Train the small encoder of pictures and sentences that rewards use without a network."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodied.commands import device_of
+from embodied.core.build import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from embodied.foundation.captions import Scenes
+
+# Where success is a matter of centimetres, more has to be seen.
+SHARES = {"fr3_reach": 3.0, "fr3_push": 2.0, "fr3_lift": 2.0, "cartpole": 0.5, "two_gap": 0.5}
+KEYS = ("out", "worlds", "steps", "pictures", "seed", "threads", "device")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="key=value",
+        help="out=DIR worlds=A,B steps=N pictures=N (of a small world) seed=N threads=N device=...",
+    )
+    parser.epilog = (
+        "Draws scenes of our worlds, captions them from the simulators' states, trains, and\n"
+        "writes weights, card and a sheet of examples to DIR; the same command goes on where it\n"
+        "stopped.\n"
+        "examples:\n"
+        "  embodied reward train-encoder out=outputs/encoder\n"
+        "  embodied reward train-encoder out=outputs/mine worlds=fr3_reach,pendulum steps=800\n"
+        "  embodied train experiment=franka_reach_vlm reward.model=outputs/encoder"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    given = settings(args.words)
+    import torch
+
+    from embodied.foundation.contrast import Plan, train
+    from embodied.foundation.grade import publish
+    from embodied.foundation.simclip import Shape
+
+    torch.set_num_threads(int(given["threads"]))
+    out, seed, shape = Path(given["out"]), int(given["seed"]), Shape()
+    count = int(given["pictures"])
+    worlds = given["worlds"].split(",") if given["worlds"] else known()
+    began = time.monotonic()
+    scenes = [
+        drawn(out, world, int(count * SHARES.get(world, 1.0)), shape.side, seed) for world in worlds
+    ]
+    fresh = [drawn(out, world, 400, shape.side, seed + 1) for world in worlds]
+    tracks = [drawn(out, world, 0, shape.side, seed + 2) for world in worlds]
+    told = Report(int(given["steps"]))
+    plan = Plan(steps=told.steps, seed=seed)
+    towers = train(scenes, plan, shape, out / "training.pt", told, device_of(given["device"]))
+    minutes = (time.monotonic() - began) / 60
+    lines = publish(out, towers.cpu(), scenes, fresh, tracks, plan, minutes)
+    print("\n".join(lines))
+    print(f"{out}: simclip.safetensors, simclip.json, simclip.md, simclip.png")
+    print(f"next: embodied train experiment=... reward.model={out}")
+
+
+def settings(words: list[str]) -> dict[str, str]:
+    """The settings with their defaults; ConfigError for what is not one."""
+    given = {"worlds": "", "steps": "1800", "pictures": "3000", "seed": "0"}
+    given |= {"threads": "1", "device": "cpu"}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key not in KEYS or not equals:
+            raise ConfigError(f'"{word}" is not understood{nearest(key, KEYS)}')
+        if key in ("steps", "pictures", "seed", "threads") and not value.isdigit():
+            raise ConfigError(f"{key}={value} should be a whole number")
+        given[key] = value
+    if not given.get("out"):
+        raise ConfigError("where to? out=DIR")
+    if int(given["steps"]) < 1 or int(given["pictures"]) < 50 or int(given["threads"]) < 1:
+        raise ConfigError("steps and threads should be at least 1, pictures at least 50")
+    if unknown := [w for w in given["worlds"].split(",") if w and w not in known()]:
+        raise ConfigError(
+            f"nothing can be said of the world {unknown[0]!r}{nearest(unknown[0], known())}"
+        )
+    return given
+
+
+def known() -> list[str]:
+    """The worlds whose facts are told."""
+    from envs.scenes import WORLDS
+
+    return list(WORLDS)
+
+
+def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
+    """Scenes of a world, from the folder if they are there; a `count` of 0 is twelve tracks."""
+    from safetensors.torch import load_file, save_file
+
+    from embodied.foundation.captions import Scenes
+    from envs.scenes import collect, told_of
+
+    path = out / "scenes" / f"{world}-{count}-{seed}.safetensors"
+    told = told_of(world)
+    if path.exists():
+        read = load_file(path)
+        return Scenes(world, told.words, **read, moved=(told.climbs,))
+    print(f"{world}: {f'{count} pictures' if count else 'scripted ways to success'}", flush=True)
+    scenes = collect(world, count or 10**9, side, seed, tracks=0 if count else 12)
+    names = ("pictures", "facts", "places", "track")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    save_file({name: getattr(scenes, name).contiguous() for name in names}, part)
+    part.rename(path)
+    return scenes
+
+
+class Report:
+    """A line every fifty steps: the losses, and how long it will take."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.began, self.first = steps, 0.0, 0
+        self.sums: dict[str, float] = {}
+
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+        if not self.began:
+            self.began, self.first = time.monotonic(), step
+        for key, value in metrics.items():
+            self.sums[key] = self.sums.get(key, 0.0) + value
+        if step % 50 == 0 or step == self.steps:
+            pace = (time.monotonic() - self.began) / max(step - self.first, 1)
+            shown = ", ".join(f"{key} {value / 50:.3f}" for key, value in self.sums.items())
+            left = pace * (self.steps - step) / 60
+            print(f"step {step}/{self.steps}: {shown}; {left:.1f} minutes left", flush=True)
+            self.sums = {}

@@ -1,0 +1,137 @@
+"""Captions of facts: what can be said of a picture, in how many ways, and in which order.
+
+A fact is true or false of a scene and has many phrasings, some of which are never trained on. A
+ladder is a quantity in words: facts from worst to best, exactly one of which is true.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HELD = 7  # every so many phrasings, one is held out
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`phrases` are trained on, `held_out` are for evaluation only."""
+
+    name: str
+    phrases: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """`rungs` from worst to best; `edges` are the values of the quantity between them, rising or
+    falling; `ends` the values at which the first and the last rung are as bad and good as can be.
+    """
+
+    name: str
+    rungs: tuple[Fact, ...]
+    edges: tuple[float, ...]
+    ends: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        marks = (self.ends[0], *self.edges, self.ends[1])
+        rising = list(marks) == sorted(marks)
+        if len(self.edges) != len(self.rungs) - 1 or not (
+            rising or list(marks[::-1]) == sorted(marks)
+        ):
+            raise ValueError(f"ladder {self.name}: edges {self.edges} do not fit its rungs")
+
+    def rung(self, quantity: Tensor) -> Tensor:
+        """The number [n] (int64) of the rung on which each of `quantity` [n] stands."""
+        sign = 1.0 if self.ends[1] > self.ends[0] else -1.0
+        edges = sign * torch.tensor(self.edges, dtype=quantity.dtype)
+        return torch.bucketize(sign * quantity, edges, right=True)
+
+    def place(self, quantity: Tensor) -> Tensor:
+        """`quantity` [n] as a place between the rungs' middles, from 0 to the last rung's number;
+        it grows with every step in the right direction between the ends."""
+        marks = torch.tensor((self.ends[0], *self.edges, self.ends[1]), dtype=quantity.dtype)
+        at = self.rung(quantity)
+        share = ((quantity - marks[at]) / (marks[at + 1] - marks[at])).clamp(0, 1)
+        count = len(self.rungs)
+        return (at + share) * (count - 1) / count
+
+
+@dataclass(frozen=True)
+class Words:
+    """All that can be said of one world. `blank` says that there is nothing to be seen."""
+
+    ladders: tuple[Ladder, ...]
+    plain: tuple[Fact, ...]
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        return (*(rung for ladder in self.ladders for rung in ladder.rungs), *self.plain)
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Pictures uint8 [N, s, s, 3] of one world; `facts` [N, F] (bool) in the order of
+    `words.facts`; `places` [N, L] on its ladders; `track` [N] (int64): which scripted episode a
+    picture is of, in order, or -1; `moved` names the ladder that the tracks climb."""
+
+    world: str
+    words: Words
+    pictures: Tensor
+    facts: Tensor
+    places: Tensor
+    track: Tensor
+    moved: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+
+def fact(name: str, phrases: Sequence[str]) -> Fact:
+    """A fact with every seventh of its phrasings (by their own hash, so that it is the same in
+    every run) held out; at least three are trained on, and one is not."""
+    ordered = sorted(set(phrases), key=lambda text: (zlib.crc32(text.encode()), text))
+    if len(ordered) < 4:
+        raise ValueError(f"fact {name} needs at least four phrasings, it has {len(ordered)}")
+    kept = max(3, len(ordered) - max(1, round(len(ordered) / HELD)))
+    return Fact(name, tuple(ordered[:kept]), tuple(ordered[kept:]))
+
+
+def phrased(templates: Sequence[str], **words: Sequence[str]) -> list[str]:
+    """Every template with every combination of the words for its slots."""
+    return [
+        template.format(**dict(zip(words, chosen, strict=True)))
+        for template in templates
+        for chosen in itertools.product(*words.values())
+    ]
+
+
+def ladder(
+    name: str,
+    edges: Sequence[float],
+    ends: tuple[float, float],
+    phrases: Sequence[Sequence[str]],
+) -> Ladder:
+    """A ladder from the phrasings of its rungs."""
+    rungs = tuple(fact(f"{name} {i}", each) for i, each in enumerate(phrases))
+    return Ladder(name, rungs, tuple(edges), ends)
+
+
+def stated(words: Words, quantities: dict[str, Tensor], flags: dict[str, Tensor]) -> Tensor:
+    """Facts [n, F] (bool) from the quantities [n] of ladders and the flags [n] of plain facts."""
+    columns = []
+    for each in words.ladders:
+        rung = each.rung(quantities[each.name])
+        columns += [rung == number for number in range(len(each.rungs))]
+    return torch.stack([*columns, *(flags[each.name] for each in words.plain)], 1)
+
+
+def placed(words: Words, quantities: dict[str, Tensor]) -> Tensor:
+    """Places [n, L] on the ladders."""
+    places = [each.place(quantities[each.name]) for each in words.ladders]
+    first = next(iter(quantities.values()))
+    return torch.stack(places, 1).float() if places else torch.zeros(len(first), 0)

@@ -1,0 +1,249 @@
+"""SimClip: a small image-text dual encoder for our own simulated worlds, shipped with the package.
+
+Contrastive towers as in CLIP (Radford et al., 2021), pairs judged one by one as in SigLIP (Zhai et
+al., 2023): p(sentence j is true of picture i) = sigmoid(e^t <x_i, y_j> + b). What it knows was
+distilled from simulator states: it grounds the sentences of its card, not language at large.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError
+
+HOME = Path(__file__).with_name("weights")
+WORD = re.compile(r"[a-z0-9]+")
+BLANK = "there is nothing to be seen"
+FAMILIAR = 0.6  # of a sentence's words have to be known to read it at all
+LIKE = 0.7  # cosine of a sentence and a rung that mean the same
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Pictures of `side` x `side` pixels; `buckets` for hashed pieces of words; `size` D."""
+
+    side: int = 96
+    size: int = 128
+    buckets: int = 4096
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    longest: int = 64
+
+
+def pieces(word: str, buckets: int) -> list[int]:
+    """The buckets of a word and of its runs of three and four letters, so that "touches" is near
+    "touching"."""
+    marked = f"<{word}>"
+    runs = [marked[i : i + n] for n in (3, 4) for i in range(len(marked) - n + 1)]
+    return [1 + zlib.crc32(run.encode()) % (buckets - 1) for run in (marked, *runs)]
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words of a sentence, in small letters."""
+    return WORD.findall(sentence.lower())
+
+
+class Points(nn.Module):
+    """Where in a map [N, C, h, w] each of `count` learned things is, [N, 2 count] in [-1, 1]:
+    spatial softmax (Levine et al., 2016). Small objects a few pixels apart are told apart by it."""
+
+    def __init__(self, channels: int, count: int, cells: int) -> None:
+        super().__init__()
+        self.find = nn.Conv2d(channels, count, 1)
+        self.sharp = nn.Parameter(torch.ones(count) * 3)
+        ramp = torch.linspace(-1, 1, cells)
+        grid = torch.stack([ramp.repeat(cells), ramp.repeat_interleave(cells)], 1)
+        self.register_buffer("grid", grid, persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        heat = self.find(maps).flatten(2) * self.sharp[:, None]
+        return (heat.softmax(2) @ self.grid).flatten(1)
+
+
+class Look(nn.Module):
+    """Pictures [N, 3, side, side] in [-1, 1] to [N, D]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        widths = (48, 64, 96, 128)
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, widths[0], 4, 4), nn.GroupNorm(8, widths[0]), nn.GELU()
+        )
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(before, after, 3, 2, 1), nn.GroupNorm(8, after), nn.GELU())
+            for before, after in itertools.pairwise(widths)
+        )
+        self.fine = Points(widths[0], 32, shape.side // 4)
+        self.coarse = Points(widths[1], 32, shape.side // 8)
+        inputs = widths[-1] * (shape.side // 32) ** 2 + 128
+        self.head = nn.Sequential(
+            nn.Linear(inputs, 384),
+            nn.GELU(),
+            nn.Linear(384, 256),
+            nn.GELU(),
+            nn.Linear(256, shape.size),
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        maps = self.stem(pictures)
+        found = [self.fine(maps)]
+        for number, stage in enumerate(self.stages):
+            maps = stage(maps)
+            if number == 0:
+                found.append(self.coarse(maps))
+        return self.head(torch.cat([maps.flatten(1), *found], 1))
+
+
+class Read(nn.Module):
+    """Sentences to [N, D]: words from their pieces, a transformer over them, their mean."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.pieces = nn.EmbeddingBag(shape.buckets, shape.width, mode="mean", padding_idx=0)
+        self.places = nn.Parameter(torch.randn(shape.longest, shape.width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            shape.width,
+            shape.heads,
+            4 * shape.width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.mixer = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(shape.width, shape.size)
+        self.known: dict[str, list[int]] = {}
+
+    def forward(self, sentences: Sequence[str]) -> Tensor:
+        rows = [(words_of(text) or ["nothing"])[: self.shape.longest] for text in sentences]
+        longest = max(map(len, rows))
+        flat = [self._pieces(word) for row in rows for word in row]
+        most = max(map(len, flat))
+        padded = torch.tensor([each + [0] * (most - len(each)) for each in flat])
+        lengths = torch.tensor([len(row) for row in rows], device=self.places.device)
+        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        words = self.places.new_zeros(len(rows), longest, self.shape.width)
+        words[mask] = self.pieces(padded.to(self.places.device))
+        mixed = self.mixer(words + self.places[:longest], src_key_padding_mask=~mask)
+        return self.head((mixed * mask[..., None]).sum(1) / lengths[:, None])
+
+    def _pieces(self, word: str) -> list[int]:
+        if word not in self.known:
+            self.known[word] = pieces(word, self.shape.buckets)
+        return self.known[word]
+
+
+class Towers(nn.Module):
+    """Both towers, and how close is close: logits e^t <x, y> + b."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, self.look, self.read = shape, Look(shape), Read(shape)
+        self.t = nn.Parameter(torch.tensor(10.0).log())
+        self.b = nn.Parameter(torch.tensor(-10.0))
+
+    def pictures(self, pictures: Tensor) -> Tensor:
+        """uint8 [N, H, W, 3] to unit vectors [N, D]."""
+        return functional.normalize(self.look(prepared(pictures, self.shape.side)), dim=1)
+
+    def sentences(self, sentences: Sequence[str]) -> Tensor:
+        """Sentences to unit vectors [N, D]."""
+        return functional.normalize(self.read(sentences), dim=1)
+
+    def logits(self, pictures: Tensor, sentences: Tensor) -> Tensor:
+        """Of every picture's embedding with every sentence's, [N, M]."""
+        return self.t.exp() * pictures @ sentences.T + self.b
+
+
+def prepared(pictures: Tensor, side: int) -> Tensor:
+    """uint8 [N, H, W, 3] as float32 [N, 3, side, side] in [-1, 1]; the aspect is not kept."""
+    chw = pictures.permute(0, 3, 1, 2).float() / 127.5 - 1
+    if chw.shape[-2:] == (side, side):
+        return chw
+    return functional.interpolate(chw, (side, side), mode="bilinear", antialias=True)
+
+
+class SimClip:
+    """The towers with their card, frozen: an `ImageText`."""
+
+    def __init__(self, towers: Towers, card: dict[str, Any], device: torch.device | str) -> None:
+        self.towers = towers.to(device).eval().requires_grad_(False)
+        self.card, self.device = card, torch.device(device)
+        self.name = f"simclip:{card.get('weights', 'new')}"
+        self.size, self.side = towers.shape.size, towers.shape.side
+        self.scale = float(towers.t.exp())
+        self.known = frozenset(card.get("vocabulary", ()))
+
+    @torch.no_grad()
+    def images(self, pictures: Tensor) -> Tensor:
+        parts = [self.towers.pictures(part.to(self.device)) for part in pictures.split(256)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.size, device=self.device)
+
+    @torch.no_grad()
+    def texts(self, sentences: Sequence[str]) -> Tensor:
+        if not sentences:
+            return torch.zeros(0, self.size, device=self.device)
+        return self.towers.sentences(sentences)
+
+    def familiar(self, sentence: str) -> float:
+        """The share of a sentence's words that were trained on."""
+        words = words_of(sentence)
+        return sum(word in self.known for word in words) / max(len(words), 1)
+
+    def ladder(self, sentence: str) -> list[list[str]] | None:
+        """Captions from worst to best (several phrasings each) that lead to what `sentence` says;
+        None where no order that this model was taught ends in, or begins with, its meaning."""
+        if self.familiar(sentence) < FAMILIAR:
+            return None
+        best, found = LIKE, None
+        said = self.texts([sentence])
+        for each in self.card.get("ladders", {}).values():
+            for rungs in (each, each[::-1]):
+                likeness = float((self.texts(rungs[-1]) @ said.T).max())
+                if likeness > best:
+                    best, found = likeness, rungs
+        return None if found is None else [[BLANK], *found]
+
+
+def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
+    """The model in `folder` (simclip.safetensors, simclip.json); ConfigError where it is not."""
+    weights, about = folder / "simclip.safetensors", folder / "simclip.json"
+    for path in (weights, about):
+        if not path.exists():
+            raise ConfigError(
+                f"{path} is missing; make it with: embodied reward train-encoder out={folder}"
+            )
+    card = json.loads(about.read_text())
+    towers = Towers(Shape(**card["shape"]))
+    towers.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    return SimClip(towers, card, device)
+
+
+def save(folder: Path, towers: Towers, card: dict[str, Any]) -> None:
+    """Write weights (half precision) and card, each under a temporary name first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().half().contiguous().cpu() for k, v in towers.state_dict().items()}
+    digest = 0
+    for key in sorted(state):
+        digest = zlib.crc32(state[key].reshape(-1).view(torch.uint8).numpy().tobytes(), digest)
+    card = {"shape": asdict(towers.shape), "weights": f"{digest:08x}", **card}
+    part = folder / "simclip.safetensors.part"
+    save_file(state, part)
+    part.rename(folder / "simclip.safetensors")
+    part = folder / "simclip.json.part"
+    part.write_text(json.dumps(card, indent=1) + "\n")
+    part.rename(folder / "simclip.json")
