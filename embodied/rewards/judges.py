@@ -12,10 +12,11 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.tensors import Tensors
@@ -71,6 +72,13 @@ class Judge(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class Ladders(Protocol):
+    """An encoder that knows sentences, from worst to best, that lead to what one says."""
+
+    def ladder(self, sentence: str) -> list[list[str]] | None: ...
+
+
 class _Booked:
     """A judge's books, and what it saves of itself."""
 
@@ -124,13 +132,15 @@ class Simulated(_Booked):
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """`model`: what `open_image_text` takes (null: the encoder that comes with the package).
-    `rungs`: sentences from the worst to the best; with one, its similarity counts, with several
-    the place between them, sum_k k softmax_k(sharpness cos). `tie`: scores this near are the same.
-    """
+    """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the sentence.
 
-    rungs: tuple[str, ...]
-    model: str | Node | None = None
+    `rungs`: sentences from the worst to the best (empty: the encoder's own that lead to the goal,
+    if it has some, else the goal alone). With one, its similarity counts, with several the place
+    between them, sum_k k softmax_k(sharpness cos_k). `tie`: scores this near are the same."""
+
+    goal: str
+    rungs: tuple[str, ...] = ()
+    model: str | Node = "simclip"
     sharpness: float = 30.0
     tie: float = 0.0
 
@@ -142,10 +152,15 @@ class Embedding(_Booked):
 
     def __init__(self, config: EmbeddingConfig, seed: int = 0) -> None:
         super().__init__(seed)
-        if not config.rungs:
-            raise ConfigError('judge.rungs is empty: say what the goal looks like, ["..."]')
-        self.config, self.model = config, opened(config.model)
-        self.texts = self.model.texts(config.rungs)
+        if not config.goal and not config.rungs:
+            raise ConfigError('judge.goal is empty: say what is wanted, judge.goal="..."')
+        self.config, self.model = config, _encoder(config.model)
+        rungs: list[list[str]] = [[rung] for rung in config.rungs]
+        if not rungs and isinstance(self.model, Ladders):
+            rungs = self.model.ladder(config.goal) or []
+        # Several phrasings of a rung count as their mean.
+        means = [self.model.texts(phrases).mean(0) for phrases in rungs or [[config.goal]]]
+        self.texts = functional.normalize(torch.stack(means), dim=1)
 
     @torch.no_grad()
     def score(self, pictures: Tensor) -> Tensor:
@@ -258,12 +273,11 @@ def label_of(text: str) -> int | None:
     return WORDS.get(found[1].lower()) if found else None
 
 
-def opened(model: str | Node | None) -> ImageText:
-    """An encoder, found when it is needed: not every judge needs one."""
+def _encoder(model: str | Node) -> ImageText:
+    """An encoder, imported when it is needed: not every judge needs one."""
     if isinstance(model, dict):
         return build(model)
-    contrastive = importlib.import_module("embodied.foundation.open")
-    return contrastive.open_image_text(model)
+    return importlib.import_module("embodied.foundation.contrastive").open_image_text(model)
 
 
 def _chat(node: Node) -> Chat:

@@ -92,7 +92,7 @@ def test_an_encoder_judges_by_likeness(
     rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
-    judge = Embedding(EmbeddingConfig(rungs, COLOURS, tie=0.01))
+    judge = Embedding(EmbeddingConfig("red", rungs, COLOURS, tie=0.01))
     red, violet, blue = (250, 0, 0), (120, 0, 120), (0, 0, 250)
     labels = judge(flat(red, violet, blue, red), flat(blue, red, violet, red))
     assert labels.tolist() == [FIRST, SECOND, SECOND, TIE]
@@ -104,9 +104,23 @@ def test_an_encoder_judges_by_likeness(
         assert score.tolist() == pytest.approx([float(top), 0.5, 1 - float(top)], abs=1e-6)
 
 
-def test_rungs_are_needed() -> None:
-    with pytest.raises(ConfigError, match=r"judge.rungs is empty"):
-        Embedding(EmbeddingConfig(()))
+def test_a_goal_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"judge.goal is empty"):
+        Embedding(EmbeddingConfig(""))
+
+
+class Steps(Colours):
+    """Knows an order of its own."""
+
+    def ladder(self, sentence: str) -> list[list[str]] | None:
+        return [["blue"], ["red", "red"]] if sentence == "red" else None
+
+
+def test_an_encoder_may_bring_its_own_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
+    node = {"_target_": "tests.rewards.test_judges.Steps"}
+    assert Embedding(EmbeddingConfig("red", (), node)).texts.tolist() == [[0, 1], [1, 0]]
+    assert Embedding(EmbeddingConfig("blue", (), node)).texts.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(

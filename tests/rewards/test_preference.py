@@ -1,0 +1,303 @@
+"""Preference: sights by number, sessions of questions, rewards of now for rows of before."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, build
+from embodied.core.episodes import Episodes
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, nest
+from embodied.rewards.album import NUMBER, Album, Numbered
+from embodied.rewards.bradley_terry import Fit
+from embodied.rewards.preference import Config, Preference
+from embodied.rewards.taught import agreement, drawn, rank_correlation, split
+from embodied.rewards.watched import PICTURE
+from tests.worlds import Config as CounterConfig
+from tests.worlds import Counter, Reach
+
+CPU = torch.device("cpu")
+SIMULATED = {"_target_": "embodied.rewards.judges.Simulated"}
+QUICK = Fit(hidden=(32,), rate=1e-2, epochs=20)
+
+
+def test_sights_have_numbers_and_ends_their_own() -> None:
+    """Row 0 ends (3 steps) and begins again: its successor is what it reached, not the start."""
+    album = Album(100)
+    env = Numbered(Counter(CounterConfig()), album, ["state"])
+    obs = env.reset(0)
+    assert obs[NUMBER].tolist() == [0, 1]
+    for _ in range(2):
+        env.step(torch.zeros(2, 1))
+    step = env.step(torch.zeros(2, 1))
+    assert step.ended.tolist() == [True, False]
+    assert album.take(step.obs[NUMBER])["state"].flatten().tolist() == [0, 103]
+    assert album.take(step.next_obs[NUMBER])["state"].flatten().tolist() == [3, 103]
+    assert step.next_obs[NUMBER][1] == step.obs[NUMBER][1]  # one sight, kept once
+    assert set(env.spec.obs) == {"state", NUMBER}
+
+
+def test_an_album_keeps_the_newest_and_all_scores() -> None:
+    album = Album(4)
+    numbers = album.add({"x": torch.arange(3.0)})
+    album.reward[numbers] = torch.tensor([10.0, 11.0, 12.0])
+    album.scores[numbers] = torch.tensor([0.1, 0.2, 0.3])
+    album.add({"x": torch.arange(3.0, 6.0)})
+    assert album.oldest == 2
+    assert album.take(torch.tensor([2, 5]))["x"].tolist() == [2, 5]
+    assert album.reached().tolist() == [2]  # nothing has ended in the newer ones
+    assert album.scores[:3].tolist() == pytest.approx([0.1, 0.2, 0.3])
+    album.add({"x": torch.zeros(2000)})  # room for scores grows
+    assert len(album.scores) >= 2006
+
+
+def test_an_album_goes_on_as_it_was() -> None:
+    one, two = Album(4), Album(4)
+    for count in (3, 3):
+        one.add({"x": torch.rand(count, 2)})
+    one.reward[one.count % 4] = 5.0
+    two.set_state(copy.deepcopy(one.get_state()))
+    for album in (one, two):
+        album.add({"x": torch.ones(1, 2)})
+    held = torch.arange(3, 7)
+    assert two.take(held)["x"].equal(one.take(held)["x"])
+    assert two.reached().tolist() == one.reached().tolist()
+
+
+def ready(env: Any, **settings: Any) -> tuple[Preference, Any]:
+    config = Config(**{"judge": SIMULATED, "leaf": "state", "fit": QUICK} | settings)
+    reward = Preference(config, env.spec, CPU, seed=0)
+    return reward, reward.watch(env)
+
+
+def play(reward: Preference, env: Any, steps: int, obs: Tensors) -> tuple[Tensors, list[Tensors]]:
+    """Random actions; all rows that were noted."""
+    tape: list[Tensors] = []
+    for _ in range(steps):
+        action = torch.rand(env.num_envs, env.spec.act.shape[0]) * 2 - 1
+        step = env.step(action)
+        rows = {**nest(obs, "obs"), "action": action, "reward": step.reward}
+        rows |= {"discount": torch.ones(env.num_envs), **nest(step.next_obs, "next_obs")}
+        reward.note(rows, torch.arange(env.num_envs), step)
+        tape.append(rows)
+        obs = step.obs
+    return obs, tape
+
+
+def test_old_rows_are_paid_by_the_newest_scores() -> None:
+    torch.manual_seed(0)
+    reward, env = ready(Reach(), every=80, pairs=40, labels=200)
+    obs = env.reset(0)
+    obs, early = play(reward, env, 19, obs)
+    before = reward(early[0])
+    assert before.tolist() == [0, 0, 0, 0]  # nobody was asked yet: 76 steps are done
+    obs, _ = play(reward, env, 1, obs)
+    first = reward(early[0])
+    assert first.abs().sum() > 0
+    play(reward, env, 60, obs)
+    assert not reward(early[0]).equal(first)
+    # -distance is what the judge knows; the order of rows follows it
+    rows = {key: torch.cat([each[key] for each in early]) for key in early[0]}
+    assert rank_correlation(reward(rows), rows["reward"]) > 0.8
+    # and what is looked up is what the network says
+    shown = {key: value for key, value in rows.items() if key != f"next_obs/{NUMBER}"}
+    torch.testing.assert_close(reward(rows), reward(shown))
+
+
+def test_labels_are_the_budget_and_it_ends() -> None:
+    reward, env = ready(Reach(), every=40, pairs=30, labels=70)
+    play(reward, env, 60, env.reset(0))
+    assert len(reward.ranker) == 70
+    assert reward.judge.ledger.asked == 70  # 30, 30, 10
+    assert float(reward.update({})["asked"]) == 70
+
+
+def test_ties_end_the_asking(caplog: pytest.LogCaptureFixture) -> None:
+    judge = {**SIMULATED, "tie": 100.0}
+    reward, env = ready(Reach(), every=40, pairs=10, judge=judge)
+    play(reward, env, 40, env.reset(0))
+    assert reward.judge.ledger.asked == 10
+    assert "100% of the last pairs were ties" in caplog.text
+
+
+def test_ties_count_half_or_not_at_all() -> None:
+    judge = {**SIMULATED, "tie": 0.3}
+    counts = {}
+    for tied in ("half", "dropped"):
+        torch.manual_seed(0)
+        reward, env = ready(Reach(), every=40, pairs=50, judge=judge, tied=tied, ties=1.0)
+        play(reward, env, 10, env.reset(0))
+        counts[tied] = len(reward.ranker), reward.judge.ledger.tied
+        halves = int((reward.ranker.labels[2] == 0.5).sum())
+        assert halves == (reward.judge.ledger.tied if tied == "half" else 0)
+    assert counts["half"][0] == 50
+    assert counts["dropped"][0] == 50 - counts["dropped"][1]
+
+
+def test_a_judge_that_cannot_say_leaves_the_reward_as_it_is() -> None:
+    reward, env = ready(Reach(), every=40, pairs=10, judge={**SIMULATED, "unsure": 1.0})
+    _, tape = play(reward, env, 20, env.reset(0))
+    assert len(reward.ranker) == 0
+    assert reward(tape[-1]).tolist() == [0, 0, 0, 0]
+    assert reward.judge.ledger.abstained == 20
+
+
+def test_zero_is_the_mean_or_the_highest() -> None:
+    for zero in ("mean", "highest"):
+        torch.manual_seed(0)
+        reward, env = ready(Reach(), every=80, pairs=40, zero=zero)
+        play(reward, env, 20, env.reset(0))
+        held = reward.album.reached()
+        paid = (reward.album.scores[held] - reward.zero) / reward.scale
+        assert float(paid.std()) == pytest.approx(1, abs=1e-3)
+        wanted = float(paid.mean()) if zero == "mean" else float(paid.max())
+        assert wanted == pytest.approx(0, abs=1e-4)
+
+
+def test_disputed_pairs_are_chosen() -> None:
+    torch.manual_seed(0)
+    reward, env = ready(Reach(), every=80, pairs=20, choose="disagreement")
+    play(reward, env, 40, env.reset(0))
+    doubts = []
+    for choose in ("disagreement", "uniform"):
+        object.__setattr__(reward.config, "choose", choose)
+        sides = (reward.album.take(side)["state"] for side in reward._chosen())
+        one, two = (reward.ranker.each(side) for side in sides)
+        doubts.append(float((two - one).sigmoid().std(0).mean()))
+    assert doubts[0] > 1.5 * doubts[1]
+
+
+def test_a_run_that_was_stopped_goes_on_the_same() -> None:
+    torch.manual_seed(0)
+    reward, env = ready(Reach(), every=80, pairs=20)
+    play(reward, env, 25, env.reset(0))
+    saved = io.BytesIO()
+    torch.save(reward.get_state(), saved)
+    saved.seek(0)
+    other, _ = ready(Reach(), every=80, pairs=20)
+    other.set_state(torch.load(saved, weights_only=True))
+    actions = torch.rand(20, 4, 2) * 2 - 1
+    for action in actions:
+        step = env.step(action)
+        rows = {"reward": step.reward, **nest(step.next_obs, "next_obs")}
+        missing = reward.album.count - other.album.count
+        newest = torch.arange(reward.album.count - missing, reward.album.count)
+        other.album.add({"state": reward.album.take(newest)["state"]})
+        for each in (reward, other):
+            each.note(rows, torch.arange(4), step)
+    assert len(other.ranker) == len(reward.ranker) == 40
+    assert other(rows).equal(reward(rows))
+
+
+class Drawn(Reach):
+    """The point as a white square."""
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        picture = torch.zeros(height, width, 3, dtype=torch.uint8)
+        x, y = ((self.place[row] + 2) / 4 * width).long().clamp(2, width - 3).tolist()
+        picture[y - 2 : y + 3, x - 2 : x + 3] = 255
+        return picture
+
+
+def test_pictures_are_seen_by_the_reward_alone() -> None:
+    torch.manual_seed(0)
+    world = Drawn()
+    reward, env = ready(world, leaf=None, size=32, every=60, pairs=20, fit=Fit(epochs=2))
+    obs = env.reset(0)
+    assert set(obs) == {"state", NUMBER}
+    assert reward.album.take(obs[NUMBER])[PICTURE].shape == (4, 32, 32, 3)
+    _, tape = play(reward, env, 15, obs)
+    assert len(reward.ranker) == 20
+    assert reward(tape[0]).abs().sum() > 0
+
+
+def test_a_leaf_that_is_not_there_is_said() -> None:
+    with pytest.raises(ConfigError, match=r'no staet \(did you mean "state"\?\)'):
+        ready(Reach(), leaf="staet")
+
+
+def recording(episodes: int = 80, steps: int = 12) -> Episodes:
+    """Points that walk towards the origin, some faster; the reward is minus the distance."""
+    random = torch.Generator().manual_seed(0)
+    starts = torch.rand(episodes, 1, 2, generator=random) * 2 - 1
+    speed = torch.rand(episodes, 1, 1, generator=random)
+    time = torch.arange(steps + 1.0).view(1, -1, 1) / steps
+    path = starts * (1 - speed * time)
+    flags = torch.zeros(episodes, steps, dtype=torch.bool)
+    ends = flags.clone()
+    ends[:, -1] = True
+    rows = {
+        "obs/state": path[:, :-1].flatten(0, 1),
+        "action": torch.zeros(episodes * steps, 2),
+        "reward": -path[:, 1:].norm(dim=2).flatten(),
+        "terminated": flags.flatten(),
+        "truncated": ends.flatten(),
+    }
+    length = torch.full((episodes,), steps)
+    spec = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+    start = length.cumsum(0) - length
+    return Episodes(spec, rows, start, length, {"state": path[:, -1]}, ("",) * episodes)
+
+
+def test_a_recording_teaches_and_is_checked_on_what_was_held_out() -> None:
+    episodes = recording()
+    judge = {**SIMULATED, "error": 0.1}
+    config = Config(judge=judge, leaf="state", labels=300, pairs=50, fit=QUICK)
+    reward = Preference(config, episodes.spec, CPU)
+    report = reward.fit_from(episodes)
+    assert report["labels"] == 300
+    assert reward.judge.ledger.asked == 360  # and 60 to check with
+    assert report["pairs"] > 0.85
+    assert report["returns"] > 0.8
+    assert 0.7 < report["judged"] < 1
+
+
+def test_a_recording_says_what_it_does_not_show() -> None:
+    episodes = recording()
+    reward = Preference(Config(judge=SIMULATED), episodes.spec, CPU)
+    with pytest.raises(ConfigError, match=r"the recording has no privileged/picture"):
+        reward.fit_from(episodes)
+    silent = Config(judge={**SIMULATED, "unsure": 1.0}, leaf="state")
+    with pytest.raises(ConfigError, match="the judge gave no label"):
+        Preference(silent, episodes.spec, CPU).fit_from(episodes)
+
+
+def test_pairs_are_within_and_across_trajectories() -> None:
+    episodes = recording()
+    random = torch.Generator().manual_seed(0)
+    kept, apart = split(80, 0.2, random)
+    assert (len(kept), len(apart)) == (64, 16)
+    assert not set(kept.tolist()) & set(apart.tolist())
+    sides = drawn(episodes, kept, 1000, random) // 12
+    assert set(sides.flatten().tolist()) == set(kept.tolist())
+    same = sides[0] == sides[1]
+    assert same[::2].all()
+    assert float(same[1::2].float().mean()) < 0.06  # one in 64 by chance
+
+
+def test_agreement_by_hand() -> None:
+    assert rank_correlation(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 15])) == (
+        pytest.approx(0.5)
+    )
+    assert rank_correlation(torch.tensor([1.0, 1, 2]), torch.tensor([5.0, 5, 9])) == (
+        pytest.approx(1.0)
+    )
+    assert math.isnan(rank_correlation(torch.ones(3), torch.arange(3.0)))
+    score, episode = torch.tensor([0.0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])
+    assert agreement(score, -score, episode) == {
+        "pairs": 0.0,
+        "returns": pytest.approx(-1.0),
+    }
+
+
+def test_the_packaged_node_builds() -> None:
+    node = {"_target_": "embodied.rewards.preference.Preference", "judge": SIMULATED}
+    reward = build(node, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
+    assert reward.frozen is False
