@@ -1,0 +1,116 @@
+"""Design a reward for a task that is said in words: programs are written, trained and improved."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from embodied.commands import add_overrides, require_at_least, take
+from embodied.core.build import ConfigError, Node
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(
+        parser, '"SENTENCE" env=, designer=, chat=, budget.steps=, rounds=, samples=, ...'
+    )
+    parser.epilog = (
+        "examples:\n"
+        '  embodied reward design "move the tool to the green ball" env=fr3_reach\n'
+        '  embodied reward design "push the cube onto the disc" env=fr3_push designer=eureka \\\n'
+        "      chat=endpoint chat.url=http://127.0.0.1:8000/v1 chat.model=NAME budget.workers=4\n"
+        "  embodied reward design resume=outputs/design-fr3_reach-grammar-0"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    resume, words = take(args.words, "resume")
+    if resume is not None:
+        node, own = _resumed(Path(resume), words)
+    else:
+        node, own = _fresh(words, args.config_dir)
+
+    from embodied.core.build import parse
+    from embodied.design.run import DesignConfig, design, save
+
+    config: DesignConfig = parse(DesignConfig, node, "design")
+    require_at_least(node, LEAST)
+    folder = Path(config.output)
+    save(node, own, folder)
+    for name, value in _facts(node, own).items():
+        print(f"{name:>8}  {value}", flush=True)
+    try:
+        design(config, own, lambda line: print(line, flush=True))
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"go on with: embodied reward design resume={folder}") from stop
+    print(f"  report    {folder / 'report.md'}\n  program   {folder / 'best.py'}")
+    print(
+        f"next: embodied train {' '.join(own)} ... reward=program reward.file={folder / 'best.py'}"
+    )
+
+
+LEAST = {
+    "rounds": 1,
+    "samples": 1,
+    "finals": 0,
+    "seed": 0,
+    "tried": 256,
+    "budget.steps": 1,
+    "budget.eval_every": 1,
+    "budget.workers": 1,
+}
+
+
+def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
+    """The settings, and the words of the world for training."""
+    from embodied.compose import compose
+
+    said = [word for word in words if "=" not in word]
+    if len(said) > 1:
+        raise ConfigError(f'the task is one sentence in quotes; "{said[1]}" came after it')
+    made = compose("design", [word for word in words if word not in said], folders)
+    node, choices = made.node, made.choices
+    if said:
+        node["sentence"] = said[0]
+    node["sentence"] = node["sentence"] or node["env"].get("text") or _own_sentence(node["env"])
+    marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
+    name = "-".join(str(mark) for mark in marks)
+    node["output"] = str(node["output"] or Path("outputs") / f"design-{name}")
+    if (Path(node["output"]) / "design.jsonl").exists():
+        raise ConfigError(
+            f"{node['output']} holds a design already: resume={node['output']}, or output=DIR"
+        )
+    return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
+
+
+def _own_sentence(env: Node) -> str:
+    from embodied.core.build import build
+
+    made = build(env | {"num_envs": 1})
+    made.close()
+    return made.spec.text
+
+
+def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
+    import yaml
+
+    if words:
+        raise ConfigError(f"a design goes on as it began; leave out {words[0]}")
+    file = folder / "design.yaml"
+    if not file.exists():
+        raise ConfigError(f"there is no design in {folder}")
+    saved = yaml.safe_load(file.read_text())
+    return saved["config"], saved["words"]
+
+
+def _facts(node: Node, words: list[str]) -> dict[str, str]:
+    budget = node["budget"]
+    chat = node.get("chat")
+    return {
+        "task": node["sentence"],
+        "env": " ".join(words),
+        "designer": str(node["designer"]["_target_"]).rpartition(".")[2],
+        "chat": "none" if chat is None else str(chat.get("model") or chat.get("cache")),
+        "budget": f"{node['rounds']} rounds of {node['samples']} programs, {budget['steps']:,} "
+        f"steps each, {budget['workers']} side by side",
+        "folder": node["output"],
+    }

@@ -1,0 +1,115 @@
+"""The ledger of a design: every program, who wrote it, what the gates said, what training gave.
+
+`design.jsonl` is appended to, one event a line, and is all that is needed to go on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+FILE = "design.jsonl"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One program of a round.
+
+    `origin`: who wrote it (designer, model, key of the answer, reply, parents, ...). `problem`: why
+    it is not trained, "" where it may be. `report`: what the gates measured. `scores`: the world's
+    own measure at each evaluation [[step, value], ...]; `terms`: the components' statistics.
+    """
+
+    id: int
+    round: int
+    source: str | None
+    digest: str
+    origin: dict[str, Any]
+    problem: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    terms: list[dict[str, Any]] = field(default_factory=list)
+    trained: bool = False
+
+    @property
+    def fitness(self) -> float | None:
+        """The best evaluation; None where it never trained."""
+        return max((value for _, value in self.scores), default=None)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """What candidates are compared by: the best evaluation, then the mean of all."""
+        if not self.scores:
+            return (float("-inf"), float("-inf"))
+        values = [value for _, value in self.scores]
+        return (max(values), sum(values) / len(values))
+
+
+class Ledger:
+    """Candidates by number, and final scores, kept in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.candidates: dict[int, Candidate] = {}
+        self.finals: dict[int, float] = {}
+        self.said: dict[int, str] = {}
+        self.rounds: set[int] = set()
+        for event in _read(folder / FILE):
+            self._take(event)
+
+    def put(self, candidate: Candidate) -> None:
+        """New, or known better now."""
+        self._write({"event": "candidate", **asdict(candidate)})
+
+    def close_round(self, number: int, said: str = "") -> None:
+        """All candidates of a round are done; `said`: what a person or an analyser said of it."""
+        self._write({"event": "round", "round": number, "said": said})
+
+    def final(self, seed: int, score: float) -> None:
+        """The best program, trained again with a fresh seed."""
+        self._write({"event": "final", "seed": seed, "score": score})
+
+    def of_round(self, number: int) -> list[Candidate]:
+        return [c for c in self.candidates.values() if c.round == number]
+
+    @property
+    def best(self) -> Candidate | None:
+        """Over all rounds."""
+        tried = [c for c in self.candidates.values() if c.scores]
+        return max(tried, key=lambda c: c.order, default=None)
+
+    def update(self, number: int, **changes: Any) -> Candidate:
+        changed = replace(self.candidates[number], **changes)
+        self.put(changed)
+        return changed
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / FILE).open("a") as sink:
+            sink.write(json.dumps(event) + "\n")
+        self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "candidate":
+            fields = {key: value for key, value in event.items() if key != "event"}
+            fields["scores"] = [(int(step), float(value)) for step, value in fields["scores"]]
+            self.candidates[fields["id"]] = Candidate(**fields)
+        elif kind == "round":
+            self.rounds.add(event["round"])
+            self.said[event["round"]] = event["said"]
+        elif kind == "final":
+            self.finals[event["seed"]] = event["score"]
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Whole lines only: a process may have been killed in one."""
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    if data and not data.endswith(b"\n"):
+        data = data[: data.rfind(b"\n") + 1]
+        file.write_bytes(data)
+    return [json.loads(line) for line in data.splitlines()]
