@@ -1,0 +1,68 @@
+"""Deadlines by a clock that the test moves."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from real_robot.rate import Rate
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds + 0.001  # it always wakes a little late
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    return clock
+
+
+def test_deadlines_do_not_drift(clock: Clock) -> None:
+    rate = Rate(100, clock=clock)
+    for k in range(1, 51):
+        clock.now += 0.004  # what a turn takes
+        assert rate.wait() == pytest.approx(100 + k * 0.01)
+        assert rate.late == pytest.approx(0.001)
+    assert (rate.ticks, rate.missed) == (50, 0)
+
+
+def test_a_stall_skips_deadlines_and_counts_them(clock: Clock) -> None:
+    rate = Rate(100, clock=clock)
+    rate.wait()
+    clock.now = 100 + 0.0452
+    assert rate.wait() == pytest.approx(100.04)
+    assert rate.missed == 2 and rate.late == pytest.approx(0.0052)
+    assert rate.wait() == pytest.approx(100.05), "and goes on with the next, without a burst"
+    assert rate.missed == 2
+
+
+def test_the_histogram_bounds_the_lateness(clock: Clock) -> None:
+    rate = Rate(100, clock=clock)
+    for _ in range(99):
+        rate.wait()
+    clock.now += 0.0145
+    rate.wait()
+    assert rate.counts.sum() == 100
+    assert 0.001 <= rate.percentile(0.5) <= 0.002 < rate.percentile(1.0)
+    assert rate.percentile(1.0) == rate.worst
+
+
+def test_a_real_loop_keeps_its_count() -> None:
+    rate = Rate(200)
+    began = time.monotonic()
+    while time.monotonic() - began < 0.5:
+        rate.wait()
+    assert rate.ticks + rate.missed == pytest.approx(100, abs=2)
+    with pytest.raises(ValueError, match="above 0"):
+        Rate(0)
