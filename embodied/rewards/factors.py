@@ -133,7 +133,7 @@ def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:
         for leaf, each in spec.obs.items():
             if each.names and all(name.strip() in each.names for name in names):
                 return leaf, [each.names.index(name.strip()) for name in names]
-    known = {name.removesuffix("_x") for leaf in spec.obs.values() for name in leaf.names}
+    known = {re.sub("_[xyz]$", "", name) for leaf in spec.obs.values() for name in leaf.names}
     raise ConfigError(
         f'nothing that is observed is called "{text}"{nearest(text, [*known, *spec.obs])}; '
         "elements of a leaf without names: LEAF[FIRST:LAST]"

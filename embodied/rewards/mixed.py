@@ -25,6 +25,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.moments import Moments
 from embodied.rewards.visits import VISITS, Visits
+from embodied.rewards.watching import watched_by
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,7 @@ class Mixed:
 
     def _watch(self, env: VecEnv) -> VecEnv:
         for name, part in self.parts.items():
-            if isinstance(part, Watching):
-                env = _added(env, part.watch(env), name)
+            env = watched_by(env, part, f"reward.terms.{name}")
         return Visits(env, self.config.visits) if self._decays else env
 
     def _at(self, step: int) -> None:
@@ -222,20 +222,6 @@ class Mixed:
         self.running, self.won = state["running"].clone(), state["won"].clone()
         self.record = Record(list(state["record"]["sums"]), list(state["record"]["won"]))
         self.bad, self.warned = list(state["bad"]), list(state["warned"])
-
-
-def _added(before: VecEnv, after: VecEnv, name: str) -> VecEnv:
-    """`after`, or `before` where it has the same pictures already; two different things cannot have
-    one name."""
-    old, watched = before.spec.obs, getattr(after, "name", "")
-    if after is before or watched not in old:
-        return after
-    if old[watched] == after.spec.obs[watched] and old[watched].is_image:
-        return before
-    raise ConfigError(
-        f"reward.terms.{name} looks at the world in another way than a term before it does; give "
-        "both the same settings (picture size), or a picture among the observations"
-    )
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:

@@ -1,0 +1,187 @@
+"""Compare two rewards on episodes of one world: distances, ranks, agreement with success."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied.commands import add_overrides, require_at_least, take
+from embodied.core.build import ConfigError, Node
+
+if TYPE_CHECKING:
+    from embodied.core.env import VecEnv
+    from embodied.core.policy import Policy
+    from embodied.core.reward import Reward
+
+LEAST = {"episodes": 1, "num_envs": 1, "seed": 0, "epic_rows": 0, "epic_means": 1, "threads": 1}
+LINES = {
+    "epic": "EPIC distance (sampled)",
+    "starc": "STARC distance (half L2, real transitions)",
+    "starc_pearson": "STARC distance (Pearson)",
+    "rank_within": "rank correlation of steps, within episodes",
+    "rank_returns": "rank correlation of episodes' sums",
+    "a_auc_last": "A: last step's reward tells success (AUC)",
+    "b_auc_last": "B: last step's reward tells success (AUC)",
+    "a_auc_return": "A: episode's sum tells success (AUC)",
+    "b_auc_return": "B: episode's sum tells success (AUC)",
+    "a_plateau": "A: share of steps that hardly change",
+    "b_plateau": "B: share of steps that hardly change",
+    "a_falls": "A: share of steps that fall",
+    "b_falls": "B: share of steps that fall",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "two rewards (NAME, FILE.yaml, RUN or own), env=NAME, settings")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied reward compare own NAME env=fr3_reach\n"
+        "  embodied reward compare own outputs/RUN env=fr3_reach run=outputs/RUN episodes=64\n"
+        "  embodied reward compare NAME NAME env=fr3_reach a.weight=1 b.weight=-1 policy=random\n"
+        "own is the world's reward; a.KEY=VALUE sets the first one, b.KEY=VALUE the second;\n"
+        "policy=random|RUN|mixture: who plays (mixture: random, the world's demonstrator, run=)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from embodied.core.build import build
+    from embodied.loops.comparison import draw
+
+    names = [word for word in args.words if "=" not in word]
+    wanted, words = take([word for word in args.words if "=" in word], "policy")
+    if len(names) != 2:
+        raise ConfigError("say which two: embodied reward compare A B env=NAME (own: the world's)")
+    plain = with_demonstrator([w for w in words if w[:2] not in ("a.", "b.")], args.config_dir)
+    chosen = [
+        choose(name, plain, [w[2:] for w in words if w.startswith(f"{letter}.")], args.config_dir)
+        for letter, name in zip("ab", names, strict=True)
+    ]
+    settings = {**chosen[0][0], "policy": wanted or "mixture"}
+    require_at_least(settings, LEAST)
+    torch.set_num_threads(settings["threads"])
+    env: VecEnv = build(settings["env"] | {"num_envs": settings["num_envs"]})
+    try:
+        facts = compared(env, settings, [each[1] for each in chosen])
+    finally:
+        env.close()
+    show(facts, names)
+    labels = [Path(name).stem for name in names]
+    folder = Path(settings["out"] or f"outputs/compare-{'-'.join(labels)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(facts, indent=1))
+    draw(facts, labels, folder / "compare.png")
+    print(f"{folder}/compare.json  {folder}/compare.png")
+
+
+def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """`words`, and the demonstrator of the world or of its task, if there is one."""
+    import yaml
+
+    from embodied.compose import options, search_folders
+
+    if any(word.startswith("demonstrator=") for word in words):
+        return list(words)
+    search = search_folders(folders)
+    env = next((word.partition("=")[2] for word in words if word.startswith("env=")), "")
+    file, known = options("env", search).get(env), options("demonstrator", search)
+    task = str((yaml.safe_load(file.read_text()) or {}).get("task")) if file else ""
+    found = [name for name in (env, task) if name in known]
+    return [*words, *(f"demonstrator={name}" for name in found[:1])]
+
+
+def choose(
+    name: str, words: Sequence[str], own: Sequence[str], folders: Sequence[str]
+) -> tuple[Node, tuple[Node | None, Any]]:
+    """The settings of the comparison, and one reward: its node (None: the world's own) and what it
+    has learned (None: nothing)."""
+    import yaml
+
+    from embodied.compose import compose
+    from embodied.loops.judged import of_run
+
+    path, state = Path(name), None
+    given: dict[str, Node] = {}
+    if name == "own":
+        if own:
+            raise ConfigError(f"the world's own reward has no {own[0]} here; set env.KEY=VALUE")
+        return compose("compare", words, folders).node, (None, None)
+    if path.is_dir():
+        node, state = of_run(path)
+        given, name = {"reward/saved": node}, "saved"
+    elif path.suffix == ".yaml" and path.exists():
+        given, name = {"reward/given": yaml.safe_load(path.read_text())}, "given"
+    extra = [f"reward={name}", *(f"reward.{word}" for word in own)]
+    node = compose("compare", [*words, *extra], folders, given).node
+    return node, (node["reward"], state)
+
+
+def compared(
+    env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
+) -> dict[str, Any]:
+    """Everything that is measured, by name, with what it was measured on."""
+    from embodied.loops.comparison import compare
+    from embodied.loops.coverage import gather
+    from embodied.loops.judged import make_reward
+    from embodied.rewards.watching import watched_by
+
+    spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
+    policies = players(settings, env)
+    rewards: list[Reward | None] = []
+    for letter, (node, state) in zip("AB", chosen, strict=True):
+        reward = None
+        if node is not None:
+            reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
+            env = watched_by(env, reward, f"reward {letter}")
+        rewards.append(reward)
+    cover = gather(env, list(policies.values()), settings["episodes"], gamma, seed)
+    counts = settings["epic_rows"], settings["epic_means"]
+    return {
+        "env": settings["env"],
+        "rewards": [node or "own" for node, _ in chosen],
+        "policies": list(policies),
+        **compare(cover, rewards, gamma, *counts),
+    }
+
+
+def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
+    """The policies whose episodes are asked about, by name."""
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+
+    wanted, run = settings["policy"], settings["run"]
+    if wanted not in ("random", "mixture"):
+        return {wanted: checkpoint.load_policy(wanted, env.spec)}
+    made: dict[str, Policy] = {
+        "random": build({"_target_": "policies.random.Random"}, spec=env.spec)
+    }
+    if wanted == "mixture" and settings["demonstrator"] is not None:
+        made["demonstrator"] = build(settings["demonstrator"], spec=env.spec)
+    if wanted == "mixture" and run is not None:
+        made[run] = checkpoint.load_policy(run, env.spec)
+    return made
+
+
+def show(facts: dict[str, Any], names: Sequence[str]) -> None:
+    """The table, one measure a line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
+    print(
+        f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
+    )
+    print(f"played by {', '.join(facts['policies'])}")
+    table = Table("measure", "value", "95% interval")
+    for key, words in LINES.items():
+        value = facts.get(key)
+        if isinstance(value, dict):
+            between = f"[{value['low']:.3f}, {value['high']:.3f}]"
+            table.add_row(words, f"{value['value']:.3f}", between)
+        elif value is not None:
+            table.add_row(words, f"{value:.3f}", "")
+    Console(markup=False, highlight=False).print(table)

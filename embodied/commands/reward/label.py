@@ -1,0 +1,70 @@
+"""Label every step of a recorded dataset with a reward; what was recorded is kept beside it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embodied.commands import add_overrides, require_at_least, take
+from embodied.core.build import ConfigError, Node
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "DATASET, reward=NAME or RUN, out=DIR, gamma=, reward.KEY=VALUE")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied reward label outputs/demos reward=NAME out=outputs/labelled\n"
+        "  embodied reward label outputs/demos reward=outputs/RUN out=outputs/labelled\n"
+        "the same command goes on where it was stopped; train with demos=outputs/labelled"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from rich.progress import Progress as Bar
+
+    from embodied.core.episodes import read_episodes
+    from embodied.loops.label import label, summary
+
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    out, words = take(words, "out")
+    if len(sources) != 1 or name is None or out is None:
+        raise ConfigError("say what: embodied reward label DATASET reward=NAME out=DIR")
+    settings, state, origin = chosen(name, words, args.config_dir)
+    source = Path(sources[0])
+    try:
+        with Bar() as bar:
+            task = bar.add_task("episodes", total=None)
+            about = label(
+                source,
+                Path(out),
+                settings["reward"],
+                state,
+                origin,
+                settings["gamma"],
+                lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"what is in {out} is kept; the same command goes on") from stop
+    episodes = read_episodes(Path(out))
+    means = ", ".join(f"{key} {value:.4g}" for key, value in summary(episodes).items())
+    print(f"{out}: {len(episodes)} episodes, {means}, reward {about['hash'][:12]}")
+    print(f"next: embodied train experiment=NAME demos={out}")
+
+
+def chosen(name: str, words: list[str], folders: list[str]) -> tuple[Node, Any, str | None]:
+    """Settings with the reward's node, what it has learned, and the hash of where that is."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.loops.judged import of_run
+
+    given: dict[str, Node] = {}
+    state, origin = None, None
+    if Path(name).is_dir():
+        node, state = of_run(Path(name))
+        origin = checkpoint.file_hash(checkpoint.find(name) / "loop.pt") if state else None
+        given, name = {"reward/saved": node}, "saved"
+    settings = compose("label", [f"reward={name}", *words], folders, given).node
+    require_at_least(settings, {"gamma": 0})
+    return settings, state, origin

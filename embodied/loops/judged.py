@@ -1,0 +1,59 @@
+"""Judged: a reward by itself, outside of a run: as configured, or as a run has taught it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.reward import Kept, Reward
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+CHUNK = 2048  # rows that are asked about at once
+
+
+def make_reward(
+    node: Node, state: Any, spec: Spec, gamma: float, num_envs: int = 1, seed: int = 0
+) -> Reward:
+    """The reward of `node`, with a saved `state` where there is one (None: as it begins)."""
+    context = {"device": torch.device("cpu"), "seed": seed, "folder": Path("outputs") / "reward"}
+    reward: Reward = build(node, spec=spec, gamma=gamma, num_envs=num_envs, **context)
+    if state is not None and isinstance(reward, Kept):
+        reward.set_state(state)
+    return reward
+
+
+def of_run(path: Path) -> tuple[Node, Any]:
+    """The node and the saved state of the reward that a run was trained with."""
+    saved = checkpoint.find(path)
+    node = yaml.safe_load((saved.parent.parent / "run.yaml").read_text()).get("reward")
+    if node is None:
+        raise ConfigError(f"{path} was trained with the world's own reward: name it `own`")
+    return node, checkpoint.load_state(saved, "loop")["loop"]["reward"]
+
+
+@torch.no_grad()
+def ask(reward: Reward | None, rows: Tensors) -> Tensor:
+    """Rewards [N] (float32) of many rows, some at a time; None: the world's own. A leaf that the
+    rows do not have is a ConfigError that says which."""
+    if reward is None:
+        return rows["reward"].float()
+    total = tt.length(rows)
+    parts: list[Tensor] = []
+    for begin in range(0, total, CHUNK):
+        some = tt.each(rows, lambda value, begin=begin: value[begin : begin + CHUNK])
+        try:
+            parts.append(reward(some).float())
+        except KeyError as error:
+            raise ConfigError(
+                f"the reward looks at {error.args[0]}, which these rows do not have "
+                f"(they have {', '.join(sorted(rows))})"
+            ) from error
+    return torch.cat(parts)
