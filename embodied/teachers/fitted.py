@@ -69,11 +69,15 @@ class Fitted(teacher.Teacher):
         return mixture.draw(fitted, component, width, self.random).clip(0, 1), component
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        for point, score in zip(points, scores.tolist(), strict=True):
-            self.rows.append(self.row(point, score))
-            if len(self.rows) >= self.settings.every:
-                self.refit()
-                self.rows = []
+        for point, score, memo in zip(points, scores.tolist(), memos, strict=True):
+            self.take(point, score, memo)
+
+    def take(self, point: Floats, score: float, memo: Any) -> None:
+        """One episode."""
+        self.rows.append(self.row(point, score))
+        if len(self.rows) >= self.settings.every:
+            self.refit()
+            self.rows = []
 
     def refit(self) -> None:
         sizes = range(self.settings.fewest, self.settings.most + 1)

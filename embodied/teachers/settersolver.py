@@ -18,9 +18,11 @@ from torch.nn import functional as F
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.networks import Networked, descend, perceptron, points, tensor
+from embodied.teachers.networks import Networked, descend, perceptron, tensor
 from embodied.teachers.setter import Flow
 from embodied.teachers.space import Floats
+
+PLAN = 64  # goals that are made at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Config(teacher.Config):
 class SetterSolver(Networked):
     """Tickets hold the feasibility that was wanted (-1: none)."""
 
-    remembered = ("rows", "fresh", "trained", "losses")
+    remembered = ("plan", "rows", "fresh", "trained", "losses")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
@@ -66,22 +68,28 @@ class SetterSolver(Networked):
             f"{name}_optimizer": torch.optim.Adam(net.parameters(), config.lr)
             for name, net in self.modules.items()
         }
+        self.plan: list[list[float]] = []
         self.rows: list[list[float]] = []  # points, the wanted feasibility, the score
         self.fresh, self.trained = 0, 0
         self.losses: dict[str, float] = {}
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        free = self.random.random(n) < (self.settings.random if self.trained else 1.0)
-        anywhere = self.random.random((n, len(self.space)))
-        wanted = self.wanted(n)
-        with torch.no_grad():
-            goals = points(self.setter(self.normal(n, len(self.space)), wanted)[0])
-        return [
-            (place, -1.0) if any_of_them else (goal, feasibility)
-            for place, any_of_them, goal, feasibility in zip(
-                anywhere, free, goals, wanted.tolist(), strict=True
-            )
-        ]
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, Any]:
+        if not self.trained or self.random.random() < self.settings.random:
+            return self.random.random(len(self.space)), -1.0
+        if not self.plan:
+            self.plan = self.planned()
+        goal = self.plan.pop()
+        return np.array(goal[:-1]), goal[-1]
+
+    @torch.no_grad()
+    def planned(self) -> list[list[float]]:
+        """Goals for coming episodes, each with its wanted feasibility: many cost as much as one."""
+        wanted = self.wanted(PLAN)
+        goals = self.setter(self.normal(PLAN, len(self.space)), wanted)[0]
+        return torch.cat([goals, wanted[:, None]], 1).double().tolist()
 
     def wanted(self, n: int) -> Tensor:
         """Feasibilities [n]."""
@@ -104,6 +112,7 @@ class SetterSolver(Networked):
             self.train_judge(some)
             self.train_setter(self.some(won, self.settings.batch) if len(won) else None, some)
         self.trained += 1
+        self.plan = []  # of the setter before
 
     def train_judge(self, rows: Tensor) -> None:
         logit = self.judge(rows[:, :-2])[:, 0]

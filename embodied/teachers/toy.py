@@ -27,6 +27,7 @@ from torch import Tensor
 import configs
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
+from embodied.teachers.picture import draw
 from embodied.teachers.space import Floats
 from embodied.teachers.teacher import Outcome, Teacher
 
@@ -37,8 +38,8 @@ PASSED = 50  # competence from which episodes succeed
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """`useless` more task dimensions that change nothing, `noise` on returns (std), a random
-    quadrant forgotten every `forget` episodes, `rows` episodes in flight. `classroom`: a folder to
-    which the run is added as a past student's; `turn` (0 to 3) quarter turns of the grid."""
+    quadrant forgotten every `forget` episodes, `rows` episodes in flight, the grid turned by
+    `turn` quarters; `points` lines of metrics; `picture` draws where the tasks were (tasks.png)."""
 
     teacher: str = "uniform"
     cells: int = 10
@@ -50,6 +51,7 @@ class Config:
     rows: int = 1
     episodes: int = 20_000
     points: int = 20
+    picture: bool = False
     seed: int = 0
     output: Path = Path("outputs/toy")
     settings: dict[str, Any] = field(default_factory=dict)
@@ -66,11 +68,12 @@ class Student:
         self.random = np.random.Generator(np.random.PCG64([config.seed, 7]))
         self.played = 0
         names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
+        self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
         self.spec = Spec(
             {"state": Leaf((1,))},
             Leaf((1,), low=-1.0, high=1.0),
             1.0,
-            Leaf((len(names),), low=0.0, high=1.0, names=names),
+            self.task,
         )
 
     def cell(self, task: Floats) -> tuple[int, ...]:
@@ -111,6 +114,10 @@ class Student:
         """What it expects of episodes at task vectors [n, D], without playing them."""
         return np.array([self.competence[self.cell(task)] for task in tasks]) / TOP
 
+    def tests(self, tasks: Floats) -> Floats:
+        """Scores [n] at task vectors [n, D], learning nothing."""
+        return self.values(tasks)
+
     def unlocked(self) -> float:
         """Share of the cells."""
         return float((self.competence > OPEN).mean())
@@ -128,9 +135,7 @@ def main(words: list[str]) -> Path:
     config = read(words)
     student = Student(config)
     node = {**yaml.safe_load(file(config.teacher).read_text()), **config.settings}
-    teacher: Teacher = build(node, spec=student.spec, seed=config.seed)
-    if hasattr(teacher, "student"):
-        teacher.student = student
+    teacher: Teacher = build(node, spec=student.spec, seed=config.seed, student=student)
     return run(config, student, teacher)
 
 
@@ -140,7 +145,7 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
     began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
     past: list[Floats] = []
     shares: list[float] = []
-    with (config.output / "metrics.jsonl").open("w") as log:
+    with (config.output / "metrics.jsonl").open("w", buffering=1) as log:
         for played in range(0, config.episodes, config.rows):
             start = time.perf_counter()
             task, ticket = teacher.sample(min(config.rows, config.episodes - played))
@@ -161,7 +166,12 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
                     **{f"teacher/{k}": v for k, v in teacher.metrics().items()},
                 }
                 log.write(json.dumps(line) + "\n")
-    np.savez_compressed(config.output / "tasks.npz", tasks=np.array(past, np.float32))
+    played = np.array(past)
+    np.savez_compressed(config.output / "tasks.npz", tasks=played.astype(np.float32))
+    if config.picture:
+        names, title = student.task.names, f"{config.teacher}, toy student"
+        times = np.arange(len(played))
+        draw(config.output / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
     print(
         f"{config.teacher}: {shares[-1]:.1%} of cells unlocked, "
         f"{1e6 * spent / config.episodes:.0f} us of teacher an episode"

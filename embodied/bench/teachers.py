@@ -1,0 +1,127 @@
+"""A teacher's own time per episode, and its share of a run's: FR3 reach taught to SAC."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+import configs
+from embodied.bench.envs import fr3
+from embodied.bench.learners import filled, learner_for, updating
+from embodied.bench.measure import Block, Comparison, alone, write_json
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from embodied.data.replay import Replay
+from embodied.teachers.teacher import Outcome, Teacher
+
+TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
+SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
+ROWS = 16  # episodes in flight
+STEPS, RATIO = 50, 0.5  # of an FR3 reach: its horizon, updates a step
+TARGET = 0.05  # share of a run's time
+FILL = "none"  # the stepping that fills a classroom
+
+
+def run(out: Path | str = "bench", repeats: int = 3, episodes: int = 1000) -> list[Comparison]:
+    """Measure every teacher of configs/teacher that chooses tasks of a box, on one thread; print
+    the table, write `out/teachers.json`. About two minutes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = episode(repeats)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = [measure(path, Path(folder), repeats, episodes, seconds) for path in files()]
+    finally:
+        torch.set_num_threads(threads)
+    found = [row for row in rows if row is not None]
+    show(found, seconds)
+    write_json(Path(out), "teachers", found)
+    return found
+
+
+def files() -> list[Path]:
+    """The YAML of every teacher that ships."""
+    return sorted((Path(configs.__path__[0]) / "teacher").glob("*.yaml"))
+
+
+def episode(repeats: int) -> float:
+    """Seconds of one FR3 reach episode of a run: its steps, and SAC's updates between them."""
+    steps = fr3("reach", ROWS, 25, 1, repeats).ours_rate
+    replay = filled(Replay(10_000, torch.device("cpu")))
+    updates = alone(updating(learner_for("sac", torch.device("cpu")), replay), repeats).ours_rate
+    return STEPS / steps + STEPS * RATIO / updates
+
+
+def measure(
+    path: Path, folder: Path, repeats: int, episodes: int, seconds: float
+) -> Comparison | None:
+    """Episodes a second of one teacher by itself; None for one that needs another kind of task."""
+    node: dict[str, Any] = yaml.safe_load(path.read_text())
+    try:
+        teacher: Teacher = build(ready(node, SPEC, folder), spec=SPEC, seed=0)
+    except ConfigError as error:
+        Console().print(f"{path.stem}: not measured: {error}", markup=False)
+        return None
+    row = alone(teaching(teacher, episodes), repeats, path.stem, "episodes")
+    each = 1 / row.ours_rate
+    notes = {"microseconds": 1e6 * each, "share": each / (each + seconds), "target": TARGET}
+    return replace(row, notes=notes)
+
+
+def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
+    """`node` with what it reads from disk: a classroom of two past students, where it has one."""
+    if "classroom" not in node:
+        return dict(node)
+    room = folder / "classroom"
+    if not room.exists():
+        for seed in (1, 2):
+            past = {**node, "classroom": str(room), "stepping": FILL, "epoch": 600}
+            teaching(build(past, spec=spec, seed=seed), 600)()
+    return {**node, "classroom": str(room), "epoch": 600, "lively": 0.02}
+
+
+def teaching(teacher: Teacher, episodes: int) -> Block:
+    """Blocks of `episodes` episodes, ROWS in flight, one ending at a time in random order; the
+    student succeeds in more and more of the cube."""
+    random, played = np.random.default_rng(0), 0
+    task, ticket = teacher.sample(ROWS)
+
+    def block() -> int:
+        nonlocal played
+        for _ in range(episodes):
+            row = int(random.integers(ROWS))
+            reach = min(0.3 + played / 2000, 1.2)
+            won = float(random.random() < np.exp(-4 * max(float(task[row].norm()) - reach, 0)))
+            teacher.update(ticket[row : row + 1], outcome(won))
+            task[row], ticket[row] = (value[0] for value in teacher.sample(1))
+            played += 1
+        return episodes
+
+    return block
+
+
+def outcome(score: float) -> Outcome:
+    """One episode that returned `score`, and succeeded if that is 1."""
+    value = torch.tensor([score])
+    return Outcome(value, value, torch.tensor([float(STEPS)]))
+
+
+def show(rows: list[Comparison], seconds: float, console: Console | None = None) -> None:
+    """Print one line per teacher."""
+    shown = Table(title=f"a teacher's own time; an FR3 reach episode with SAC is {seconds:.2f} s")
+    shown.add_column("teacher")
+    for heading in ("us an episode", "share of the run", "target"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        micro, share = row.notes["microseconds"], row.notes["share"]
+        shown.add_row(row.name, f"{micro:,.0f}", f"{share:.2%}", f"{TARGET:.0%}")
+    (console or Console()).print(shown)
