@@ -20,6 +20,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from envs.crafter_events import happened
 from envs.crafter_pool import Pool, Settings
 from envs.crafter_rules import ACHIEVEMENTS, ACTIONS
 from envs.crafter_view import Kind, fields
@@ -132,6 +133,11 @@ class Crafter(VecEnv):
 
     def describe(self, row: int = 0) -> str:
         return self._pool.ask("tell", row)
+
+    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+        """What the steps from observations `before` to `after` changed, a sentence each; "" where
+        nothing is worth one."""
+        return happened(before, after)
 
     def close(self) -> None:
         self._pool.close()

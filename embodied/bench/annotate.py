@@ -1,0 +1,228 @@
+"""Annotation beside training: speed kept, questions saved, and the reward against its teacher.
+
+The judge is simulated: rules over words that take 50 ms a call. What is measured is the machinery.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
+from embodied.compose import compose
+from embodied.core.build import build, parse
+from embodied.core.env import VecEnv
+from embodied.core.tensors import nest
+from embodied.loops.config import RunConfig
+from embodied.loops.keeper import Every, Keeper
+from embodied.loops.run import Parts
+from embodied.rewards.annotate import Annotate
+from embodied.rewards.caption_models import Classification
+from embodied.rewards.reading import Reader
+from embodied.rewards.simulated_reader import Config as Rules
+from embodied.rewards.simulated_reader import SimulatedReader
+from embodied.rewards.told import told
+from embodied.rewards.watched import CAPTION, Captions
+
+EXPERIMENT = "minigrid_unlock_annotate"
+LATENCY = 0.05
+HELPFUL = ("unlocked", "picked up", "opened .* door")
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+SAID = (
+    *("you picked up the {} key", "you picked up the {} box", "you picked up the {} ball"),
+    *("you unlocked the {} door", "you opened the {} door", "you closed the {} door"),
+    *("you put down the {} key", "you put down the {} box", "you put down the {} ball"),
+    *("you face the {} key", "you face the closed {} door", "you face the locked {} door"),
+    *("you face the {} box", "you stepped into the doorway of the {} door"),
+)
+
+
+def run(out: Path | str = "bench", repeats: int = 5) -> list[Comparison]:
+    """Measure every row on one thread, print the table, write `out/annotate.json`; two minutes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [
+            beside(repeats),
+            waited(),
+            saved("events", 1),
+            saved("events", 4),
+            distilled(repeats),
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    table(rows, "annotation with a simulated judge of 50 ms a call, one thread")
+    write_json(Path(out), "annotate", rows)
+    return rows
+
+
+def beside(repeats: int) -> Comparison:
+    """PPO with the annotator beside it against the same PPO without any reward model."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = training(Path(folder), [])
+        theirs = training(Path(folder), ["reward=null"])
+        name = "PPO on UnlockPickup x64, annotated, against no annotation"
+        return compare(ours, theirs, repeats, name, target=0.9)
+
+
+def training(folder: Path, words: list[str]) -> Block:
+    """One batch of steps and its update, by the real loop of the experiment."""
+    words = [f"experiment={EXPERIMENT}", f"output={folder}", *words]
+    if "reward=null" not in words:
+        words.append(f"reward.judge.latency={LATENCY}")
+    config: RunConfig = parse(
+        RunConfig, compose("train", words).node | {"output": str(folder), "name": "bench"}, "run"
+    )
+    torch.manual_seed(0)
+    loop = Parts(replace(config, device="cpu")).loop
+    batch = int(config.env["num_envs"]) * int(config.learner["horizon"])
+
+    def block() -> int:
+        keeper = Keeper(Nowhere(), batch, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        loop.run(keeper)
+        return keeper.step
+
+    return block
+
+
+class Nowhere:
+    """A log that keeps nothing."""
+
+    def advance(self, step: int) -> None:
+        pass
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        pass
+
+
+def waited() -> Comparison:
+    """The same loop that asks about every step before it goes on, a call each."""
+    with tempfile.TemporaryDirectory() as folder:
+        free = alone(training(Path(folder), ["reward=null"]), 3)
+    env, _ = world()
+    judge = Reader(SimulatedReader(Rules(HELPFUL, latency=LATENCY)), "")
+    captions = Captions()
+    env = told(env, captions)
+    env.reset(0)
+
+    def block() -> int:
+        step = env.step(torch.randint(0, 7, (env.num_envs,)))
+        for number in step.next_obs[CAPTION].tolist():
+            judge.judge([(captions.texts[number] or "nothing happened",)])
+        return env.num_envs
+
+    slow = alone(block, 1)
+    name = "a call for each step, waited for, against no annotation"
+    return Comparison(slow.ours_rates, (free.ours_rate,), name)
+
+
+def world() -> tuple[VecEnv, dict[str, Any]]:
+    """The experiment's world and its reward's node."""
+    node = compose("train", [f"experiment={EXPERIMENT}"]).node
+    return build(node["env"]), node["reward"]
+
+
+def saved(what: str, stride: int, steps: int = 600) -> Comparison:
+    """Steps that were told of for each question asked, and how well the rewards of all of them are
+    ranked by what was learned from those: against a label for every one."""
+    env, node = world()
+    with tempfile.TemporaryDirectory() as folder:
+        reward: Annotate = build(
+            {**node, "stride": stride, "synchronous": True, "judge": rules()},
+            spec=env.spec,
+            folder=Path(folder),
+            seed=0,
+            device=torch.device("cpu"),
+        )
+        numbers = experience(reward, reward.watch(env), steps)
+    told_of = numbers[numbers > 0]
+    reward._scored()
+    texts = reward.captions.texts
+    full = np.array([float(SimulatedReader(Rules(HELPFUL)).worth(text) > 0) for text in texts])
+    rank = spearman(
+        reward.scores.numpy()[numbers], np.where(np.arange(len(texts)), full, 0)[numbers]
+    )
+    asked = reward.annotator.asked
+    return Comparison(
+        (len(told_of) / asked,),
+        (1.0,),
+        f"{what} of {len(numbers):,} random steps, stride {stride}: rank correlation {rank:.3f}",
+        "told steps a question",
+        5.0,
+        {"rank_correlation": rank, "asked": asked, "told": len(told_of), "captions": len(texts)},
+    )
+
+
+def rules() -> dict[str, Any]:
+    """The node of a judge without errors or time."""
+    target = "embodied.rewards.simulated_reader.SimulatedReader"
+    return {"_target_": target, "helpful": list(HELPFUL)}
+
+
+def experience(reward: Annotate, env: VecEnv, steps: int) -> np.ndarray:
+    """The captions' numbers of random steps, noted by the reward as training does."""
+    env.reset(0)
+    generator, every = torch.Generator().manual_seed(0), torch.arange(env.num_envs)
+    seen = []
+    for count in range(steps):
+        step = env.step(torch.randint(0, 7, (env.num_envs,), generator=generator))
+        reward.note({**nest(step.next_obs, "next_obs"), "reward": step.reward}, every, step)
+        seen.append(step.next_obs[CAPTION].numpy())
+        if count % 64 == 63:
+            reward.at(count)
+    reward.at(steps)
+    return np.concatenate(seen)
+
+
+def spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """Rank correlation, ties at the mean of their ranks."""
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def distilled(repeats: int) -> Comparison:
+    """Captions a second of the network that learned from a judge against that judge, a caption a
+    call; agreement on pairs of captions in colours that it learned nothing about."""
+    judge = SimulatedReader(Rules(HELPFUL, error=0.1, latency=LATENCY))
+    known = [said.format(colour) for said in SAID for colour in COLOURS[:4]]
+    held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
+    quick = Reader(SimulatedReader(Rules(HELPFUL, error=0.1)), "")
+    labels = [one for one in quick.judge([(text,) for text in known]) if one.value is not None]
+    model = Classification(steps=300, lr=2e-3, batch=32, threshold=0.5, seed=0)
+    model.learn(
+        [label.question for label in labels],
+        [float(label.value) for label in labels if label.value is not None],
+    )
+    agreed = agreement(model, judge.worth, held_out)
+    reader = Reader(judge, "")
+
+    def ours() -> int:
+        for _ in range(20):
+            model(held_out)
+        return 20 * len(held_out)
+
+    def theirs() -> int:
+        for text in held_out[:6]:
+            reader.judge([(text,)])
+        return 6
+
+    name = f"captions judged by the network; pairwise agreement {agreed:.2f} on unseen colours"
+    row = compare(ours, theirs, repeats, name, "captions", 50.0)
+    return replace(row, notes={"agreement": agreed, "held_out": len(held_out)})
+
+
+def agreement(model: Classification, worth: Callable[[str], int], captions: list[str]) -> float:
+    """Of pairs of captions, one of which helps, the share in which the network says so too."""
+    score = model.scores(captions)
+    helps = torch.tensor([worth(caption) > 0 for caption in captions])
+    return float((score[helps][:, None] > score[~helps][None]).float().mean())
