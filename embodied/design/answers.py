@@ -11,7 +11,7 @@ import re
 import warnings
 from dataclasses import dataclass
 
-FENCE = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 HABIT = re.compile(
     r"^(?:import torch(?: as \w+)?|import math|import numpy as np|import numpy"
     r"|from typing import [\w, ]+|from torch import Tensor)[ \t]*$",

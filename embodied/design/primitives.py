@@ -51,6 +51,8 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "high": Primitive((NUMBER, NOTHING), "(({on} - {level}) / {scale}).clamp(0, 1)"),
     "low": Primitive((NUMBER, NOTHING), "(({level} - {on}) / {scale}).clamp(0, 1)"),
+    "more": Primitive((NUMBER, NOTHING), "{on} / {scale}"),
+    "still": Primitive((NUMBER, NOTHING), "-{on}.square() / {scale}"),
     "held": Primitive((WAY, NUMBER), "((size({on}) < 0.03) & ({to} < {level})).float()"),
     "effort": Primitive((NOTHING, NOTHING), "-action.float().square().mean(dim=-1)"),
 }

@@ -117,7 +117,7 @@ def _experience(config: DesignConfig, env: VecEnv, folder: Path) -> Experience:
 def _seen(experience: Experience) -> str:
     rows = len(experience.random)
     if experience.success is None:
-        return f"tried on {rows:,} steps; this world knows no success: candidates are not compared"
+        return f"tried on {rows:,} steps; this world knows no success: its return decides"
     won = int(experience.success.sum())
     note = "" if won >= 8 else " (too few to compare rewards of success with those of chance)"
     return f"tried on {rows:,} steps, {won} of them successes{note}"

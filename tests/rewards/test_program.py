@@ -1,0 +1,122 @@
+"""A reward program: what it pays by hand, what it writes down, one clear line where it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import NotFinite
+from embodied.core.reward import Clocked, Kept, Termed
+from embodied.core.spec import Leaf, Spec
+from embodied.rewards.program import Program, statistics
+from embodied.rewards.variables import variables
+
+NAMES = ("tool_x", "tool_y", "tool_z", "width", "goal_from_tool_x", "goal_from_tool_y")
+NAMES = (*NAMES, "goal_from_tool_z")
+ACT = Leaf((2,), low=-1.0, high=1.0)
+SPEC = Spec({"state": Leaf((7,), names=NAMES)}, ACT, dt=0.1)
+CODE = """
+def reward(next_goal_from_tool, goal_from_tool, width, action):
+    gain = goal_from_tool.norm(dim=-1) - next_goal_from_tool.norm(dim=-1)
+    cost = -0.5 * action.square().sum(dim=-1) * width
+    return gain + cost, {"gain": gain, "cost": cost}
+"""
+
+
+def node(code: str = CODE, **settings: Any) -> dict[str, Any]:
+    return {"_target_": "embodied.rewards.program.Program", "code": code, **settings}
+
+
+def rows() -> dict[str, torch.Tensor]:
+    """Two rows: 5 m to 3 m from the goal, and 1 m to 2 m; widths 2 and 0."""
+    obs, after = torch.zeros(2, 7), torch.zeros(2, 7)
+    obs[:, 4:6] = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    obs[0, 3] = 2.0
+    after[:, 4:7] = torch.tensor([[0.0, 0.0, 3.0], [0.0, 2.0, 0.0]])
+    return {
+        "obs/state": obs,
+        "next_obs/state": after,
+        "action": torch.tensor([[1.0, 1.0], [3.0, 4.0]]),
+        "reward": torch.tensor([7.0, 7.0]),
+    }
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build(node(), spec=SPEC)
+
+
+def test_what_it_pays_by_hand(program: Program) -> None:
+    """5 - 3 - 0.5 * 2 * 2 = 0 and 1 - 2 - 0 = -1."""
+    torch.testing.assert_close(program(rows()), torch.tensor([0.0, -1.0]))
+    terms = program.terms(rows())
+    torch.testing.assert_close(terms["gain"], torch.tensor([2.0, -1.0]))
+    torch.testing.assert_close(terms["cost"], torch.tensor([-2.0, 0.0]))
+    assert (
+        isinstance(program, Kept) and isinstance(program, Clocked) and isinstance(program, Termed)
+    )
+    assert program.frozen and program.update(rows()) == {}
+
+
+def test_parts_of_a_leaf_are_where_their_names_are() -> None:
+    found = variables(SPEC)
+    assert list(found) == ["state", "tool", "width", "goal_from_tool", "action"]
+    row = {"obs/state": torch.arange(7.0)[None], "action": torch.zeros(1, 2)}
+    assert found["goal_from_tool"].of(row, "obs").tolist() == [[4.0, 5.0, 6.0]]
+    assert found["width"].of(row, "obs").tolist() == [3.0]
+    assert found["tool"].is_point and not found["state"].is_point
+
+
+def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -> None:
+    reward = build(node(every=100), spec=SPEC, folder=tmp_path)
+    for step in (50, 100, 150, 200):
+        reward(rows())
+        reward.at(step)
+    first, second = statistics(tmp_path)
+    assert (first["step"], second["step"]) == (100, 200)
+    assert first["terms"]["gain"] == [0.5, -1.0, 2.0]
+    assert first["terms"]["cost"] == [-1.0, -2.0, 0.0]
+    assert first["terms"]["total"] == [-0.5, -1.0, 0.0]
+    state = reward.get_state() | {"step": 150, "written": 100}
+    reward.set_state(state)
+    assert [line["step"] for line in statistics(tmp_path)] == [100]
+    other = build(node(CODE.replace("0.5", "0.6")), spec=SPEC, folder=tmp_path)
+    with pytest.raises(ConfigError, match="not the one that this run began with"):
+        other.set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import os\n" + CODE, r"refused, language: line 1: nothing can be imported"),
+        ("def reward(reward):\n    return reward", r"signature|has a meaning"),
+        ("def reward(goal):\n    return goal[:, 0]", r'asks for goal \(did you mean "tool"\?\)'),
+        ("def reward(width):\n    return width.mean()", r"shape \[\]; it should be \[256\]"),
+    ],
+)
+def test_refusals_are_one_line_that_says_what_to_do(code: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as caught:
+        build(node(code), spec=SPEC)
+    assert "\n" not in str(caught.value)
+
+
+def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
+    """Made-up rows say nothing about it, the world's do."""
+    reward = build(node("def reward(width):\n    return torch.log(width - 1)"), spec=SPEC)
+    with pytest.raises(NotFinite, match="fails on rows of this world, result: the reward is nan"):
+        reward(rows())
+
+
+def test_a_missing_file_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"there is no nowhere\.py"):
+        build(node(file="nowhere.py"), spec=SPEC)
+
+
+def test_strict_pays_the_same(program: Program) -> None:
+    strict = build(node(mode="strict"), spec=SPEC)
+    torch.testing.assert_close(strict(rows()), program(rows()))
+    strict.sandbox.close()
