@@ -61,6 +61,8 @@ class Config:
     that come to nothing (random actions), whose moments are all labelled "no progress". `views`:
     leaves to look at, pictures or vectors ("privileged/picture": the world is watched).
 
+    `relabel`: paid when rows are sampled, which costs more and pays those of demos=DIR too (else
+    rows are paid when they are stored, and the run's own demonstrations keep their rewards).
     `tolerance` of the agreement between forward and backward readout (None: always trusted),
     `between` anchors inside each demonstration; the rest is of the fit, see `pair.Fitting`."""
 
@@ -71,13 +73,14 @@ class Config:
     views: tuple[str, ...] = ("state",)
     shaping: Literal["potential", "gain"] = "potential"
     scale: float = 1.0
+    relabel: bool = False
     tolerance: float | None = 0.5
-    between: int = 3
-    hidden: tuple[int, ...] = (128, 128)
+    between: int = 1
+    hidden: tuple[int, ...] = (64, 64)
     channels: tuple[int, ...] = (16, 32, 32, 32)
-    updates: int = 1500
+    updates: int = 1000
     batch_size: int = 256
-    lr: float = 1e-3
+    lr: float = 3e-3
     zero: float = 0.05
     cross: float = 0.5
     swap: float = 0.75
@@ -89,13 +92,13 @@ class Progress(nn.Module):
     """The fitted model is kept in `folder` (a run's): made again with the same settings and the
     same demonstrations, it is read instead of fitted."""
 
-    frozen = True
+    known: Tensor
 
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
         super().__init__()
-        self.config, self.seed = config, seed
+        self.config, self.seed, self.frozen = config, seed, not config.relabel
         if not config.demos:
             raise ConfigError(
                 "this reward is learned from demonstrations: reward.demos=DIR "

@@ -1,0 +1,73 @@
+"""Learn to see success in recorded episodes: train, calibrate on held-out ones, write it down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied.core.build import ConfigError, nearest, parse
+
+if TYPE_CHECKING:
+    from embodied.rewards.calibration import Calibration
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="DATASET|key=value",
+        help="dataset folders; out=DIR, views=[front,wrist], false_positives=0.01, seed=0, ...",
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  embodied demos collect env=fr3_reach_pictured demonstrator=reach episodes=60 "
+        "out=outputs/won\n"
+        "  embodied demos collect env=fr3_reach_pictured demonstrator=random "
+        "success_only=false episodes=30 out=outputs/lost\n"
+        "  embodied reward classifier outputs/won outputs/lost views=[privileged/picture] "
+        "out=outputs/eyes\n"
+        "  embodied train experiment=fr3_reach_classifier reward.trained=outputs/eyes"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from embodied.rewards.outcomes import Training, labelled
+    from embodied.rewards.success import fingerprint, made, write
+
+    folders = [word for word in args.words if "=" not in word]
+    given = _settings([word for word in args.words if "=" in word])
+    out, seed = given.pop("out", None), int(given.pop("seed", 0))
+    if not folders or out is None:
+        raise ConfigError("what to learn from, and where to: DATASET... out=DIR")
+    known = [field.name for field in fields(Training)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f'no setting "{key}"{nearest(key, [*known, "out", "seed"])}')
+    how: Training = parse(Training, given, "embodied reward")
+    torch.set_num_threads(1)
+    whole, leaves = labelled(folders, how, seed)
+    net, calibration = made(whole, leaves, how, seed)
+    mark = fingerprint(whole, how, seed)
+    facts = {"version": 1, "fingerprint": mark, "data": folders, "training": asdict(how)}
+    write(Path(out), net, leaves, calibration, json.loads(json.dumps(facts)))
+    _report(out, calibration)
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    import yaml
+
+    pairs = (word.partition("=") for word in words)
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
+
+
+def _report(out: str, c: Calibration) -> None:
+    print(f"{out}: version 1, held out {c.successes} moments of success and {c.others} others")
+    print(f"  temperature  {c.temperature:.2f}, log loss {c.loss_before:.3f} to {c.loss:.3f}")
+    print(f"  reliability  expected calibration error {c.error_before:.3f} to {c.error:.3f}")
+    print(f"  threshold    {c.threshold:.3f}: finds {c.found:.0%}, mistakes {c.mistaken:.2%}")
+    print(f"next: embodied train ... reward.trained={out}")

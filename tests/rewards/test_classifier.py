@@ -1,0 +1,278 @@
+"""Classifier: calibration by hand, labels out of episodes, versions, mistakes that are noticed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step
+from embodied.core.recording import EpisodeWriter
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.rewards.calibration import calibrate, coolest, reliability, threshold_for
+from embodied.rewards.classifier import Classifier
+from embodied.rewards.outcomes import Training, labelled, split
+
+SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+STEPS = 10
+NODE = {
+    "_target_": "embodied.rewards.classifier.Classifier",
+    "training": {"hidden": [16], "updates": 200, "lr": 0.01},
+    "refit_every": 0,
+}
+
+
+def record(path: Path, count: int, won: bool, seed: int) -> str:
+    """Walks of STEPS steps along x: from 0 past 1, which is success, or to 0.5."""
+    random = torch.Generator().manual_seed(seed)
+    with EpisodeWriter(path, SPEC) as writer:
+        for _ in range(count):
+            x = torch.linspace(0, 1.05 if won else 0.5, STEPS + 1)
+            walk = torch.stack([x, torch.randn(STEPS + 1, generator=random)], 1)
+            last = torch.arange(STEPS) == STEPS - 1
+            writer.add(
+                {
+                    "obs/state": walk[:-1],
+                    "next_obs/state": walk[-1],
+                    "action": torch.zeros(STEPS, 1),
+                    "reward": (last & won).float(),
+                    "terminated": last & won,
+                    "truncated": last & (not won),
+                    "success": last & won,
+                }
+            )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("data")
+    won = record(folder / "won", 12, won=True, seed=0)
+    return [won, record(folder / "lost", 4, won=False, seed=1)]
+
+
+def made(folder: Path, **settings: Any) -> Classifier:
+    context = {"spec": SPEC, "device": torch.device("cpu"), "seed": 0, "folder": folder}
+    return build(NODE | settings, **context)
+
+
+def rows(x: list[float], discount: list[float]) -> Tensors:
+    state = torch.stack([torch.tensor(x), torch.zeros(len(x))], 1)
+    return {
+        "obs/state": state,
+        "next_obs/state": state,
+        "reward": torch.zeros(len(x)),
+        "discount": torch.tensor(discount),
+    }
+
+
+def ended(success: list[bool], over: list[bool]) -> Step:
+    """A step in which rows end: with success, or in failure where they are `over`."""
+    won, lost = torch.tensor(success), torch.tensor(over) & ~torch.tensor(success)
+    return Step({}, {}, torch.zeros(len(won)), won, lost, {"success": won})
+
+
+def test_labels_are_last_moments_of_successes(data: list[str]) -> None:
+    """11 moments an episode: of a success the last is 1, the one before is left out; of a failure
+    all are 0."""
+    whole, leaves = labelled(data, Training(), seed=0)
+    assert list(leaves) == ["state"]
+    assert len(whole.label) == 12 * 10 + 4 * 11
+    assert whole.label.sum() == 12
+    assert (whole.moments["state"][whole.label > 0, 0] > 1).all()
+    assert torch.equal(torch.bincount(whole.episode), torch.tensor([10] * 12 + [11] * 4))
+    two, _ = labelled(data[:1], Training(last=2, margin=3), seed=0)
+    assert len(two.label) == 12 * 8 and two.label.sum() == 24
+
+
+def test_held_out_are_whole_episodes_of_both_kinds(data: list[str]) -> None:
+    whole, _ = labelled(data, Training(), seed=0)
+    data_, held = split(whole, 0.25, seed=0)
+    mine, others = set(held.episode.tolist()), set(data_.episode.tolist())
+    assert not mine & others and len(mine | others) == 16
+    assert held.label.sum() == 3 and len(mine) == 4
+
+
+def test_shuffled_labels_are_as_many(data: list[str]) -> None:
+    whole, _ = labelled(data, Training(), seed=0)
+    dealt, _ = labelled(data, Training(shuffle=True), seed=0)
+    assert dealt.label.sum() == 12 and not torch.equal(dealt.label, whole.label)
+
+
+def test_the_threshold_lets_a_stated_share_pass() -> None:
+    """Of 10 others, 20% may pass: the third largest is the lowest threshold that only two exceed;
+    never below even odds."""
+    p = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
+    assert threshold_for(p, 0.2) == pytest.approx(0.9)
+    assert int((p > threshold_for(p, 0.2)).sum()) == 2
+    assert threshold_for(p, 0.0) == pytest.approx(0.99)
+    assert threshold_for(p, 0.9) == 0.5
+    assert threshold_for(torch.tensor([]), 0.1) == 0.5
+
+
+def test_reliability_by_hand() -> None:
+    """Bin [0.2, 0.3): two of p 0.25, one success: |0.5 - 1| / 4; bin [0.9, 1]: p 0.9 and 1.0, both
+    successes: |1.9 - 2| / 4."""
+    p = torch.tensor([0.25, 0.25, 0.9, 1.0])
+    label = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert reliability(p, label) == pytest.approx(0.5 / 4 + 0.1 / 4)
+
+
+def test_the_temperature_undoes_a_factor() -> None:
+    """Logits three times too sure: successes come with sigma(z / 3)."""
+    true = torch.linspace(-3, 3, 7).double()
+    logits = (3 * true).repeat_interleave(1000)
+    label = torch.cat([torch.arange(1000) < 1000 * p for p in true.sigmoid().tolist()]).double()
+    assert coolest(logits, label) == pytest.approx(3, rel=0.02)
+
+
+def test_the_share_of_successes_moves_the_odds() -> None:
+    """An even logit, learned from balanced batches, where one in ten succeeds: p = 0.1, and that
+    is what happens."""
+    label = (torch.arange(1000) < 100).float()
+    c = calibrate(torch.zeros(1000), label, math.log(0.1 / 0.9), rate=0.01)
+    assert c.error_before == pytest.approx(0, abs=1e-6)
+    assert c.temperature == pytest.approx(1, rel=0.01)
+    assert c.loss_before == pytest.approx(-0.1 * math.log(0.1) - 0.9 * math.log(0.9), rel=1e-6)
+    assert (c.threshold, c.found, c.mistaken) == (0.5, 0.0, 0.0)
+    assert (c.successes, c.others) == (100, 900)
+
+
+def test_it_pays_a_true_end_once_and_a_lasting_success_as_much(
+    tmp_path: Path, data: list[str]
+) -> None:
+    """Ended: 1; going on: 1 - gamma, which for ever is 1 too; no success: nothing."""
+    reward = made(tmp_path, data=data)
+    paid = reward(rows([1.05, 1.05, 0.4, 0.4], [0.0, 0.9, 0.0, 0.9]))
+    torch.testing.assert_close(paid, torch.tensor([1.0, 0.1, 0.0, 0.0]))
+    assert sum(0.9**t * float(paid[1]) for t in range(500)) == pytest.approx(1)
+
+
+def test_it_looks_at_the_end_and_not_at_the_next_start(tmp_path: Path, data: list[str]) -> None:
+    reward = made(tmp_path, data=data)
+    end = rows([0.0], [0.0]) | {"next_obs/state": torch.tensor([[1.05, 0.0]])}
+    assert reward(end) == 1
+    start = rows([1.05], [0.0]) | {"next_obs/state": torch.tensor([[0.0, 0.0]])}
+    assert reward(start) == 0
+
+
+def test_it_is_trained_once_a_folder(tmp_path: Path, data: list[str]) -> None:
+    first = made(tmp_path, data=data)
+    card = tmp_path / "v1" / "card.json"
+    written = card.stat().st_mtime_ns
+    again = made(tmp_path, data=data)
+    assert card.stat().st_mtime_ns == written and again.version == 1
+    x = {"state": torch.randn(8, 2)}
+    assert torch.equal(first.probability(x), again.probability(x))
+    from_folder = made(tmp_path / "other", trained=str(tmp_path / "v1"))
+    assert torch.equal(first.probability(x), from_folder.probability(x))
+    made(tmp_path, data=data[:1])
+    assert card.stat().st_mtime_ns != written
+
+
+def test_the_policys_own_moments_become_negatives_and_a_new_version(
+    tmp_path: Path, data: list[str]
+) -> None:
+    """Far off what episodes show the network believes in success; after the policy was there and
+    the world went on, the next version does not. True successes stay what they are."""
+    reward = made(tmp_path, data=data, refit_every=4, refit_updates=200, own=64)
+    fooled = rows([3.0] * 16, [0.9] * 16)
+    fooled["next_obs/state"] = torch.tensor([[3.0, 5.0]]).expand(16, 2)
+    assert (reward(fooled) > 0).all()
+    for _ in range(4):
+        reward.note(fooled, torch.arange(16), ended([False] * 16, [False] * 16))
+        metrics = reward.update(fooled)
+    assert reward.version == 2 and float(metrics["version"]) == 2
+    assert (tmp_path / "newest" / "card.json").exists()
+    assert not reward(fooled).any()
+    assert reward(rows([1.05], [0.0])) == 1
+
+
+def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> None:
+    reward = made(tmp_path, data=data, refit_every=9, own=8)
+    reward.note(rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False]))
+    assert reward.seen == 1 and float(reward.own["state"][0, 0]) == pytest.approx(0.3)
+
+
+def test_mistakes_at_ends_are_counted_and_warned_of(
+    tmp_path: Path, data: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four failures: two of them look like success. One true success, one row that goes on."""
+    reward = made(tmp_path, data=data, watch=4, limit=0.4)
+    x = [3.0, 3.0, 0.2, 0.1, 1.05, 3.0]
+    over = [True, True, True, True, True, False]
+    step = ended([False, False, False, False, True, False], over)
+    capsys.readouterr()
+    reward.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    assert float(reward.update({})["false_positives"]) == 0.5
+    assert "version 1 takes 50% of the last 4" in capsys.readouterr().out
+    reward.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    assert not capsys.readouterr().out  # once a version
+    patient = made(tmp_path, data=data, watch=4, limit=0.6)
+    patient.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    assert not capsys.readouterr().out
+
+
+def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
+    settings: dict[str, Any] = {"data": data, "refit_every": 3, "refit_updates": 5, "own": 32}
+    walk = rows([0.1, 0.7, 3.0], [0.9] * 3)
+    step = ended([False] * 3, [True, False, True])
+
+    def go_on(reward: Classifier, times: int) -> Tensor:
+        for _ in range(times):
+            reward.note(walk, torch.arange(3), step)
+            reward.update(walk)
+        return reward.probability({"state": walk["obs/state"]})
+
+    straight = made(tmp_path / "a", **settings)
+    go_on(straight, 4)
+    state = straight.get_state()
+    torch.save(state, tmp_path / "state.pt")
+    expected = go_on(straight, 4)
+    resumed = made(tmp_path / "b", **settings)
+    resumed.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(go_on(resumed, 4), expected)
+    assert resumed.version == straight.version == 3
+
+
+def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
+    reward = made(tmp_path, data=data, training=NODE["training"] | {"shuffle": True})
+    assert not reward(rows([1.05, 0.4], [0.0, 0.0])).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "reward.data="),
+        ({"trained": "nowhere"}, "holds no trained network"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, **settings)
+
+
+def test_too_few_successes_are_refused(tmp_path: Path) -> None:
+    few = record(tmp_path / "few", 3, won=True, seed=0)
+    with pytest.raises(ConfigError, match="3 successful episodes are too few"):
+        made(tmp_path / "run", data=few)
+
+
+def test_the_command_writes_what_training_reads(
+    tmp_path: Path, data: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from embodied.cli import main
+
+    settings = ["views=[state]", "updates=100", "hidden=[16]", f"out={tmp_path / 'eyes'}"]
+    with pytest.raises(SystemExit) as stop:
+        main(["reward", "classifier", *data, *settings])
+    assert stop.value.code == 0
+    assert "held out 3 moments of success" in capsys.readouterr().out
+    reward = made(tmp_path / "run", trained=str(tmp_path / "eyes"))
+    assert reward.version == 1
