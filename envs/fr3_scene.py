@@ -8,8 +8,6 @@ import numpy as np
 from embodied.embodiments import fr3
 from envs.tasks.task import Task
 
-STIFFNESS = (2000.0, 2000.0, 2000.0, 2000.0, 800.0, 600.0, 300.0)  # N m/rad
-DAMPING = (100.0, 100.0, 70.0, 70.0, 25.0, 15.0, 8.0)  # N m s/rad
 # Contact groups: objects and table touch everything, the robot does not touch itself.
 OBJECT, ROBOT = 1, 2
 Point = tuple[float, float, float]
@@ -48,7 +46,7 @@ def _arm(spec: mujoco.MjSpec) -> None:
     """Joint impedance with gravity compensation, as the robot's own controller has it."""
     for body in spec.bodies:
         body.gravcomp = 1.0 if body.name != "world" else 0.0
-    for name, stiffness, damping in zip(fr3.JOINTS, STIFFNESS, DAMPING, strict=True):
+    for name, stiffness, damping in zip(fr3.JOINTS, fr3.STIFFNESS, fr3.DAMPING, strict=True):
         # The real controller compensates joint friction too.
         spec.joint(name).frictionloss = 0.0
         actuator = spec.actuator(name)

@@ -22,6 +22,10 @@ LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])  # rad
 VELOCITY = np.array([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26])  # rad/s
 TORQUE = np.array([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0])  # N m
+STIFFNESS = (2000.0, 2000.0, 2000.0, 2000.0, 800.0, 600.0, 300.0)
+"""Of the joint impedance controller, N m/rad."""
+DAMPING = (100.0, 100.0, 70.0, 70.0, 25.0, 15.0, 8.0)
+"""Of the joint impedance controller, N m s/rad."""
 HOME = np.array([0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 4])  # rad
 OPEN = 0.08
 """Distance between the pads when the hand is open, m."""

@@ -37,7 +37,8 @@ class Tick:
     """One control tick: `q` [n] is what is wanted and, stage by stage, becomes what may be sent.
 
     `last` [n] was sent in the tick before; `seen` is when the observation was made that `q` comes
-    from, `now` the time (s, monotonic); `fault` is a reason to stop, empty while there is none.
+    from, `now` the time (s, monotonic). `hold` asks for rest, wherever that is reached, until it is
+    no longer asked for; `fault` is a reason to stop for good, empty while there is none.
     """
 
     q: Floats
@@ -45,11 +46,13 @@ class Tick:
     arm: Arm
     seen: float
     now: float
+    hold: bool = False
     fault: str = ""
 
 
 class Stage(Protocol):
-    """Total: defined for every tick, never raises, changes `q` in place or names a fault."""
+    """Total: defined for every tick, never raises; changes `q` in place, asks to hold, or names a
+    fault."""
 
     name: ClassVar[str]
 
@@ -95,13 +98,15 @@ class Chain:
         _put(tick.q, wish, tick)
         for i, stage in enumerate(self.stages):
             np.copyto(self._before, tick.q)
+            held = tick.hold
             stage(tick)
             self._count(i, tick.q)
+            self.counts[i] += tick.hold and not held
             if tick.fault:
                 break
         if tick.fault and not self.fault:
             self.fault = tick.fault
-        if self.fault:
+        if self.fault or tick.hold:
             return self.limiter.brake()
         np.copyto(self._before, tick.q)
         sent = self.limiter(tick.q)

@@ -31,9 +31,9 @@ class Finite:
 
 @dataclass(frozen=True)
 class FreshConfig:
-    """Ages in s: from `hold` on the arm waits where it is for a newer command, from `stop` on that
-    is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a measurement
-    may repeat itself to the last bit (0: any number; a noisy sensor never does)."""
+    """Ages in s: from `hold` on the arm comes to rest and waits for a newer command, from `stop` on
+    that is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a
+    measurement may repeat itself to the last bit (0: any number; a noisy sensor never does)."""
 
     hold: float
     stop: float
@@ -52,12 +52,10 @@ class Fresh:
 
     def __init__(self, config: FreshConfig) -> None:
         self.config = config
-        self.repeats, self.t = 0, -np.inf
-        self.dq: bytes = b""
-        self.held: np.ndarray | None = None
+        self.repeats, self.t, self.before = 0, -np.inf, b""
 
     def begin(self, arm: Arm) -> None:
-        self.repeats, self.dq, self.t, self.held = 0, b"", -np.inf, None
+        self.repeats, self.t, self.before = 0, -np.inf, b""
 
     def __call__(self, tick: Tick) -> None:
         config, age = self.config, tick.now - tick.seen
@@ -69,42 +67,31 @@ class Fresh:
         self._repeated(tick)
         if age > config.stop:
             tick.fault = tick.fault or f"the policy's last observation is {age:.3f} s old"
-        if age <= config.hold:
-            self.held = None
-        else:
-            if self.held is None:
-                self.held = tick.last.copy()
-            np.copyto(tick.q, self.held)
+        tick.hold = tick.hold or age > config.hold
 
     def _repeated(self, tick: Tick) -> None:
         if not self.config.frozen:
             return
         now = tick.arm.q.tobytes() + tick.arm.dq.tobytes()
-        self.repeats = self.repeats + 1 if now == self.dq else 0
-        self.dq = now
+        self.repeats = self.repeats + 1 if now == self.before else 0
+        self.before = now
         if self.repeats >= self.config.frozen:
             tick.fault = tick.fault or f"the sensors have not changed in {self.repeats} ticks"
 
 
 class Enabled:
-    """An arm that is not enabled holds still, whatever is asked; that is no fault."""
+    """An arm that is not enabled comes to rest, whatever is asked; that is no fault."""
 
     name: ClassVar[str] = "enabled"
 
     def __init__(self) -> None:
         self.on = False
-        self.held: np.ndarray | None = None
 
     def begin(self, arm: Arm) -> None:
-        self.held = None
+        """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
-        if self.on:
-            self.held = None
-            return
-        if self.held is None:
-            self.held = tick.last.copy()
-        np.copyto(tick.q, self.held)
+        tick.hold = tick.hold or not self.on
 
 
 class Torque:

@@ -1,0 +1,236 @@
+"""Control: the process that owns an arm; it keeps its rate and its limits whatever else dies.
+
+One turn a tick: measure, hear what the operator wants, follow the policy's newest chunk through the
+safety chain, send, tell. No torch here, and nothing in a turn waits for another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.arm import Arm, Floats
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.follow import Chunk, Follower
+from real_robot.mailbox import Mailbox
+from real_robot.messages import CHUNK, REQUEST, VERSION, Mode, Wish, state_record
+from real_robot.rate import Rate
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Fresh
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The three mailboxes: the control process writes `state` and reads the others."""
+
+    state: Mailbox
+    chunk: Mailbox
+    request: Mailbox
+
+    @classmethod
+    def make(cls, folder: Path, joints: int, stages: int) -> Boxes:
+        """New ones in `folder`; this process owns them."""
+        return cls._all(folder, joints, stages, create=True)
+
+    @classmethod
+    def open(cls, folder: Path, joints: int, stages: int) -> Boxes:
+        """Those that are there. MailboxError where there are none."""
+        return cls._all(folder, joints, stages, create=False)
+
+    @classmethod
+    def _all(cls, folder: Path, joints: int, stages: int, create: bool) -> Boxes:
+        state = Mailbox(folder / "state", state_record(joints, stages), VERSION, create)
+        chunk = Mailbox(folder / "chunk", CHUNK, VERSION, create)
+        return cls(state, chunk, Mailbox(folder / "request", REQUEST, VERSION, create))
+
+
+S = TypeVar("S")
+
+
+def _only(chain: Chain, kind: type[S]) -> S:
+    """The chain's stage of that kind; ConfigError where it has none."""
+    for stage in chain.stages:
+        if isinstance(stage, kind):
+            return stage
+    raise ConfigError(f"safety: the chain has no stage {kind.__name__.lower()!r}")
+
+
+class Control:
+    """`turn` is everything; `run` calls it at a rate."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        chain: Chain,
+        follower: Follower,
+        boxes: Boxes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.driver, self.chain, self.follower, self.boxes = driver, chain, follower, boxes
+        self.clock = clock
+        self.enabled, self.fresh = _only(chain, Enabled), _only(chain, Fresh)
+        self.mode, self.fault, self.ticks = Mode.DISCONNECTED, "", 0
+        self.quit = False
+        self.arm: Arm | None = None
+        self.width = 0.0
+        self._wish = np.zeros(len(chain.limiter.limits))
+
+    def connect(self) -> None:
+        """Open the wire; the arm stays where it is. DriverError."""
+        self.driver.connect()
+        self.arm = self.driver.read()
+        self._settle(self.arm, self.arm.q)
+        self.mode = Mode.IDLE
+
+    def run(self, rate: Rate) -> None:
+        """Until an operator quits. The collector of garbage is off meanwhile: turns leave none."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            rate.begin()
+            while not self.quit:
+                rate.wait()
+                self.turn(rate)
+        finally:
+            gc.enable()
+            self.driver.stop()
+
+    def turn(self, rate: Rate | None = None) -> None:
+        """One tick."""
+        now = self.clock()
+        self._measure(now)
+        if self.boxes.request.receive():
+            self._hear(now)
+        if self.boxes.chunk.receive():
+            self._take()
+        if self.mode != Mode.DISCONNECTED:
+            self._move(now)
+        self._tell(now, rate)
+
+    def _measure(self, now: float) -> None:
+        if self.mode == Mode.DISCONNECTED:
+            return
+        try:
+            self.arm = self.driver.read()
+        except DriverError as error:
+            self._lost(error)
+
+    def _hear(self, now: float) -> None:
+        request = self.boxes.request.fields
+        done = self._obey(Wish(int(request["wish"][0])), now)
+        self.boxes.state.fields["answered" if done else "refused"] = request["number"]
+
+    def _obey(self, wish: Wish, now: float) -> bool:
+        """Whether that could be done in this mode."""
+        mode = self.mode
+        if wish == Wish.ESTOP:
+            self._stop_for_good("an operator pressed stop")
+        elif wish == Wish.QUIT and mode in (Mode.DISCONNECTED, Mode.IDLE, Mode.ESTOP):
+            self.quit = True
+        elif wish == Wish.ARM and mode == Mode.IDLE and self.arm is not None:
+            self._settle(self.arm, self._held(self.arm))
+            self.mode = Mode.ARMED
+        elif wish == Wish.START and mode == Mode.ARMED and self._ready(now):
+            self.follower.begin(self.chain.limiter.q, self.width, now)
+            self.enabled.on, self.mode = True, Mode.RUNNING
+        elif wish == Wish.STOP and mode in (Mode.ARMED, Mode.RUNNING, Mode.STOPPING):
+            self.enabled.on, self.mode = False, Mode.STOPPING
+        elif wish == Wish.RESET and mode == Mode.ESTOP and self.chain.resting:
+            self._reset()
+        else:
+            return wish == Wish.NOTHING
+        return True
+
+    def _ready(self, now: float) -> bool:
+        """The policy has just spoken, and the arm is where it was sent: it will not jump."""
+        assert self.arm is not None
+        apart = np.abs(self.arm.q - self.chain.limiter.q)
+        near = (apart < 0.2 * np.asarray(self.chain.limiter.limits.tracking)).all()
+        return bool(near) and now - self.follower.seen <= self.fresh.config.hold
+
+    def _held(self, arm: Arm) -> Floats:
+        """Where to begin: where the arm is held, or where it is, if that is somewhere else.
+
+        An impedance controller holds an arm a little below where it was sent; beginning there
+        would let it sink.
+        """
+        held, most = self.chain.limiter.q.copy(), np.asarray(self.chain.limiter.limits.tracking)
+        return held if bool((np.abs(arm.q - held) <= most).all()) else arm.q
+
+    def _settle(self, arm: Arm, q: Floats) -> None:
+        """From rest at `q`."""
+        self.enabled.on, self.width = False, self.driver.width
+        self.chain.begin(replace(arm, q=q))
+        self.follower.begin(q, self.width, self.clock())
+
+    def _reset(self) -> None:
+        try:
+            self.arm = self.driver.read()
+        except DriverError as error:
+            self._lost(error)
+            return
+        self.chain.clear()
+        self.fault, self.mode = "", Mode.IDLE
+        self._settle(self.arm, self._held(self.arm))
+
+    def _take(self) -> None:
+        fields = self.boxes.chunk.fields[0]
+        actions = fields["actions"][: fields["steps"], : fields["size"]].astype(np.float64)
+        self.follower.take(Chunk(actions, float(fields["start"]), float(fields["seen"])))
+
+    def _move(self, now: float) -> None:
+        """What is sent in this tick, in every mode: an arm that nobody moves is held."""
+        arm = self.arm
+        assert arm is not None
+        running = self.mode == Mode.RUNNING
+        if running:
+            self.follower(arm.q, now, self._wish)
+            self.width = self.follower.width
+        else:
+            np.copyto(self._wish, self.chain.limiter.q)
+        sent = self.chain(self._wish, self.follower.seen if running else now, arm, now)
+        if self.chain.fault and self.mode != Mode.ESTOP:
+            self._stop_for_good(self.chain.fault)
+        if self.mode == Mode.STOPPING and self.chain.resting:
+            self.mode = Mode.IDLE
+        try:
+            self.driver.write(sent, self.width)
+        except DriverError as error:
+            self._lost(error)
+
+    def _stop_for_good(self, reason: str) -> None:
+        """Latched: the chain brakes from now on, and only `reset` leads on."""
+        self.chain.fault = self.chain.fault or reason
+        self.fault = self.fault or reason
+        self.enabled.on = False
+        if self.mode != Mode.DISCONNECTED:
+            self.mode = Mode.ESTOP
+
+    def _lost(self, error: DriverError) -> None:
+        """The wire is gone: the robot's own watchdog stops it, and we say why."""
+        self._stop_for_good(str(error))
+        self.driver.stop()
+        self.mode = Mode.ESTOP
+
+    def _tell(self, now: float, rate: Rate | None) -> None:
+        fields, arm, chain = self.boxes.state.fields, self.arm, self.chain
+        self.ticks += 1
+        fields["tick"], fields["now"], fields["mode"] = self.ticks, now, self.mode
+        if arm is not None:
+            fields["measured"] = arm.t
+            fields["q"], fields["dq"], fields["tau"] = arm.q, arm.dq, arm.tau
+            fields["width"] = self.driver.width
+        fields["sent"], fields["sent_width"] = chain.limiter.q, self.width
+        fields["changed"], fields["counts"] = chain.changed, chain.counts
+        fields["starved"], fields["fault"] = self.follower.starved, self.fault.encode()
+        if rate is not None:
+            fields["missed"], fields["late"], fields["worst"] = rate.missed, rate.late, rate.worst
+        self.boxes.state.send()

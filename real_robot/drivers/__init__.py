@@ -1,0 +1,1 @@
+"""Drivers: one arm's wire each, in numpy, without anything that learns."""

@@ -1,0 +1,61 @@
+"""Driver: reads an arm's joints and sends it joint targets; knows nothing of policies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import ClassVar, Self
+
+from real_robot.arm import Arm, Floats
+
+
+class DriverError(RuntimeError):
+    """The wire or the robot failed: one line that says which and what to look at."""
+
+
+class Driver(ABC):
+    """Owned by one process. Leaving the context stops the arm and lets go of the wire."""
+
+    joints: tuple[str, ...]
+    """Names, in the order of all arrays [n]."""
+    rest: ClassVar[str] = "hold"
+    """What `stop` does: "hold" the pose against gravity. An arm is never dropped."""
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Open the wire and check who is there; nothing moves. DriverError with what to look at."""
+
+    @abstractmethod
+    def read(self) -> Arm:
+        """The newest measurement, stamped on this machine's monotonic clock. DriverError."""
+
+    @abstractmethod
+    def write(self, q: Floats, width: float) -> None:
+        """Send joint targets [n] (rad) and how far the hand should be open (m). DriverError."""
+
+    @property
+    @abstractmethod
+    def width(self) -> float:
+        """How far the hand was measured to be open, m (0 without a hand)."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stay where the arm is, from any state; safe to call twice. Never raises for a wire that
+        is gone: the robot's own watchdog has to act then."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the wire; safe to call twice."""
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.close()

@@ -1,0 +1,248 @@
+"""The control process, turn by turn, on a simulated arm and a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.embodiments import fr3
+from embodied.embodiments.cartesian import CartesianDelta
+from embodied.embodiments.cartesian import Config as CartesianConfig
+from real_robot.arm import Floats, Limits
+from real_robot.control import Boxes, Control
+from real_robot.drivers.sim import Config as SimConfig
+from real_robot.drivers.sim import Sim
+from real_robot.follow import Chunk, Follower
+from real_robot.messages import Mode, Wish
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.limits import Limiter
+
+DT, STEP = 0.01, 0.05
+LIMITS = Limits(
+    low=tuple(fr3.LOWER),
+    high=tuple(fr3.UPPER),
+    margin=(0.05,) * 7,
+    velocity=tuple(0.8 * fr3.VELOCITY),
+    acceleration=(8.0,) * 7,
+    jerk=(1000.0,) * 7,
+    torque=tuple(fr3.TORQUE),
+    tracking=(0.3,) * 7,
+)
+DOWN = np.array([0.0, 0.0, -1.0, 1.0])
+
+
+class Bench:
+    """An arm, its control process, a policy that says `action`, and an operator."""
+
+    def __init__(self, folder: Path, **wire: float) -> None:
+        self.now = 1000.0
+        self.driver = Sim(SimConfig(**wire), lambda: self.now)  # pyright: ignore[reportArgumentType]
+        stages = [
+            Finite(),
+            Fresh(FreshConfig(hold=0.2, stop=0.5, state=0.1)),
+            Enabled(),
+            Torque(LIMITS),
+            Tracking(LIMITS),
+        ]
+        chain = Chain(stages, Limiter(LIMITS, DT))
+        follower = Follower(CartesianDelta(CartesianConfig()), STEP)
+        self.here = Boxes.make(folder, 7, len(chain.names))
+        self.there = Boxes.open(folder, 7, len(chain.names))
+        self.control = Control(self.driver, chain, follower, self.here, lambda: self.now)
+        self.action: Floats | None = None
+        self.sent: list[Floats] = []
+        self.control.connect()
+
+    def ask(self, wish: Wish) -> Mode:
+        """What the operator sees one turn later."""
+        fields = self.there.request.fields
+        fields["number"] += 1
+        fields["wish"] = wish
+        self.there.request.send()
+        self.run(1)
+        return self.mode
+
+    @property
+    def mode(self) -> Mode:
+        return Mode(int(self.there.state.fields["mode"][0]))
+
+    @property
+    def fault(self) -> str:
+        return self.there.state.fields["fault"][0].decode()
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.now += DT
+            if self.action is not None and round(self.now / DT) % round(STEP / DT) == 0:
+                self.speak(self.action)
+            self.control.turn()
+            assert self.there.state.receive()
+            self.sent.append(self.there.state.fields["sent"][0].copy())
+
+    def speak(self, action: Floats, steps: int = 4) -> None:
+        fields = self.there.chunk.fields[0]
+        fields["number"] += 1
+        fields["seen"] = self.there.state.fields["measured"][0] if self.sent else self.now
+        fields["start"], fields["steps"], fields["size"] = self.now, steps, len(action)
+        fields["actions"][:steps, : len(action)] = action
+        self.there.chunk.send()
+
+    def moving(self) -> None:
+        """Armed, started and going down."""
+        self.action = DOWN
+        self.run(10)
+        assert self.ask(Wish.ARM) == Mode.ARMED
+        self.run(10)
+        assert self.ask(Wish.START) == Mode.RUNNING
+        self.run(50)
+
+
+def within(sent: list[Floats]) -> None:
+    q = np.stack(sent)
+    for order, most in enumerate((LIMITS.velocity, LIMITS.acceleration, LIMITS.jerk), 1):
+        q_n = np.abs(np.diff(q, order, axis=0)) / DT**order
+        assert (q_n <= np.asarray(most) * (1 + 1e-6) + 1e-5).all()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_it_moves_only_when_it_was_armed_and_started(bench: Bench) -> None:
+    bench.action = DOWN
+    bench.run(50)
+    assert bench.mode == Mode.IDLE and np.ptp(np.stack(bench.sent), axis=0).max() == 0
+    assert bench.ask(Wish.START) == Mode.IDLE, "not armed"
+    assert bench.there.state.fields["refused"][0] == 1
+    before = fr3.forward(bench.sent[-1][None])[0][0, 2]
+    bench.moving()
+    after = fr3.forward(bench.sent[-1][None])[0][0, 2]
+    assert before - after == pytest.approx(0.25 * 0.9, abs=0.08), "0.5 m/s for half a second"
+    assert bench.ask(Wish.STOP) == Mode.STOPPING
+    bench.run(60)
+    assert bench.mode == Mode.IDLE and not bench.fault
+    within(bench.sent)
+
+
+def test_without_a_policy_it_does_not_start(bench: Bench) -> None:
+    assert bench.ask(Wish.ARM) == Mode.ARMED
+    assert bench.ask(Wish.START) == Mode.ARMED
+    bench.action = DOWN
+    bench.run(10)
+    bench.action = None
+    bench.run(30)
+    assert bench.ask(Wish.START) == Mode.ARMED, "what it said last is too old"
+
+
+def test_a_silent_policy_is_held_and_then_a_latched_stop(bench: Bench) -> None:
+    bench.moving()
+    bench.action, silent = None, len(bench.sent)
+    bench.run(35)
+    assert bench.mode == Mode.RUNNING
+    bench.run(20)
+    assert bench.mode == Mode.ESTOP and "observation is 0.5" in bench.fault
+    rest = np.stack(bench.sent[silent + 60 // 2 :])
+    assert np.ptp(rest[10:], axis=0).max() < 0.02, "held from 0.2 s on"
+    bench.action = DOWN
+    bench.run(20)
+    for wish in (Wish.ARM, Wish.START):
+        assert bench.ask(wish) == Mode.ESTOP, "a new command does not clear it"
+    assert bench.ask(Wish.RESET) == Mode.IDLE and not bench.fault
+    bench.moving()
+    within(bench.sent[:silent])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_action_that_is_not_a_number_stops_the_arm(bench: Bench, bad: float) -> None:
+    bench.moving()
+    bench.action = np.array([0.0, bad, 0.0, 1.0])
+    bench.run(60)
+    assert bench.mode == Mode.ESTOP and "finite" in bench.fault
+    within(bench.sent)
+    assert np.ptp(np.stack(bench.sent[-5:]), axis=0).max() == 0
+
+
+def test_a_stop_button_works_in_every_mode_and_waits_for_rest(bench: Bench) -> None:
+    bench.moving()
+    assert bench.ask(Wish.ESTOP) == Mode.ESTOP
+    assert bench.ask(Wish.RESET) == Mode.ESTOP, "still moving"
+    bench.run(60)
+    assert bench.ask(Wish.RESET) == Mode.IDLE
+    within(bench.sent)
+
+
+def test_a_broken_wire_is_latched_with_its_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, fails_at=0.5)
+    bench.moving()
+    assert bench.mode == Mode.ESTOP and "wire is broken" in bench.fault
+    assert bench.ask(Wish.RESET) == Mode.ESTOP
+
+
+def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    good = Bench(tmp_path / "good", delay=0.03, lost=0.2, noise=1e-4)
+    good.moving()
+    assert good.mode == Mode.RUNNING, good.fault
+    bad = Bench(tmp_path / "bad", delay=0.15)
+    bad.run(30)
+    assert bad.mode == Mode.ESTOP and "last seen" in bad.fault
+
+
+def follower(blend: int = 2) -> Follower:
+    class Sum:
+        """A controller whose joint target is the sum of its actions."""
+
+        def begin(self, q: Floats, width: Floats) -> dict[str, Floats]:
+            return {"q": q}
+
+        def __call__(
+            self, action: Floats, q: Floats, reference: dict[str, Floats]
+        ) -> tuple[Floats, Floats, dict[str, Floats]]:
+            target = reference["q"] + action
+            return target, np.zeros(1), {"q": target}
+
+    made = Follower(Sum(), dt=1.0, blend=blend)
+    made.begin(np.zeros(1), 0.0, now=10.0)
+    return made
+
+
+def targets(
+    made: Follower, times: list[float], before: Callable[[float], None] | None = None
+) -> list[float]:
+    out, seen = np.zeros(1), []
+    for now in times:
+        if before is not None:
+            before(now)
+        made(np.zeros(1), now, out)
+        seen.append(float(out[0]))
+    return seen
+
+
+def test_the_clock_says_which_action() -> None:
+    made = follower()
+    made.take(Chunk(np.array([[1.0], [10.0], [100.0]]), start=9.0, seen=8.5))
+    # The chunk began a second before we did: its first action is over, 10 and 100 are left.
+    assert targets(made, [10.0, 10.5, 11.0, 11.5, 12.0]) == [0, 5, 10, 60, 110]
+    assert made.starved and targets(made, [12.9]) == [110], "nothing left: it stays"
+
+
+def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> None:
+    made = follower(blend=2)
+    made.take(Chunk(np.full((9, 1), 3.0), start=10.0, seen=9.9))
+    newer = Chunk(np.arange(0.0, 90, 10)[:, None], start=10.0, seen=10.1)
+    steps = targets(
+        made, [10.0, 11.0, 12.0, 13.0, 14.0, 15.0], lambda t: made.take(newer) if t == 12 else None
+    )
+    # Step 12 is the newer chunk's third action, 20: blended 1/3 and 2/3, then it alone.
+    moves = np.diff([*steps, targets(made, [16.0])[0]])
+    assert moves.tolist() == pytest.approx(
+        [3, 3, 2 / 3 * 3 + 1 / 3 * 20, 1 / 3 * 3 + 2 / 3 * 30, 40, 50]
+    )
+    made.take(Chunk(np.zeros((9, 1)), start=10.0, seen=9.0))
+    assert made.seen == 10.1, "an older chunk that comes late is not followed"
