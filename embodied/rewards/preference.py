@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Config:
     """`leaf`: what is scored, an observation's name (null: a drawing of the world, `size` pixels a
-    side); `picture`: what a judge that looks is shown (null: the drawing).
+    side), of its numbers `only` those with these names (empty: all); `picture`: what a judge that
+    looks is shown (null: the drawing).
 
     `pairs` are asked every `every` environment steps, of the `recent` newest sights, until there
     are `labels`; a session with more than `ties` of ties is the last one. `choose`
@@ -51,6 +52,7 @@ class Config:
 
     judge: Node
     leaf: str | None = None
+    only: tuple[str, ...] = ()
     size: int = 64
     picture: str | None = None
     every: int = 1000
@@ -78,7 +80,10 @@ class Preference:
         self.judge: Judge = build(config.judge, seed=seed)
         self.sight = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
-        self.ranker = Ranker(_leaf(config, spec), config.fit, device, seed)
+        leaf = _leaf(config, spec)
+        self.columns = _columns(config, leaf)
+        shape = leaf.shape if self.columns is None else (len(self.columns),)
+        self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
         self.random = torch.Generator().manual_seed(seed)
         self.album = Album(config.memory)
         self.zero, self.scale = 0.0, 1.0
@@ -97,7 +102,9 @@ class Preference:
         numbers = rows[f"next_obs/{NUMBER}"].cpu()
         self.album.reward[numbers % self.album.capacity] = rows["reward"].cpu()
         if len(self.ranker):
-            self.album.scores[numbers] = self.ranker.score(self.album.take(numbers)[self.sight])
+            self.album.scores[numbers] = self.ranker.score(
+                self.view(self.album.take(numbers)[self.sight])
+            )
         before, self.steps = self.steps, self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.done and len(self.ranker) < self.config.labels:
@@ -111,7 +118,9 @@ class Preference:
         if found is not None:
             self.metrics |= self.ranker.learn(found)
             held = self.album.reached()
-            self.album.scores[held] = self.ranker.score(self.album.take(held)[self.sight])
+            self.album.scores[held] = self.ranker.score(
+                self.view(self.album.take(held)[self.sight])
+            )
             self.measure(self.album.scores[held])
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
@@ -122,7 +131,9 @@ class Preference:
         many = 10 * some if disputed else some
         drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
         if disputed:
-            one, two = (self.ranker.each(self.album.take(side)[self.sight]) for side in drawn)
+            one, two = (
+                self.ranker.each(self.view(self.album.take(side)[self.sight])) for side in drawn
+            )
             doubt = (two - one).sigmoid().std(0)
             drawn = drawn[:, doubt.argsort(descending=True)[:some]]
         return drawn[0], drawn[1]
@@ -138,7 +149,8 @@ class Preference:
         if not len(index):
             return None
         target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        return first[self.sight][index], second[self.sight][index], target
+        seen = (self.view(side[self.sight][index]) for side in (first, second))
+        return (*seen, target)
 
     def _evidence(self, side: Tensors) -> Tensors:
         if self.judge.looks:
@@ -157,6 +169,10 @@ class Preference:
         counts = {name: getattr(ledger, name) for name in ("asked", "tied", "abstained", "tokens")}
         self.metrics |= {name: torch.tensor(float(count)) for name, count in counts.items()}
 
+    def view(self, sights: Tensor) -> Tensor:
+        """What is scored of sights [n, ...]."""
+        return sights if self.columns is None else sights[:, self.columns]
+
     def measure(self, scores: Tensor) -> None:
         """Take zero and unit of the reward from scores [N]."""
         self.scale = max(float(scores.std()), 1e-3)
@@ -170,7 +186,7 @@ class Preference:
         if number in rows:
             scores = self.album.scores[rows[number].cpu()]
         elif sight in rows:
-            scores = self.ranker.score(rows[sight])
+            scores = self.ranker.score(self.view(rows[sight]))
         else:
             raise ConfigError(f"these rows show no {self.sight}, which the reward was fitted to")
         return ((scores - self.zero) / self.scale).to(rows["reward"].device)
@@ -202,7 +218,7 @@ class Preference:
             raise ConfigError(f"the judge gave no label ({self.done or 'it always abstained'})")
         self.ranker.learn(labels)
         checks = gather(ask(apart), max(20, self.config.labels // 5), self.config.pairs)
-        scores = self.ranker.score(rows[self.sight])
+        scores = self.ranker.score(self.view(rows[self.sight]))
         self.measure(scores)
         tested = apart_of(rows | {"score": scores}, apart)
         return {
@@ -237,3 +253,12 @@ def _leaf(config: Config, spec: Spec) -> Leaf:
     if config.leaf not in spec.obs:
         raise ConfigError(f"this world has no {config.leaf}{nearest(config.leaf, spec.obs)}")
     return spec.obs[config.leaf]
+
+
+def _columns(config: Config, leaf: Leaf) -> Tensor | None:
+    """Where the numbers are that count; None: all do."""
+    for name in config.only:
+        if name not in leaf.names:
+            shown = "the drawing" if config.leaf is None else config.leaf
+            raise ConfigError(f"{shown} has no number {name}{nearest(name, leaf.names)}")
+    return torch.tensor([leaf.names.index(name) for name in config.only]) if config.only else None

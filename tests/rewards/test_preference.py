@@ -223,6 +223,21 @@ def test_a_leaf_that_is_not_there_is_said() -> None:
         ready(Reach(), leaf="staet")
 
 
+def test_only_what_was_named_counts() -> None:
+    env = Reach()
+    env.spec = Spec({"state": Leaf((2,), names=("x", "y"))}, env.spec.act, dt=0.1)
+    reward, watched = ready(env, every=40, pairs=20, only=("y",))
+    _, tape = play(reward, watched, 10, watched.reset(0))
+    rows = {key: value for key, value in tape[0].items() if NUMBER not in key}
+    before = reward(rows)
+    rows["next_obs/state"] = rows["next_obs/state"] * torch.tensor([-3.0, 1.0])
+    assert reward(rows).equal(before)
+    rows["next_obs/state"] = rows["next_obs/state"] * torch.tensor([1.0, -3.0])
+    assert not reward(rows).equal(before)
+    with pytest.raises(ConfigError, match=r"state has no number z \(known: x, y\)"):
+        ready(env, only=("z",))
+
+
 def recording(episodes: int = 80, steps: int = 12) -> Episodes:
     """Points that walk towards the origin, some faster; the reward is minus the distance."""
     random = torch.Generator().manual_seed(0)
