@@ -27,11 +27,12 @@ from embodied.core.tensors import Tensors
 from embodied.foundation.endpoint import open_chat
 from embodied.rewards.annotator import Annotator, Label, Question
 from embodied.rewards.caption_models import Classification, Hash, Ranking, Worth
+from embodied.rewards.ledger import Ledger
 from embodied.rewards.reading import VERSION, Reader
 from embodied.rewards.told import TIMES, told
 from embodied.rewards.watched import CAPTION, Captions
 
-NEVER = np.iinfo(np.int64).max
+MEASURED = 1000  # of the newest captions, against which a rank is measured
 KINDS: dict[str, type[Classification | Ranking]] = {
     "classification": Classification,
     "ranking": Ranking,
@@ -90,10 +91,9 @@ class Annotate:
         )
         self.model = _model(config, seed)
         self.random = np.random.default_rng(seed)
-        self.scores = torch.zeros(1, device=device)
-        self.visits = np.zeros(0, np.int64)
-        self.due = np.zeros(0, np.int64)  # visits at which a caption is asked about (again)
-        self.labelled = np.zeros(0, np.bool_)
+        self.scores = torch.zeros(1, device=device)  # of captions by number; the empty one has none
+        self.current = torch.ones(1, dtype=torch.bool, device=device)
+        self.ledger = Ledger()
         self.said: dict[str, float] = {"labels": 0, "abstained": 0, "helpful": 0}
         self.learned: dict[str, Tensor] = {}
         self.intrinsic = torch.zeros((), device=device)
@@ -106,14 +106,13 @@ class Annotate:
     def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count captions, and ask about those that are due."""
         numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
-        self._room(int(numbers.max()) + 1)
-        np.add.at(self.visits, numbers, 1)
+        self.ledger.count(numbers)
         if self.config.stride > 1:
             numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
         self.clock += 1
-        due = np.unique(numbers[(self.visits[numbers] >= self.due[numbers]) & (numbers > 0)])
-        if len(due):
-            self._submit([question for number in due for question in self._questions(int(number))])
+        questions = [one for number in self.ledger.wanted(numbers) for one in self._asked(number)]
+        for question in self.annotator.submit(questions) if questions else ():
+            self.ledger.again(self.captions.of(question[0]))
 
     def at(self, step: int) -> None:
         """Take what was answered since, before rows are rewarded."""
@@ -127,8 +126,7 @@ class Annotate:
     def terms(self, rows: Tensors) -> dict[str, Tensor]:
         """What the world pays and what captions pay, [N] each."""
         numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
-        self._scored()
-        bonus = self.scores[numbers] / times.clamp(min=1).float() ** self.config.beta
+        bonus = self.worths(numbers) / times.clamp(min=1).float() ** self.config.beta
         own = self.config.own * rows["reward"]
         return {"world": own, "captions": self.config.weight * bonus}
 
@@ -136,11 +134,10 @@ class Annotate:
         """Nothing is learned from rows; how the annotation stands."""
         self._take()
         annotator, said = self.annotator, self.said
-        known = float(self.visits[1:].sum())
         facts = {
-            "coverage": float(self.visits[self.labelled].sum()) / known if known else 0.0,
+            "coverage": self.ledger.coverage,
             "captions": len(self.captions) - 1,
-            "queue": len(annotator.questions()),
+            "queue": annotator.pending,
             "asked": annotator.asked,
             "dropped": annotator.dropped,
             "failed": annotator.failed,
@@ -153,30 +150,19 @@ class Annotate:
         metrics = {name: torch.tensor(float(value)) for name, value in facts.items()}
         return metrics | self.learned | {"intrinsic": self.intrinsic}
 
-    def _questions(self, number: int) -> list[Question]:
-        """What to ask about a caption; it is not due again before there is an answer."""
+    def _asked(self, number: int) -> list[Question]:
+        """What to ask about a caption."""
         text = self.captions.texts[number]
-        self.due[number] = NEVER
+        self.ledger.asked(number)
         if self.config.model != "ranking":
             return [(text,)]
-        others = np.flatnonzero(self.visits[1:]) + 1
-        others = others[others != number]
+        others = self.ledger.others(number)
         if not len(others):
-            self.due[number] = 2 * self.visits[number]
+            self.ledger.again(number)
             return []
         count = min(self.config.partners, len(others))
         chosen = self.random.choice(others, count, replace=False)
         return [(text, self.captions.texts[int(other)]) for other in chosen]
-
-    def _submit(self, questions: list[Question]) -> None:
-        for question in self.annotator.submit(questions):
-            self._again(question)
-
-    def _again(self, question: Question) -> None:
-        """Nothing was said of a caption: it is due again when it came up twice as often."""
-        number = self.captions.of(question[0])
-        if not self.labelled[number]:
-            self.due[number] = 2 * max(int(self.visits[number]), 1)
 
     def _take(self) -> None:
         while self.config.synchronous and self.annotator.work():
@@ -194,33 +180,32 @@ class Annotate:
         if useful:
             questions, values = zip(*useful, strict=True)
             self.learned |= self.model.learn(questions, values)
-            self.model.settle(self.captions.texts[1:])
-            self.scores = self.scores[:1]
+            self.model.settle(self.captions.texts[1:][-MEASURED:])
+            self.current[1:] = False
 
     def _settle(self, label: Label) -> None:
         if label.value is None:
             self.said["abstained"] += 1
-            self._again(label.question)
+            self.ledger.again(self.captions.of(label.question[0]))
             return
         self.said["labels"] += 1
         self.said["helpful"] += label.value
         for text in label.question:
-            number = self.captions.of(text)
-            self.labelled[number], self.due[number] = True, NEVER
+            self.ledger.settled(self.captions.of(text))
 
-    def _scored(self) -> None:
-        """A worth for every caption there is; the empty one has none."""
-        if (known := len(self.scores)) < len(self.captions):
-            more = self.model(self.captions.texts[known:]).to(self.device)
-            self.scores = torch.cat([self.scores, more])
-
-    def _room(self, count: int) -> None:
-        """Counters for `count` captions."""
-        if count > len(self.visits):
-            more = 2 * count - len(self.visits)
-            self.visits = np.append(self.visits, np.zeros(more, np.int64))
-            self.due = np.append(self.due, np.ones(more, np.int64))
-            self.labelled = np.append(self.labelled, np.zeros(more, np.bool_))
+    def worths(self, numbers: Tensor) -> Tensor:
+        """What captions are worth by the newest labels, [N] of their numbers [N]; only those asked
+        for are looked at, since a world that describes itself has no end of them."""
+        if (more := len(self.captions) - len(self.scores)) > 0:
+            self.scores = torch.cat([self.scores, self.scores.new_zeros(more)])
+            self.current = torch.cat([self.current, self.current.new_zeros(more)])
+        stale = numbers.unique()
+        stale = stale[~self.current[stale]]
+        if len(stale):
+            texts = [self.captions.texts[number] for number in stale.tolist()]
+            self.scores[stale] = self.model(texts).to(self.device)
+            self.current[stale] = True
+        return self.scores[numbers]
 
     def _write(self, labels: list[Label]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -235,27 +220,27 @@ class Annotate:
         self._take()
         return {
             "captions": self.captions.get_state(),
-            "visits": torch.from_numpy(self.visits.copy()),
-            "due": torch.from_numpy(self.due.copy()),
-            "labelled": torch.from_numpy(self.labelled.copy()),
+            "ledger": self.ledger.get_state(),
             "model": self.model.get_state(),
             "waiting": [list(question) for question in self.annotator.questions()],
             "said": dict(self.said),
             "random": json.dumps(self.random.bit_generator.state),
             "clock": self.clock,
             "scores": self.scores.clone(),
+            "current": self.current.clone(),
             "learned": dict(self.learned),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.annotator.stop()
+        self.annotator.forget()
         self.captions.set_state(state["captions"])
-        self.visits, self.due = state["visits"].numpy().copy(), state["due"].numpy().copy()
-        self.labelled = state["labelled"].numpy().copy()
+        self.ledger.set_state(state["ledger"])
         self.model.set_state(state["model"])
         self.said, self.clock = dict(state["said"]), state["clock"]
         self.random.bit_generator.state = json.loads(state["random"])
-        self.scores, self.learned = state["scores"].to(self.device), dict(state["learned"])
+        self.scores = state["scores"].to(self.device).clone()
+        self.current = state["current"].to(self.device).clone()
+        self.learned = dict(state["learned"])
         self.annotator.submit([tuple(question) for question in state["waiting"]])
 
 

@@ -98,6 +98,13 @@ class Annotator:
             self.waiting.extend(reversed(self.asking))
             self.asking = []
 
+    def forget(self) -> None:
+        """Ask no more, and drop what waits and what was answered."""
+        self.stop()
+        with self.lock:
+            self.waiting.clear()
+            self.done = []
+
     def work(self) -> bool:
         """Ask one batch here and now; False when there is nothing to ask."""
         return self._ask(self.turn, aside=False)
@@ -109,6 +116,12 @@ class Annotator:
             thread.join(timeout)
         with self.lock:
             return not self.waiting and not self.asking
+
+    @property
+    def pending(self) -> int:
+        """How many questions wait or are out."""
+        with self.lock:
+            return len(self.waiting) + len(self.asking)
 
     def questions(self) -> list[Question]:
         """All that wait for an answer, the oldest first."""

@@ -31,7 +31,7 @@ class Worth(Protocol):
         ...
 
     def settle(self, captions: Sequence[str]) -> None:
-        """All captions that have been met: what a worth is measured against."""
+        """Captions that have been met: what a worth is measured against."""
         ...
 
     def __call__(self, captions: Sequence[str]) -> Tensor:

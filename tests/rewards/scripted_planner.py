@@ -23,7 +23,7 @@ import torch
 
 from embodied.foundation.chat import Message
 from embodied.foundation.endpoint import Config, Endpoint
-from embodied.rewards.beacons import ROLE, SCHEMA
+from embodied.rewards.subgoals import ROLE, SCHEMA
 from envs.minigrid_beacons import asked
 from envs.minigrid_text import COLOURS, KIND
 

@@ -216,7 +216,7 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
         if not torch.equal(one, two):
             assert one.ndim == 0  # counts of calls and seconds are of the process
     assert again.captions.texts == reward.captions.texts
-    assert again.labelled.tolist() == reward.labelled.tolist()
+    assert again.ledger.labelled.tolist() == reward.ledger.labelled.tolist()
     assert torch.equal(again.scores, reward.scores)
 
 
