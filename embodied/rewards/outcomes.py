@@ -93,10 +93,10 @@ def split(whole: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]
     won = torch.unique(whole.episode[whole.label > 0])
     every = torch.unique(whole.episode)
     others = every[~torch.isin(every, won)]
-    if len(won) < 4:
+    if len(won) < 2:
         raise ConfigError(
             f"{len(won)} successful episodes are too few to learn from and to calibrate with: "
-            "at least 4"
+            "at least 2"
         )
     random = torch.Generator().manual_seed(seed)
     held = torch.cat([_some(won, share, random), _some(others, share, random)])

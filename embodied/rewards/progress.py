@@ -124,11 +124,15 @@ class Progress(nn.Module):
 
     def __call__(self, rows: Tensors) -> Tensor:
         """The world's own reward and the shaping of rows with `discount` (0 at a true end), [N]."""
+        terms = self.terms(rows)
+        return terms["world"] + terms["progress"]
+
+    def terms(self, rows: Tensors) -> Tensors:
+        """Both parts, [N]."""
         before = self.potential(tt.under(rows, "obs"))
         after = self.potential(tt.under(rows, "next_obs"))
-        return rows["reward"] + self.config.scale * SHAPINGS[self.config.shaping](
-            before, after, rows["discount"]
-        )
+        shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
+        return {"world": rows["reward"], "progress": self.config.scale * shaping}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Fitted once: there is nothing more to learn."""

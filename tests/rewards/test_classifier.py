@@ -259,8 +259,8 @@ def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], messa
 
 
 def test_too_few_successes_are_refused(tmp_path: Path) -> None:
-    few = record(tmp_path / "few", 3, won=True, seed=0)
-    with pytest.raises(ConfigError, match="3 successful episodes are too few"):
+    few = record(tmp_path / "few", 1, won=True, seed=0)
+    with pytest.raises(ConfigError, match="1 successful episodes are too few"):
         made(tmp_path / "run", data=few)
 
 
