@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from embodied.rewards.bradley_terry import Fit
 from embodied.rewards.preference import Config, Preference
 from embodied.rewards.taught import agreement, drawn, rank_correlation, split
 from embodied.rewards.watched import PICTURE
+from tests.foundation.server import says, serving
 from tests.worlds import Config as CounterConfig
 from tests.worlds import Counter, Reach
 
@@ -216,6 +219,34 @@ def test_pictures_are_seen_by_the_reward_alone() -> None:
     _, tape = play(reward, env, 15, obs)
     assert len(reward.ranker) == 20
     assert reward(tape[0]).abs().sum() > 0
+
+
+def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    with serving(says('{"nearer": "first"}')) as server:
+        chat = {
+            "_target_": "embodied.foundation.endpoint.Endpoint",
+            "url": server.url,
+            "model": "m",
+            "cache": str(tmp_path / "cache.jsonl"),
+            "limits": {"calls": 9},
+        }
+        judge = {
+            "_target_": "embodied.rewards.judges.VisionLanguage",
+            "goal": "go to the middle",
+            "swap": False,
+            "chat": chat,
+        }
+        reward, env = ready(Drawn(), size=32, every=20, pairs=20, judge=judge, ties=1.0)
+        with caplog.at_level(logging.WARNING):
+            _, tape = play(reward, env, 15, env.reset(0))
+    assert reward.done == f"the budget of 9 calls to {server.url} is spent"
+    assert len(server.asked) == 9
+    assert len(reward.ranker) > 0
+    assert reward(tape[-1]).isfinite().all()
+    assert sum("is spent" in record.message for record in caplog.records) == 1  # one clear line
 
 
 def test_a_leaf_that_is_not_there_is_said() -> None:
