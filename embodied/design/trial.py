@@ -92,6 +92,7 @@ class Trials:
             *self.words,
             "reward=program",
             f"reward.file={job.program}",
+            f"reward.every={max(1, self.budget.steps // (2 * POINTS))}",
             f"seed={job.seed}",
             f"steps={job.steps}",
             f"eval_every={self.budget.eval_every}",

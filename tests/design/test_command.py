@@ -13,8 +13,8 @@ from embodied.design.ledger import Ledger
 from embodied.design.trial import Budget, Job, Trials, thinned
 
 LEARN = (
-    "learn=[policy=normal,learner=ppo,env.num_envs=16,learner.horizon=16,learner.epochs=1,"
-    "log_every=256,eval.episodes=8,eval.num_envs=8]"
+    "learn=policy=normal learner=ppo env.num_envs=16 learner.horizon=16 learner.epochs=1 "
+    "log_every=256 eval.episodes=8 eval.num_envs=8"
 )
 
 

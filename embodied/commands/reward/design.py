@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from embodied.commands import add_overrides, require_at_least, take
@@ -18,6 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         '  embodied reward design "move the tool to the green ball" env=fr3_reach\n'
         '  embodied reward design "push the cube onto the disc" env=fr3_push designer=eureka \\\n'
         "      chat=endpoint chat.url=http://127.0.0.1:8000/v1 chat.model=NAME budget.workers=4\n"
+        '  embodied reward design "swing up" env=pendulum learn="experiment=pendulum_ppo"\n'
         "  embodied reward design resume=outputs/design-fr3_reach-grammar-0"
     )
 
@@ -64,11 +66,14 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     """The settings, and the words of the world for training."""
     from embodied.compose import compose
 
+    learn, words = take(words, "learn")
     said = [word for word in words if "=" not in word]
     if len(said) > 1:
         raise ConfigError(f'the task is one sentence in quotes; "{said[1]}" came after it')
     made = compose("design", [word for word in words if word not in said], folders)
     node, choices = made.node, made.choices
+    if learn is not None:
+        node["learn"] = shlex.split(learn)
     if said:
         node["sentence"] = said[0]
     node["sentence"] = node["sentence"] or node["env"].get("text") or _own_sentence(node["env"])
