@@ -21,24 +21,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core import parallel
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.calibration import Calibration
-from embodied.rewards.outcomes import Labelled, Training, labelled
+from embodied.rewards.newest import Newest
+from embodied.rewards.outcomes import Labelled, Training, labelled, with_successes
 from embodied.rewards.seeing import require_seen
 from embodied.rewards.success import fingerprint, learn, made, read, read_card, write
 from embodied.rewards.watched import PICTURE, pictured
+
+LEAST_OWN = 16  # moments of the policy's own, before they say anything
 
 
 @dataclass(frozen=True)
 class Config:
     """`trained`: a folder that `embodied reward classifier` wrote (None: trained when the reward is
     made, from the datasets `data`). Every `refit_every` updates of the learner (0: never) it learns
-    `refit_updates` more with up to `own` moments of the policy's as negatives. Of the last `watch`
-    ends of episodes without success, a share above `limit` that passes for success is warned of."""
+    `refit_updates` more with up to `own` moments of the policy's as negatives, and (`marked`) ends
+    of episodes that the world, or a person at it, marks as success as positives. Of the last
+    `watch` ends of episodes without success, a share above `limit` that passes for success is
+    warned of."""
 
     data: str | tuple[str, ...] | None = None
     trained: str | None = None
@@ -46,6 +52,7 @@ class Config:
     refit_every: int = 1000
     refit_updates: int = 100
     own: int = 4096
+    marked: bool = False
     watch: int = 100
     limit: float = 0.05
 
@@ -59,6 +66,8 @@ class Classifier:
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
         self.config, self.device, self.folder = config, device, folder
+        if parallel.world() > 1 and config.refit_every:
+            raise ConfigError("processes would each learn a reward of their own: refit_every=0")
         self.data: Labelled | None = None
         self.sources: tuple[str, ...] = ()
         self.seed = seed
@@ -68,8 +77,8 @@ class Classifier:
             self._read(Path(config.trained))
         require_seen(self.leaves, spec)
         self.net.to(device).eval()
-        self.own: Tensors = {}
-        self.seen = self.updates = 0
+        self.own, self.won = Newest(config.own), Newest(config.own)
+        self.updates = 0
         self.mistakes: list[bool] = []
         self.warned = 0
 
@@ -93,12 +102,16 @@ class Classifier:
         """Keep moments after which the world went on; count what passed for success and was not."""
         following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
         going = (rows["discount"] > 0).nonzero().flatten()
-        if self.config.refit_every:
-            self._remember(tt.take(following, going))
+        if self.config.refit_every and len(going):
+            self.own.push(tt.take(following, going))
         ended = step.ended.to(who.device)[who]
         if "success" not in step.log or not bool(ended.any()):
             return
-        failed = (ended & ~step.log["success"].to(who.device)[who].bool()).nonzero().flatten()
+        success = step.log["success"].to(who.device)[who].bool()
+        won = (ended & success).nonzero().flatten()
+        if self.config.marked and len(won):
+            self.won.push(tt.take(following, won))
+        failed = (ended & ~success).nonzero().flatten()
         if len(failed):
             p = self.probability(tt.take(following, failed))
             self.mistakes += (p > self.calibration.threshold).tolist()
@@ -119,16 +132,19 @@ class Classifier:
             "module": self.net.state_dict(),
             "calibration": asdict(self.calibration),
             "version": self.version,
-            "own": self.own,
-            "counts": [self.seen, self.updates, self.warned],
+            "own": self.own.get_state(),
+            "won": self.won.get_state(),
+            "counts": [self.updates, self.warned],
             "mistakes": list(self.mistakes),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["module"])
         self.calibration = Calibration(**state["calibration"])
-        self.version, self.own = state["version"], state["own"]
-        self.seen, self.updates, self.warned = state["counts"]
+        self.version = state["version"]
+        self.own.set_state(state["own"])
+        self.won.set_state(state["won"])
+        self.updates, self.warned = state["counts"]
         self.mistakes = list(state["mistakes"])
 
     def _begin(self) -> None:
@@ -166,23 +182,13 @@ class Classifier:
         }
         write(self.folder / name, self.net, self.leaves, self.calibration, facts)
 
-    def _remember(self, moments: Tensors) -> None:
-        """The newest ones."""
-        size = self.config.own
-        count = min(tt.length(moments), size)
-        at = (self.seen + torch.arange(count)) % size
-        for name, value in moments.items():
-            if name not in self.own:
-                self.own[name] = torch.zeros(size, *value.shape[1:], dtype=value.dtype)
-            self.own[name][at] = value[:count].cpu()
-        self.seen += count
-
     def _refit(self) -> None:
         assert self.data is not None, "refits keep the datasets"
-        own = {name: value[: min(self.seen, self.config.own)] for name, value in self.own.items()}
+        data = with_successes(self.data, self.won.kept())
+        own = self.own.kept() if self.own.seen >= LEAST_OWN else {}
         with torch.random.fork_rng(devices=[]):
             net, count = self.net.cpu(), self.config.refit_updates
-            self.calibration = learn(net, self.data, own, self.how, count, self.seed, self.version)
+            self.calibration = learn(net, data, own, self.how, count, self.seed, self.version)
         self.net.to(self.device)
         self.version += 1
         self._write("newest")

@@ -88,6 +88,18 @@ def _labels(
     return Labelled(moments, success.float(), episode + first).at(kept)
 
 
+def with_successes(whole: Labelled, moments: Tensors) -> Labelled:
+    """The same and `moments` (leaves [M, ...]; none: {}) of success, each an episode of its own."""
+    if not moments:
+        return whole
+    count = tt.length(moments)
+    return Labelled(
+        tt.cat([whole.moments, moments]),
+        torch.cat([whole.label, torch.ones(count)]),
+        torch.cat([whole.episode, int(whole.episode.max()) + 1 + torch.arange(count)]),
+    )
+
+
 def split(whole: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
     """Training and held-out moments; an episode is in one of them. Both hold successes."""
     won = torch.unique(whole.episode[whole.label > 0])

@@ -17,6 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.calibration import calibrate, coolest, reliability, threshold_for
 from embodied.rewards.classifier import Classifier
+from embodied.rewards.newest import Newest
 from embodied.rewards.outcomes import Training, labelled, split
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -197,7 +198,28 @@ def test_the_policys_own_moments_become_negatives_and_a_new_version(
 def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> None:
     reward = made(tmp_path, data=data, refit_every=9, own=8)
     reward.note(rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False]))
-    assert reward.seen == 1 and float(reward.own["state"][0, 0]) == pytest.approx(0.3)
+    assert reward.own.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
+    assert reward.won.seen == 0
+
+
+def test_marked_successes_are_learned(tmp_path: Path, data: list[str]) -> None:
+    """A success that looks like none in the datasets pays once it was marked a few times."""
+    reward = made(tmp_path, data=data, refit_every=1, refit_updates=300, marked=True)
+    odd = rows([-2.0] * 20, [0.0] * 20)
+    assert not reward(odd).any()
+    reward.note(odd, torch.arange(20), ended([True] * 20, [True] * 20))
+    reward.update(odd)
+    assert (reward(odd) == 1).all() and not reward(rows([0.4], [0.0])).any()
+
+
+def test_the_newest_moments_stay() -> None:
+    ring = Newest(4)
+    for start in (0, 3, 6):
+        ring.push({"x": torch.arange(start, start + 3)})
+    assert sorted(ring.kept()["x"].tolist()) == [5, 6, 7, 8]
+    ring.push({"x": torch.arange(10, 20)})
+    assert sorted(ring.kept()["x"].tolist()) == [16, 17, 18, 19]
+    assert Newest(4).kept() == {}
 
 
 def test_mistakes_at_ends_are_counted_and_warned_of(

@@ -1,0 +1,38 @@
+"""Newest: the last moments that were seen, up to so many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.tensors import Tensors
+
+
+class Newest:
+    """A ring of `size` moments (leaves [N, ...]), on the CPU; `seen` counts all there ever were."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.seen = size, 0
+        self.ring: Tensors = {}
+
+    def push(self, moments: Tensors) -> None:
+        count = min(tt.length(moments), self.size)
+        at = (self.seen + torch.arange(count)) % self.size
+        for name, value in moments.items():
+            if name not in self.ring:
+                shape = (self.size, *value.shape[1:])
+                self.ring[name] = torch.zeros(shape, dtype=value.dtype)
+            self.ring[name][at] = value[len(value) - count :].cpu()
+        self.seen += count
+
+    def kept(self) -> Tensors:
+        """What is there, in no order; nothing at all until something was pushed."""
+        return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"ring": tt.each(self.ring, torch.clone), "seen": self.seen}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.ring, self.seen = tt.each(state["ring"], torch.clone), state["seen"]
