@@ -22,6 +22,7 @@ from embodied.rewards.simulated_reader import SimulatedReader
 from embodied.rewards.told import TIMES
 from embodied.rewards.watched import CAPTION
 from envs.minigrid import Config, MiniGrid
+from tests.foundation.server import says, serving
 
 JUDGE = {
     "_target_": "embodied.rewards.simulated_reader.SimulatedReader",
@@ -31,9 +32,10 @@ JUDGE = {
 
 def made(folder: Path, **settings: Any) -> Annotate:
     world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
+    judge = settings.pop("judge", {})
     node = {
         "_target_": "embodied.rewards.annotate.Annotate",
-        "judge": JUDGE | settings.pop("judge", {}),
+        "judge": judge if "_target_" in judge else JUDGE | judge,
         "synchronous": True,
         **settings,
     }
@@ -243,3 +245,23 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
         made(tmp_path, batch=0)
     with pytest.raises(ConfigError, match=r"reward\.goal"):
         made(tmp_path, goal="")
+
+
+def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
+    """Two captions are judged, the newest first; what is said of a third is no JSON, twice."""
+    with serving(says('{"1": "helpful", "2": "unhelpful"}'), says("It helps, I think.")) as server:
+        limits = {"retries": 0, "backoff": 0.001}
+        judge = {"_target_": "embodied.foundation.endpoint.Endpoint", "url": server.url}
+        node = {**judge, "model": "m", "cache": str(tmp_path / "chat.jsonl"), "limits": limits}
+        reward = made(tmp_path, judge=node)
+        noted(reward, rows_of(reward, ["you turn", "you unlocked the red door"], [1, 1]))
+        reward.at(0)
+        noted(reward, rows_of(reward, ["you wait"], [1]))
+        rows = rows_of(reward, ["you turn", "you unlocked the red door", "you wait"], [1, 1, 1])
+        metrics = reward.update(rows)
+        assert reward(rows).tolist() == pytest.approx([0.0, 0.1, 0.0])
+        assert float(metrics["labels"]) == 2 and float(metrics["failed"]) == 1
+        asked = server.asked[0]["messages"][-1]["content"]
+    text = asked if isinstance(asked, str) else asked[0]["text"]
+    assert text.startswith("Goal: open the door\n")
+    assert text.endswith("1. you unlocked the red door\n2. you turn")
