@@ -26,6 +26,8 @@ from embodied.rewards.factors import Factor
 from embodied.rewards.moments import Moments
 from embodied.rewards.seen import Seen
 
+TOP = 0.99  # the share of rows that are at most as good as what a cost of 0 stands for
+
 
 @dataclass(frozen=True)
 class Config:
@@ -34,7 +36,7 @@ class Config:
 
     Of every batch `rows` are compared, each with `rivals` others, in `rounds` steps, every `every`
     updates. `level` "cost" pays at most 0, so that lingering short of an end is never worth it;
-    "centred" has mean 0. `own`: the world's reward beside it.
+    "centred" has mean 0; both have deviation `weight`. `own`: the world's reward beside it.
     """
 
     factors: tuple[Node, ...]
@@ -46,6 +48,7 @@ class Config:
     rounds: int = 4
     every: int = 10
     level: Literal["cost", "centred"] = "cost"
+    weight: float = 1.0
     own: float = 0.0
 
 
@@ -68,7 +71,7 @@ class Heron:
         self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.spread = Moments(len(self.factors), device)
-        self.middle = torch.zeros(3, device=device)  # mean, deviation, highest of the scores
+        self.middle = torch.zeros(3, device=device)  # mean, deviation, top of the scores
         self.middle[1] = 1.0
         self.count = 0
         self.metrics: dict[str, Tensor] = {}
@@ -83,7 +86,8 @@ class Heron:
         learned = (self.score(rows) - zero) / std
         if self.config.level == "cost":
             learned = learned.clamp(max=0)
-        return {"own": self.config.own * rows["reward"], "preferred": learned}
+        own = self.config.own * rows["reward"]
+        return {"own": own, "preferred": self.config.weight * learned}
 
     def score(self, rows: Tensors) -> Tensor:
         """The model's own numbers [N]."""
@@ -135,11 +139,10 @@ class Heron:
 
     @torch.no_grad()
     def _settle(self, rows: Tensors) -> None:
-        """Where the reward's zero and unit are; moved slowly, since rows drift."""
+        """Where the reward's zero and unit are now: a preference model's own scale only grows."""
         scores = self.score(rows)
-        now = torch.stack([scores.mean(), scores.std().clamp(min=1e-3), scores.max()])
-        pace = 1.0 if self.count == 1 else 0.05
-        self.middle += pace * (now - self.middle)
+        std = scores.std(correction=0).clamp(min=1e-3)
+        self.middle.copy_(torch.stack([scores.mean(), std, scores.quantile(TOP)]))
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,149 @@
+"""Curiosity: novelty and surprise fade where an agent has been, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.rewards.icm import Icm
+from embodied.rewards.moments import Moments
+from embodied.rewards.rnd import Rnd
+from embodied.rewards.seen import Seen
+from tests.rewards.rows import SPEC, drawn, make, step
+
+RND = {"_target_": "embodied.rewards.rnd.Rnd", "own": 0.0, "hidden": [64, 64], "lr": 1e-3}
+ICM = {"_target_": "embodied.rewards.icm.Icm", "own": 0.0, "hidden": [64], "lr": 1e-3}
+
+
+def around(place: float, n: int = 128, seed: int = 0) -> Tensors:
+    """Rows that lead to places near (place, place)."""
+    generator = torch.Generator().manual_seed(seed)
+    near = place + 0.2 * torch.randn(n, 2, generator=generator)
+    return {**drawn(n, seed), "next_obs/other": near}
+
+
+def test_what_is_known_is_no_news() -> None:
+    """Both places are in the statistics; only one of them is visited again and again."""
+    reward, nobody = make(RND | {"leaves": ["other"]}), torch.zeros(128, dtype=torch.int64)
+    assert isinstance(reward, Rnd)
+    for place in (-1.0, 1.0):
+        reward.note(around(place), nobody, step(2))
+    before, elsewhere = reward(around(-1.0)).mean(), reward(around(1.0)).mean()
+    for seed in range(200):
+        reward.update(around(-1.0, seed=seed))
+    known, new = reward(around(-1.0, seed=999)).mean(), reward(around(1.0, seed=999)).mean()
+    assert known < 0.05 * before
+    assert new > 0.3 * elsewhere
+
+
+def test_the_target_is_not_learned() -> None:
+    reward = make(RND)
+    kept = [value.clone() for value in reward.target.state_dict().values()]
+    moved = [value.clone() for value in reward.predictor.state_dict().values()]
+    reward.update(drawn(64))
+    assert all(map(torch.equal, kept, reward.target.state_dict().values()))
+    assert not all(map(torch.equal, moved, reward.predictor.state_dict().values()))
+    assert not torch.equal(kept[0], moved[0])
+
+
+def test_the_bonus_is_divided_by_the_deviation_of_its_returns() -> None:
+    """Two worlds, three steps: running sums R <- 0.9 R + e, of each world on its own; their
+    deviation is the unit."""
+    reward, everyone = make(RND), torch.arange(2)
+    sums, seen = torch.zeros(2), []
+    for seed in range(3):
+        rows = drawn(2, seed)
+        reward.note(rows, everyone, step(2, ended=[True, False]))
+        sums = 0.9 * sums + reward.errors(rows).detach()
+        seen.append(sums.clone())
+    unit = torch.cat(seen).std(correction=0)
+    assert reward.spread.std.item() == pytest.approx(unit.item(), rel=1e-4)
+    rows = drawn(2, 9)
+    torch.testing.assert_close(reward(rows), reward.errors(rows).detach() / reward.spread.std)
+
+
+def test_a_share_of_the_rows_slows_the_predictor() -> None:
+    one, few = make(RND), make(RND | {"share": 0.1})
+    start = one.errors(drawn(256)).mean().item()
+    for seed in range(30):
+        one.update(drawn(32, seed))
+        few.update(drawn(32, seed))
+    assert one.errors(drawn(256)).mean() < few.errors(drawn(256)).mean() < start
+
+
+def caused(n: int, seed: int, law: float = 1.0) -> Tensors:
+    """The tool moves by `law` times the action; the goal moves by chance."""
+    rows = drawn(n, seed)
+    after = rows["obs/state"].clone()
+    after[:, :2] += law * rows["action"]
+    generator = torch.Generator().manual_seed(seed + 1)
+    after[:, 6:] += torch.randn(n, 3, generator=generator)
+    return {**rows, "next_obs/state": after}
+
+
+def test_an_unforeseen_outcome_is_a_surprise() -> None:
+    """What follows from actions is learned; the same actions with other outcomes are not."""
+    reward = make(ICM | {"leaves": ["state"]})
+    assert isinstance(reward, Icm)
+    reward.note(caused(512, 0), torch.zeros(512, dtype=torch.int64), step(2))
+    first = reward.update(caused(256, 0))
+    for seed in range(150):
+        last = reward.update(caused(256, seed))
+    assert last["inverse_loss"] < 0.3 * first["inverse_loss"]
+    usual, odd = reward(caused(512, 999)).mean(), reward(caused(512, 999, law=-3.0)).mean()
+    assert odd > 2 * usual
+
+
+def test_discrete_actions() -> None:
+    spec = replace(SPEC, act=Leaf((), "int64", 0, 3))
+    reward = make(ICM, spec)
+    which = torch.randint(4, (256,), generator=torch.Generator().manual_seed(0))
+    moves = torch.tensor([[0.0, 1.0], [0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])
+    rows = caused(256, 0) | {"action": which}
+    rows["next_obs/state"][:, :2] = rows["obs/state"][:, :2] + moves[which]
+    first = reward.update(rows)
+    for _ in range(120):
+        last = reward.update(rows)
+    assert last["inverse_loss"] < 0.5 * first["inverse_loss"]
+    assert reward(rows).shape == (256,)
+
+
+def test_a_chunk_of_actions_is_refused() -> None:
+    reward = make(ICM)
+    rows = drawn(4) | {"action": torch.zeros(4, 6)}
+    with pytest.raises(ConfigError, match=r"policy\.chunk=1"):
+        reward(rows)
+
+
+def test_running_moments_are_those_of_all_rows() -> None:
+    values = 5 + 2 * torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    moments = Moments(3)
+    for part in values.split([1, 9, 490, 500]):
+        moments.add(part)
+    torch.testing.assert_close(moments.mean.float(), values.mean(0))
+    torch.testing.assert_close(moments.std, values.std(0, correction=0))
+    assert Moments(2).std.tolist() == [1.0, 1.0]
+
+
+def test_all_kinds_of_observations_are_seen() -> None:
+    obs = {
+        "state": Leaf((3,)),
+        "front": Leaf((32, 48, 3), "uint8", 0, 255),
+        "cell": Leaf((2,), "uint8", 0, (3, 1), unit="symbol"),
+        "privileged/more": Leaf((5,)),
+    }
+    seen = Seen(obs, None)
+    assert seen.size == 3 + 3 * 16 * 16 + 4 + 2
+    rows = {f"obs/{name}": leaf.zeros(2) for name, leaf in obs.items()}
+    rows["obs/front"][1] = 255
+    numbers = seen(rows, "obs")
+    assert numbers.shape == (2, seen.size)
+    assert numbers[1, 3 : 3 + 768].unique().tolist() == [1.0]
+    assert Seen(obs, ("privileged/more",)).size == 5
+    with pytest.raises(ConfigError, match="no observation fornt"):
+        Seen(obs, ("fornt",))
