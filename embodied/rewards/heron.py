@@ -11,6 +11,7 @@ agrees with all of them: `accuracy`, measured on rows before they are learned fr
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,7 +148,7 @@ class Heron:
     def get_state(self) -> dict[str, Any]:
         return {
             "net": self.net.state_dict(),
-            "adam": self.adam.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
             "generator": self.generator.get_state(),
             "spread": self.spread.get_state(),
             "seen": self.seen.get_state(),

@@ -10,6 +10,7 @@ The bonus is divided by its running deviation, so that `weight` means the same i
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ class Icm:
     def get_state(self) -> dict[str, Any]:
         return {
             "nets": self.nets.state_dict(),
-            "adam": self.adam.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
             "spread": self.spread.get_state(),
             "seen": self.seen.get_state(),
         }

@@ -10,6 +10,7 @@ for both rewards.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ class Rnd:
         return {
             "target": self.target.state_dict(),
             "predictor": self.predictor.state_dict(),
-            "adam": self.adam.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
             "generator": self.generator.get_state(),
             "returns": self.returns.clone(),
             "spread": self.spread.get_state(),

@@ -1,0 +1,190 @@
+"""A mixture: sums and scales by hand; it is what its parts are; visits; the warning."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, allow
+from embodied.core.env import VecEnv
+from embodied.core.reward import Clocked, Kept, Noting, Watching
+from embodied.core.tensors import Tensors
+from embodied.rewards.mixed import Mixed, correlation
+from embodied.rewards.visits import VISITS, Visits
+from embodied.rewards.watched import pictured
+from tests.rewards.rows import SPEC, drawn, make, rows, state, step
+from tests.worlds import Config as CounterConfig
+from tests.worlds import Counter
+
+allow("tests")
+NEAR = {
+    "_target_": "embodied.rewards.summed.Summed",
+    "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
+    "own": 0.0,
+}
+RND = {"_target_": "embodied.rewards.rnd.Rnd", "own": 0.0, "hidden": [8]}
+
+
+class Looking:
+    """Watches pictures of the size that it is told."""
+
+    frozen = True
+    size = 4
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        return pictured(env, self.size)
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return rows["next_obs/privileged/picture"].float().flatten(1).mean(1)
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        return {}
+
+
+class Sharper(Looking):
+    size = 8
+
+
+def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> Mixed:
+    node = {"_target_": "embodied.rewards.mixed.Mixed", "terms": terms, **settings}
+    return make(node, folder=tmp_path)
+
+
+def test_weights_clips_and_thresholds_by_hand(tmp_path: Path) -> None:
+    """Distances 1, 3: w clip(d, 2) [d > 1.5] and 2 times the world's 0.5."""
+    terms = {"near": {"reward": NEAR, "weight": 10.0, "clip": 2.0, "threshold": 1.5}}
+    reward = mixed(tmp_path, terms, own=2.0)
+    now = torch.stack([state(1.0), state(3.0)])
+    assert reward(rows(now, now)).tolist() == [1.0, 21.0]
+    assert reward.frozen
+    assert set(reward.terms(rows(now, now))) == {"own", "near"}
+
+
+def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
+    """Distances 1, 3, 5: mean 3, deviation sqrt(8/3), all of it from `update`, none from a call."""
+    reward = mixed(tmp_path, {"near": {"reward": NEAR, "normalise": True}}, own=0.0)
+    now = torch.stack([state(1.0), state(3.0), state(5.0)])
+    batch = rows(now, now)
+    assert not reward.frozen
+    assert torch.equal(reward(batch), reward(batch)) and reward(batch).tolist() == [1.0, 3.0, 5.0]
+    metrics = reward.update(batch)
+    unit = (8 / 3) ** 0.5
+    torch.testing.assert_close(reward(batch), torch.tensor([-2.0, 0.0, 2.0]) / unit)
+    assert metrics["near"].item() == pytest.approx(0.0, abs=1e-6)
+    assert metrics["near_share"].item() == pytest.approx(2 / 3)
+    assert metrics["near_like_own"].item() == 0.0
+
+
+def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
+    plain = mixed(tmp_path, {"near": {"reward": NEAR}}, suspect=0)
+    assert plain.frozen
+    assert not isinstance(plain, Watching) and not isinstance(plain, Noting | Clocked)
+    learning = mixed(tmp_path, {"near": {"reward": NEAR}, "new": {"reward": RND}}, suspect=0)
+    assert not learning.frozen and isinstance(learning, Noting) and isinstance(learning, Kept)
+    scheduled = {
+        "_target_": "embodied.rewards.scheduled.Scheduled",
+        "function": "envs.quadrotor_reward.hover_rows",
+        "start": {"position": 1.0},
+    }
+    assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Clocked)
+    looking = {"reward": {"_target_": "tests.rewards.test_mixed.Looking"}}
+    assert isinstance(mixed(tmp_path, {"looks": looking}), Watching)
+
+
+def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
+    one = {"reward": {"_target_": "tests.rewards.test_mixed.Looking"}}
+    other = {"reward": {"_target_": "tests.rewards.test_mixed.Sharper"}}
+    world = Counter(CounterConfig())
+    same: Any = mixed(tmp_path, {"a": one, "b": one})
+    assert same.watch(world).depth == 1
+    different: Any = mixed(tmp_path, {"a": one, "b": other})
+    with pytest.raises(ConfigError, match=r"reward\.terms\.b looks at the world in another way"):
+        different.watch(world)
+
+
+def test_state_goes_on_exactly(tmp_path: Path) -> None:
+    terms = {"near": {"reward": NEAR, "normalise": True}, "new": {"reward": RND}}
+    one: Any = mixed(tmp_path, terms)
+    other: Any = mixed(tmp_path, terms)
+    everyone = torch.arange(2)
+    one.note(drawn(2), everyone, step(2, [True, False], [True, False]))
+    one.update(drawn(8))
+    other.set_state(one.get_state())
+    for reward in (one, other):
+        reward.note(drawn(2, 1), everyone, step(2, [True, True], [False, False]))
+        reward.update(drawn(8, 1))
+    assert torch.equal(one(drawn(8, 2)), other(drawn(8, 2)))
+    assert one.get_state()["record"] == other.get_state()["record"]
+    assert one.get_state()["record"]["won"] == [1.0, 0.0, 0.0]
+
+
+def test_a_term_that_goes_against_success_is_warned_about_once(tmp_path: Path) -> None:
+    """Episodes of one step; those that succeed are nearer, so distance goes against success."""
+    terms = {"far": {"reward": NEAR}, "near": {"reward": NEAR, "weight": -1.0}}
+    reward: Any = mixed(tmp_path, terms, report=4, suspect=2)
+    batch = rows(torch.stack([state(1.0), state(3.0)]), torch.stack([state(1.0), state(3.0)]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            reward.note(batch, torch.arange(2), step(2, [True, True], [True, False]))
+        assert not caught
+        for _ in range(9):
+            reward.note(batch, torch.arange(2), step(2, [True, True], [True, False]))
+    assert len(caught) == 1 and "term far was lower in episodes that succeeded" in str(
+        caught[0].message
+    )
+
+
+def test_correlation_by_hand() -> None:
+    assert correlation(torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 4, 6])).item() == 1.0
+    assert correlation(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 3, 2])).item() == 0.5
+    assert correlation(torch.ones(3), torch.tensor([1.0, 3, 2])).item() == 0.0
+
+
+class Circle(Counter):
+    """The number that is seen has only two values."""
+
+    def _obs(self) -> Tensors:
+        return {"state": (self.age % 2).float()[:, None]}
+
+
+def test_visits_are_counted_within_an_episode_of_each_row() -> None:
+    """0 1 0 1 0 ...: row 0 ends after 3 steps, row 1 after 5; each begins again at one visit."""
+    env = Visits(Circle(CounterConfig()))
+    assert env.reset()[VISITS].tolist() == [1, 1]
+    seen, ends = [], []
+    for _ in range(5):
+        result = env.step(torch.zeros(2, 1))
+        seen.append(result.next_obs[VISITS].tolist())
+        ends.append(result.obs[VISITS].tolist())
+    assert seen == [[1, 1], [2, 2], [2, 2], [1, 3], [2, 3]]
+    assert ends == [[1, 1], [2, 2], [1, 2], [1, 3], [2, 1]]
+
+
+def test_visits_go_on_exactly_and_hash_apart() -> None:
+    env, other = Visits(Circle(CounterConfig())), Visits(Circle(CounterConfig()))
+    env.reset()
+    for _ in range(4):
+        env.step(torch.zeros(2, 1))
+    other.set_state(env.get_state())
+    for _ in range(200):
+        one, two = env.step(torch.zeros(2, 1)), other.step(torch.zeros(2, 1))
+        assert torch.equal(one.next_obs[VISITS], two.next_obs[VISITS])
+    numbers = {"state": torch.arange(20_000.0).view(-1, 1) / 500}
+    long = Visits(Counter(CounterConfig(num_envs=20_000)))
+    assert len(long._hash(numbers).unique()) == 20_000
+
+
+def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
+    reward: Any = mixed(tmp_path, {"near": {"reward": NEAR, "decay": 2.0}}, own=0.0)
+    now = torch.stack([state(4.0), state(4.0)])
+    batch = rows(now, now) | {f"next_obs/{VISITS}": torch.tensor([1, 4])}
+    assert reward(batch).tolist() == [4.0, 0.25]
+    assert isinstance(reward, Watching)
+    assert VISITS in reward.watch(Counter(CounterConfig())).spec.obs
+    assert VISITS not in SPEC.obs
