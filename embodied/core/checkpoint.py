@@ -110,6 +110,11 @@ def load_policy(
     return policy.to(device).eval()
 
 
+def load_spec(path: Path | str) -> Spec:
+    """What the policy of a run or checkpoint folder was made for."""
+    return Spec.from_json(json.loads((find(path) / "spec.json").read_text()))
+
+
 def load_state(path: Path | str, name: str) -> dict[str, Any]:
     """`learner.pt` or `loop.pt` of a checkpoint, loaded weights-only."""
     file = find(path) / f"{name}.pt"

@@ -117,6 +117,11 @@ class Rollout:
             return False
         return True
 
+    def restart(self) -> None:
+        """Begin new episodes in all rows, after a resume of what the environment could not save."""
+        self.obs = self.env.reset()
+        self.first = torch.ones_like(self.first)
+
     def get_state(self) -> dict[str, Any]:
         """Environment, actor and decisions in flight; NotSavable where the environment cannot."""
         window = None if self.window is None else self.window.get_state()

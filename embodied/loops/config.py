@@ -31,6 +31,9 @@ class RunConfig:
     `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
     before the first environment step; a run's clock counts them, then its `steps`.
 
+    `teacher` chooses the tasks of training episodes (None: each row draws its own); evaluation
+    starts are never its choice.
+
     `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a chunk to play
     before deciding again (None: all); `shift`: pictures of a batch are shifted by up to so many
     pixels at random. Intervals of 0 mean: at the end only.
@@ -44,6 +47,7 @@ class RunConfig:
     steps: int
     finetune: Node | None = None
     reward: Node | None = None
+    teacher: Node | None = None
     init: str | None = None
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None

@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
-from embodied.core.reward import Noting, Reward, Watching
+from embodied.core.reward import Kept, Noting, Reward, Watching
 from embodied.core.spec import require_same
 from embodied.core.tensors import Tensors
 from embodied.data.augment import Shift
@@ -30,6 +30,9 @@ from embodied.loops.keeper import Loop
 from embodied.loops.offline import Offline
 from embodied.loops.replay import ReplayLoop, Schedule
 from embodied.loops.rollout import RolloutLoop
+from embodied.teachers.diary import FILE, Diary
+from embodied.teachers.taught import Taught
+from embodied.teachers.teacher import Teacher
 
 
 class Feed:
@@ -46,6 +49,7 @@ class Feed:
         self.config, self.env, self.device = config, env, device
         self.policy, self.learner = policy, learner
         self.episodes = read_demos(config, env)
+        self.kept: dict[str, Kept] = {}
         self.notes: dict[str, float] = {}
         if config.weighting is not None and self.episodes is None:
             raise ConfigError("a weighting is of demonstrations: demos=DIR")
@@ -53,7 +57,22 @@ class Feed:
     def loop(self) -> Loop:
         """As the learner wants it, or as the run says."""
         loops = {"offline": self._offline, "replay": self._replay, "rollout": self._rollout}
-        return loops[self.config.data or self.learner.data]()
+        kind = self.config.data or self.learner.data
+        if self.config.teacher is not None:
+            self._teach(kind)
+        return loops[kind]()
+
+    def _teach(self, kind: str) -> None:
+        """From here on the environment's episodes are those that the teacher chooses."""
+        config = self.config
+        if kind == "offline":
+            raise ConfigError("a teacher chooses what is played; this learner plays nothing")
+        assert config.teacher is not None
+        seed, folder = parallel.own_seed(config.seed), Path(config.output)
+        teacher: Teacher = build(config.teacher, spec=self.env.spec, seed=seed, folder=folder)
+        diary = Diary(folder / FILE) if parallel.rank() == 0 else None
+        self.env = Taught(self.env, teacher, diary)
+        self.kept = {"teacher": teacher, **({} if diary is None else {"diary": diary})}
 
     def _offline(self) -> Offline:
         if self.episodes is None:
@@ -124,6 +143,7 @@ class Feed:
         schedule = Schedule(config.start, config.ratio, warm_fit, config.pretrain)
         loop = ReplayLoop(rollout, self.policy, learner, replay, source, reward, schedule, demos)
         loop.hindsight, loop.successes = hindsight, successes
+        loop.kept = self.kept
         loop.unseen = unseen if reward is not None and reward.frozen else frozenset()
         return loop
 
@@ -195,7 +215,9 @@ class Feed:
         reward, _ = self._reward()
         seed = parallel.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
-        return RolloutLoop(rollout, learner, reward)
+        loop = RolloutLoop(rollout, learner, reward)
+        loop.kept = self.kept
+        return loop
 
     def _rows(self, episodes: Episodes) -> Tensors:
         learner, chunk = self.learner, self.policy.chunk

@@ -13,6 +13,7 @@ from embodied.core import parallel
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
+from embodied.core.plain import pack, unpack
 from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
 from embodied.core.tensors import Tensors
@@ -60,6 +61,7 @@ class ReplayLoop:
         self.schedule, self.demos = schedule, demos
         self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
         self.successes: Successes | None = None  # gets the rows of what went well
+        self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
         self.unseen: frozenset[str] = frozenset()  # what rows hold for a frozen reward only
         self.every = torch.arange(rollout.env.num_envs, device=rollout.actor.device)
         self.stride = rollout.env.num_envs * parallel.world()
@@ -159,11 +161,16 @@ class ReplayLoop:
             "warm": self.warm,
             "debt": self.debt,
             "reward": self.reward.get_state() if isinstance(self.reward, Kept) else None,
+            "kept": {name: pack(part.get_state()) for name, part in self.kept.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state["warm"]:
             self.rollout.act_with(self.policy)
+        for name, part in self.kept.items():
+            part.set_state(unpack(state["kept"][name]))
+        if state["rollout"] is None and self.kept:
+            self.rollout.restart()
         if state["rollout"] is not None:
             self.rollout.set_state(state["rollout"])
             if self.hindsight is not None:

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from embodied.core import checkpoint
@@ -19,6 +20,7 @@ from embodied.loops.log import read_metrics
 from embodied.loops.plot import Curve, against, chart, number, several
 from embodied.loops.statistics import rate, wilson
 from embodied.loops.terms import FILE
+from embodied.teachers import diary
 
 FIRST = ("eval/success", "eval/return", "train/success", "train/return")
 
@@ -32,6 +34,7 @@ def write(folder: Path) -> Path:
         _goodhart(folder),
         _curves(rows),
         _terms(folder),
+        _tasks(folder),
         _films(folder),
         _evaluations(folder),
         _next(folder),
@@ -154,6 +157,30 @@ def _terms(folder: Path) -> str:
     drawn = several(series, "terms of the reward")
     caption = f"<figcaption>an evaluation episode, by decision<b>{ends}</b></figcaption>"
     return f'<h2>Terms of the reward</h2><div class="grid2"><figure>{caption}{drawn}</figure></div>'
+
+
+def _tasks(folder: Path) -> str:
+    """Where in task space the run's teacher sampled, quarter by quarter."""
+    past = diary.read(folder)
+    if past is None:
+        return ""
+    try:
+        from embodied.teachers.picture import draw
+
+        task = checkpoint.load_spec(folder).task
+        moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+        names = tuple(task.names[i] for i in moving) if task and task.names else ()
+        names = names or tuple(f"task{i}" for i in moving)
+        points, score = past.task[:, moving], past.success
+        if not np.isfinite(score).any():
+            score = (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)
+        file = draw(folder / "tasks.png", past.began, points, score, names)
+    except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
+        return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
+    picture = base64.b64encode(file.read_bytes()).decode()
+    caption = "<figcaption>where the teacher sampled; inside the line half or more succeeded"
+    image = f'<img alt="tasks" src="data:image/png;base64,{picture}">'
+    return f"<h2>Tasks</h2><figure>{caption}</figcaption>{image}</figure>"
 
 
 def _band(name: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core import parallel
 from embodied.core import tensors as tt
+from embodied.core.plain import pack, unpack
 from embodied.core.reward import Clocked, Kept, Noting, Reward
 from embodied.core.tensors import Tensors
 from embodied.data.rollout import Rollout
@@ -32,6 +33,7 @@ class RolloutLoop:
         self.every = torch.arange(rows, device=device)
         self.steps = learner.horizon * rollout.actor.execute
         self.segment = Segment(rows, learner.horizon, device)
+        self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
         self.age = 0
         self.newest: tuple[Tensors, Tensor] | None = None  # the last batch and what it was paid
@@ -107,11 +109,13 @@ class RolloutLoop:
         """Everything but the learner; where the environment cannot save its rows, the segment
         begins again with them."""
         reward = self.reward.get_state() if isinstance(self.reward, Kept) else None
+        kept = {name: pack(part.get_state()) for name, part in self.kept.items()}
         if not self.rollout.savable:
-            return {"rollout": None, "reward": reward}
+            return {"rollout": None, "reward": reward, "kept": kept}
         return {
             "rollout": self.rollout.get_state(),
             "reward": reward,
+            "kept": kept,
             "segment": self.segment.get_state(),
             "carry": self.carry,
             "stale": self.stale,
@@ -121,7 +125,11 @@ class RolloutLoop:
     def set_state(self, state: dict[str, Any]) -> None:
         if isinstance(self.reward, Kept):
             self.reward.set_state(state["reward"])
+        for name, part in self.kept.items():
+            part.set_state(unpack(state["kept"][name]))
         if state["rollout"] is None:
+            if self.kept:
+                self.rollout.restart()
             return
         self.rollout.set_state(state["rollout"])
         self.segment.set_state(state["segment"])

@@ -203,8 +203,8 @@ class Again(alpgmm.AlpGmm):
         """This run so far, as a past student."""
         width, story = len(self.space), np.array(self.story)
         sizes = [len(each["weight"]) for each in self.album]
-        means = [each["mean"] for each in self.album] or [np.empty((0, width + 1))]
-        covs = [each["cov"] for each in self.album] or [np.empty((0, width + 1, width + 1))]
+        means = [each["mean"] for each in self.album] or [np.zeros((0, width + 1))]
+        covs = [each["cov"] for each in self.album] or [np.zeros((0, width + 1, width + 1))]
         return Record(
             tests=np.array(self.tests),
             final=np.array(self.tests[-1]),

@@ -39,7 +39,7 @@ class AlpGmm(fitted.Fitted):
         if config.memory < 0:
             raise ConfigError(f"teacher.memory={config.memory} should be 0 (all) or more")
         self.limit = config.memory
-        self.known = np.empty((64, len(self.space) + 1))  # points and scores, a ring if limited
+        self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
         self.seen = 0
 
     def row(self, point: Floats, score: float) -> list[float]:
@@ -71,6 +71,6 @@ class AlpGmm(fitted.Fitted):
     def keep(self, point: Floats, score: float) -> None:
         at = self.seen % self.limit if self.limit else self.seen
         if at >= len(self.known):
-            self.known = np.concatenate([self.known, np.empty_like(self.known)])
+            self.known = np.concatenate([self.known, np.zeros_like(self.known)])
         self.known[at, :-1], self.known[at, -1] = point, score
         self.seen += 1

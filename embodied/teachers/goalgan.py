@@ -84,7 +84,7 @@ class GoalGan(Networked):
         self.open: dict[int, dict[str, Any]] = {}  # by number: point, left to play, scores
         self.labelled: list[list[float]] = []
         self.labels: list[float] = []
-        self.passed = np.empty((0, d))
+        self.passed = np.zeros((0, d))
         self.goals, self.trained, self.good = 0, 0, 0.0
         if config.pretrain:
             self.pretrain()

@@ -35,7 +35,7 @@ class Config(teacher.Config):
 
     every: int = 100
     steps: int = 50
-    batch: int = 128
+    batch: int = 64
     memory: int = 2_000
     lr: float = 3e-4
     random: float = 0.1

@@ -10,6 +10,7 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.teachers.diary import Diary
 from embodied.teachers.teacher import Outcome, Teacher
 
 
@@ -17,9 +18,9 @@ class Taught(Wrapper):
     """Each row that ends begins again with the task that the teacher chose for it, and the teacher
     hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to."""
 
-    def __init__(self, env: VecEnv, teacher: Teacher) -> None:
+    def __init__(self, env: VecEnv, teacher: Teacher, diary: Diary | None = None) -> None:
         super().__init__(env)
-        self.teacher = teacher
+        self.teacher, self.diary = teacher, diary
         zeros = torch.zeros(self.num_envs, device=self.device)
         self.memory = {
             "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
@@ -33,6 +34,8 @@ class Taught(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         """Episodes that are broken off by this teach nothing."""
+        if mask is None:
+            self.teacher.pending.clear()
         return self._begin(self.rows(mask), seed)
 
     def step(self, action: Tensor) -> Step:
@@ -47,10 +50,18 @@ class Taught(Wrapper):
             return replace(step, log=log)
         following = {key: value.clone() for key, value in step.next_obs.items()}
         at = step.ended.nonzero().flatten()
-        ends = (memory[key][at] for key in ("return", "won", "length"))
-        self.teacher.update(memory["ticket"][at], Outcome(*ends))
+        outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
+        self.teacher.update(memory["ticket"][at], outcome)
+        self._write(memory["ticket"][at], memory["task"][at.cpu()], outcome)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)
+
+    def _write(self, ticket: Tensor, task: Tensor, outcome: Outcome) -> None:
+        if self.diary is None:
+            return
+        columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+        numbers = {name: value.cpu().numpy() for name, value in columns.items()}
+        self.diary.add(ticket.tolist(), task.numpy(), numbers)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
         memory, at = self.memory, rows.nonzero().flatten()
