@@ -88,7 +88,7 @@ class Config:
     shift: int = 2
 
 
-class Progress(nn.Module):
+class StepwiseProgress(nn.Module):
     """The fitted model is kept in `folder` (a run's): made again with the same settings and the
     same demonstrations, it is read instead of fitted."""
 

@@ -15,11 +15,11 @@ from embodied.core.build import ConfigError, build
 from embodied.core.recording import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards import hops
-from embodied.rewards.progress import SHAPINGS, Progress
+from embodied.rewards.progress import SHAPINGS, StepwiseProgress
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NODE = {
-    "_target_": "embodied.rewards.progress.Progress",
+    "_target_": "embodied.rewards.progress.StepwiseProgress",
     "hidden": [32, 32],
     "updates": 150,
     "batch_size": 128,
@@ -28,8 +28,8 @@ NODE = {
 
 
 def corridor(count: int, steps: int, seed: int) -> list[Tensor]:
-    """States [steps + 1, 3] from about 0 to about 1 with wavering, and two numbers that say
-    nothing: one for the whole episode, one at random."""
+    """States [steps + 1, 3] from about 0 to about 1 with wavering, a number that says nothing but
+    which episode it is, and one that goes there and back."""
     random = torch.Generator().manual_seed(seed)
     walks = []
     for _ in range(count):
@@ -37,7 +37,7 @@ def corridor(count: int, steps: int, seed: int) -> list[Tensor]:
         x = torch.linspace(float(start), 1 - float(end), steps + 1)
         x = x + 0.005 * torch.randn(steps + 1, generator=random)
         own = 0.2 * torch.randn((), generator=random).expand(steps + 1)
-        walks.append(torch.stack([x, own, torch.randn(steps + 1, generator=random)], 1))
+        walks.append(torch.stack([x, own, torch.sin(3 * x)], 1))
     return walks
 
 
@@ -59,7 +59,7 @@ def record(path: Path, walks: list[Tensor], spec: Spec = SPEC) -> str:
     return str(path)
 
 
-def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Progress:
+def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> StepwiseProgress:
     context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
     return build(NODE | settings, **context)
 
@@ -70,7 +70,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> Progress:
+def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> StepwiseProgress:
     settings = {"hidden": [64, 64], "updates": 800}
     return made(tmp_path_factory.mktemp("run"), demos=shown, **settings)
 
@@ -144,7 +144,7 @@ def test_episodes_that_come_to_nothing_stay_at_no_progress() -> None:
     assert not frames.progress.any() and frames.place[-1] == 1
 
 
-def test_held_out_walks_are_in_order_and_reversed_ones_in_reverse(fitted: Progress) -> None:
+def test_held_out_walks_are_in_order_and_reversed_ones_in_reverse(fitted: StepwiseProgress) -> None:
     """The targets of the method card: VOC above 0.95, below -0.9 reversed, gap below 0.1."""
     for walk in corridor(4, 20, seed=2):
         obs, back = {"state": walk}, {"state": walk.flip(0)}
@@ -157,7 +157,7 @@ def test_held_out_walks_are_in_order_and_reversed_ones_in_reverse(fitted: Progre
         assert phi[0] < 0.2 and phi[-1] > 0.7
 
 
-def test_a_moment_is_read_from_anchors_of_known_progress(fitted: Progress) -> None:
+def test_a_moment_is_read_from_anchors_of_known_progress(fitted: StepwiseProgress) -> None:
     """Forward is the hop from a demonstration's start, clipped; backward 1 + the hop from its end;
     both the mean over the three demonstrations."""
     walk = corridor(1, 6, seed=3)[0]
@@ -176,7 +176,7 @@ def test_a_moment_is_read_from_anchors_of_known_progress(fitted: Progress) -> No
     torch.testing.assert_close(fitted.potential({"state": walk}), phi)
 
 
-def test_rows_are_paid_by_the_potential_of_both_ends(fitted: Progress) -> None:
+def test_rows_are_paid_by_the_potential_of_both_ends(fitted: StepwiseProgress) -> None:
     """gamma^k as the row has it: one step, a chunk of three, a true end (0)."""
     walk = corridor(1, 3, seed=3)[0]
     rows = {
