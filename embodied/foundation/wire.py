@@ -70,7 +70,7 @@ class Wire:
         # A proxy has nothing to do with a server on this machine.
         outside = not _loopback(parts.hostname)
         self.client = httpx.Client(headers=bearer, timeout=timeout, trust_env=outside)
-        self.calls = self.tokens = 0
+        self.calls = self.tokens = self.flying = 0
         self.lock = threading.Lock()
         self.free_at = 0.0
         self.random = random.Random()
@@ -83,10 +83,8 @@ class Wire:
             if attempt:
                 logger.info("%s; attempt %d in %.1f s", problem, attempt + 1, wait)
                 time.sleep(wait)
-            self._require_budget()
-            time.sleep(self.turn(time.monotonic()))
             try:
-                response = self.client.post(f"{self.url}{path}", json=dict(body))
+                response = self._sent(path, body)
             except httpx.TransportError as error:
                 problem, after = self._failed(error), 0.0
             else:
@@ -100,6 +98,18 @@ class Wire:
                 raise ChatError(f"{problem}, and asks to wait {after:.0f} s")
             wait = max(after, self.pause(attempt))
         raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
+
+    def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """The response to one request, sent when its turn comes and if the budget allows it."""
+        with self.lock:
+            self._require_budget()
+            self.flying += 1
+        try:
+            time.sleep(self.turn(time.monotonic()))
+            return self.client.post(f"{self.url}{path}", json=dict(body))
+        finally:
+            with self.lock:
+                self.flying -= 1
 
     def pause(self, attempt: int) -> float:
         """Seconds before the attempt after number `attempt` (0 was the first)."""
@@ -116,8 +126,9 @@ class Wire:
         return begin - now
 
     def _require_budget(self) -> None:
+        """What is on its way counts, too: threads can't spend together what none may alone."""
         calls, tokens = self.limits.calls, self.limits.tokens
-        if calls is not None and self.calls >= calls:
+        if calls is not None and self.calls + self.flying >= calls:
             raise BudgetSpent(f"the budget of {calls} calls to {self.url} is spent")
         if tokens is not None and self.tokens >= tokens:
             raise BudgetSpent(f"the budget of {tokens} tokens of {self.url} is spent")

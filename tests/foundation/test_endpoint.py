@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -225,6 +226,23 @@ def test_a_budget_ends_with_its_own_error(
             model.ask(ASK, seed=2)
         assert model.ask(ASK, seed=0).cached  # what is known costs nothing
         assert len(server.asked) == asked
+
+
+def test_threads_keep_to_one_budget() -> None:
+    event = threading.Event()
+    with serving(replace(says("yes"), event=event)) as server:
+        model = chat(server, replace(QUICK, calls=3))
+
+        def ask(seed: int) -> bool:
+            try:
+                return bool(model.ask(ASK, seed=seed).text)
+            except BudgetSpent:
+                event.set()  # only once three are on their way is anyone refused
+                return False
+
+        with ThreadPoolExecutor(6) as pool:
+            answered = list(pool.map(ask, range(6)))
+    assert sum(answered) == len(server.asked) == 3
 
 
 def test_answers_are_remembered_and_replayed(tmp_path: Path) -> None:
