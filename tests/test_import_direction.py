@@ -34,7 +34,7 @@ LAYERS = (
 ROBOT_SEES = {"real_robot", "embodied.core", "embodied.embodiments", "policies"}
 SHARED = ("core", "loops", "data", "viewer", "commands", "cli.py", "compose.py")
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
-ORDINARY = {"act", "metrics", "progress", "program"}  # words with a plain meaning in shared code
+ORDINARY = {"act", "best", "clip", "goal", "metrics", "progress", "program"}  # plain words too
 
 
 def sources(*roots: str) -> list[Path]:
