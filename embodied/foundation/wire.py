@@ -34,8 +34,8 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 @dataclass(frozen=True)
 class Limits:
     """Seconds to `connect` and to wait for more of an answer (`read`); `retries` after the first
-    attempt; `backoff` and `patience` in seconds; `per_minute` requests; `calls` and `tokens` of all
-    answers together (null: no limit)."""
+    attempt; `backoff` and `patience` in seconds; `per_minute` requests; `calls` that were answered and
+    `tokens`, of all together (null: no limit)."""
 
     connect: float = 5.0
     read: float = 120.0
@@ -70,7 +70,7 @@ class Wire:
         # A proxy has nothing to do with a server on this machine.
         outside = not _loopback(parts.hostname)
         self.client = httpx.Client(headers=bearer, timeout=timeout, trust_env=outside)
-        self.calls = self.tokens = self.flying = 0
+        self.calls = self.tokens = 0
         self.lock = threading.Lock()
         self.free_at = 0.0
         self.random = random.Random()
@@ -100,16 +100,21 @@ class Wire:
         raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
 
     def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """The response to one request, sent when its turn comes and if the budget allows it."""
+        """The response to one request, sent when its turn comes and if the budget allows it. What
+        is on its way counts: threads can't spend together what none may alone."""
         with self.lock:
             self._require_budget()
-            self.flying += 1
+            self.calls += 1
+        answered = False
         try:
             time.sleep(self.turn(time.monotonic()))
-            return self.client.post(f"{self.url}{path}", json=dict(body))
+            response = self.client.post(f"{self.url}{path}", json=dict(body))
+            answered = response.status_code == 200
+            return response
         finally:
-            with self.lock:
-                self.flying -= 1
+            if not answered:
+                with self.lock:
+                    self.calls -= 1
 
     def pause(self, attempt: int) -> float:
         """Seconds before the attempt after number `attempt` (0 was the first)."""
@@ -126,9 +131,8 @@ class Wire:
         return begin - now
 
     def _require_budget(self) -> None:
-        """What is on its way counts, too: threads can't spend together what none may alone."""
         calls, tokens = self.limits.calls, self.limits.tokens
-        if calls is not None and self.calls + self.flying >= calls:
+        if calls is not None and self.calls >= calls:
             raise BudgetSpent(f"the budget of {calls} calls to {self.url} is spent")
         if tokens is not None and self.tokens >= tokens:
             raise BudgetSpent(f"the budget of {tokens} tokens of {self.url} is spent")
@@ -136,7 +140,6 @@ class Wire:
     def _count(self, answer: Mapping[str, Any]) -> None:
         usage: Any = answer.get("usage")
         with self.lock:
-            self.calls += 1
             if isinstance(usage, dict):
                 self.tokens += int(usage.get("total_tokens") or 0)
             elif self.limits.tokens is not None:
