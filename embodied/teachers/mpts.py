@@ -47,7 +47,7 @@ class Config(teacher.Config):
 class Mpts(Networked):
     """Tickets hold the risk that was predicted (NaN: none)."""
 
-    remembered = ("plan", "rows", "posterior", "learned", "correlation")
+    remembered = ("plan", "rows", "posterior", "drawn", "learned", "correlation")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
@@ -67,7 +67,7 @@ class Mpts(Networked):
         self.plan: list[list[float]] = []  # points and predicted risks, still to be played
         self.rows: list[list[float]] = []  # points, predicted risks and scores of those that ended
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
-        self.learned, self.correlation = 0, 0.0
+        self.drawn, self.learned, self.correlation = 0, 0, 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         proposed: list[tuple[Floats, Any]] = []
@@ -81,7 +81,8 @@ class Mpts(Networked):
     def planned(self) -> list[list[float]]:
         """The next `batch` tasks, in random order."""
         settings, d = self.settings, len(self.space)
-        if self.issued <= settings.warmup or not self.learned:
+        before, self.drawn = self.drawn, self.drawn + settings.batch
+        if before < settings.warmup or not self.learned:
             points = self.random.random((settings.batch, d))
             return [[*point, np.nan] for point in points.tolist()]
         points = self.random.random((round(settings.candidates * settings.batch), d))

@@ -1,0 +1,199 @@
+"""AGAIN: who is followed, which components are kept, and each way of stepping, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError
+from embodied.teachers.classroom import Record, choose, curriculum, probes, records
+from tests.teachers.place import ended, made, point
+
+TARGET = "again.Again"
+
+
+def past(tests: list[list[float]], final: float = 0.5, d: int = 2) -> Record:
+    """A student with three fits of 2, 1 and 1 components; alp 0.1, 0.5 | 0.1 | 0.4."""
+    alp = [0.1, 0.5, 0.1, 0.4]
+    means = np.array([[0.1 * i] * d + [a] for i, a in enumerate(alp)])
+    fit = [-1, 0, 0, 0, 0, 1, 2, 2]
+    component = [-1, 0, 1, 1, 1, 0, 0, 0]
+    scores = [0.9, 0.9, 0.0, 0.2, 0.4, 0.9, 0.5, 0.7]
+    return Record(
+        tests=np.array(tests),
+        final=np.full(4, final),
+        at=np.array([250.0, 500, 750]),
+        sizes=np.array([2.0, 1, 1]),
+        means=means,
+        covs=np.repeat(1e-6 * np.eye(d + 1)[None], 4, 0),
+        points=np.zeros((8, d)),
+        scores=np.array(scores),
+        fit=np.array(fit, float),
+        component=np.array(component, float),
+    )
+
+
+def room(folder: Path, **students: Record) -> Path:
+    for name, record in students.items():
+        record.write(folder / f"{name}.npz")
+    return folder
+
+
+def again(folder: Path, **settings: Any) -> Any:
+    room(folder, one=past([[0.0] * 4]))
+    teacher = made(TARGET, classroom=str(folder), random=0.0, random_taught=0.0, **settings)
+    teacher.expert = curriculum(past([[0.0] * 4]), 0.2, 2)
+    return teacher
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    found = records(room(tmp_path, one=past([[0.0, 0.5, 1.0, 0.25]])))["one"]
+    for name, value in vars(past([[0.0, 0.5, 1.0, 0.25]])).items():
+        assert getattr(found, name) == pytest.approx(value)
+    assert (tmp_path / "one.npz").stat().st_size < 4000
+
+
+def test_probes_fill_the_cube() -> None:
+    """Halton: 1/2, 1/4, 3/4, ... and 1/3, 2/3, 1/9, ..."""
+    assert probes(4, 2) == pytest.approx(
+        np.array([[1 / 2, 1 / 3], [1 / 4, 2 / 3], [3 / 4, 1 / 9], [1 / 8, 4 / 9]])
+    )
+    assert probes(256, 3).mean(0) == pytest.approx([0.5] * 3, abs=0.02)
+
+
+def test_the_best_of_those_who_were_like_it_is_followed() -> None:
+    """Of the two nearest after two epochs the one with the greater final sum, not the best of all.
+    A student with one epoch only cannot be compared."""
+    known = {
+        "far": past([[9.0] * 4, [1.0] * 4], final=1.0),
+        "near": past([[0.0] * 4, [0.1] * 4], final=0.3),
+        "nearer": past([[9.0] * 4, [0.2] * 4], final=0.6),
+        "short": past([[0.2] * 4], final=2.0),
+    }
+    random = np.random.Generator(np.random.PCG64(0))
+    test = np.full(4, 0.16)
+    assert choose(known, test, 2, 2, "knowledge", random) == "nearer"
+    assert choose(known, test, 2, 1, "knowledge", random) == "nearer"
+    assert choose(known, np.full(4, 0.11), 2, 1, "knowledge", random) == "near"
+    assert choose(known, test, 2, 3, "knowledge", random) == "far"
+    assert choose(known, test, 3, 3, "knowledge", random) is None
+    assert {choose(known, test, 2, 1, "random", random) for _ in range(40)} == known.keys() - {
+        "short"
+    }
+
+
+def test_lively_components_and_what_was_reached_in_them() -> None:
+    """alp > 0.2: the second component of the first fit (last two scores 0.2, 0.4) and the third
+    fit (0.5, 0.7); the second fit is empty."""
+    first, second = curriculum(past([[0.0] * 4]), 0.2, 2)
+    assert first["alp"].tolist() == [0.5] and first["score"] == pytest.approx(0.3)
+    assert second["alp"].tolist() == [0.4] and second["score"] == pytest.approx(0.6)
+    assert curriculum(past([[0.0] * 4]), 0.2, 50)[0]["score"] == pytest.approx(0.2)
+    assert curriculum(past([[0.0] * 4]), 0.9, 50) == []
+
+
+def test_stepping_by_return(tmp_path: Path) -> None:
+    """The first stage is left when the last two scores reach 0.3 in the mean."""
+    teacher = again(tmp_path, recent=2, refresh=3)
+    for score, stage in ((0.5, 0), (0.0, 0), (0.5, 0), (0.2, 1)):
+        teacher.take(point(0.5, 0.5), 1.0, ["own", 0, 0])  # not of the expert's components
+        teacher.take(point(0.5, 0.5), score, ["expert", 0, 0])
+        assert teacher.stage == stage
+    assert teacher.stage == 1 and teacher.scored == []
+    teacher.take(point(0.5, 0.5), 1.0, ["expert", 0, 0])  # late, of the stage before
+    assert teacher.scored == [] and not teacher.finished
+    for _ in range(2):
+        teacher.take(point(0.5, 0.5), 0.6, ["expert", 1, 0])
+    assert teacher.finished and teacher.stage == 1
+
+
+def test_after_the_last_stage_its_components_live_by_their_progress(tmp_path: Path) -> None:
+    teacher = again(tmp_path, refresh=3)
+    teacher.stage, teacher.finished = 1, True
+    teacher.expert[1]["alp"] = np.array([0.4, 0.8])
+    for i in range(6):
+        teacher.keep(point(0.5, 0.5), 0.1 * (i == 5))
+    assert teacher.ratio() == teacher.plan.random
+    for component, score in ((0, 0.1), (0, 0.4), (0, 0.4)):  # progress 0, 0.3, 0
+        teacher.take(point(0.5, 0.5), score, ["expert", 1, component])
+    assert teacher.expert[1]["alp"] == pytest.approx([0.1, 0.8])
+
+
+def test_stepping_by_time(tmp_path: Path) -> None:
+    teacher = again(tmp_path, stepping="time", stay=3)
+    stages = []
+    for _ in range(7):
+        teacher.take(point(0.5, 0.5), 1.0, ["own", 0, 0])
+        stages.append((teacher.stage, teacher.finished))
+    assert [stage for stage, _ in stages] == [0, 0, 1, 1, 1, 1, 1]
+    assert [end for _, end in stages] == [False] * 5 + [True] * 2
+
+
+def test_a_pool_of_all_stages(tmp_path: Path) -> None:
+    """Components with alp 0.5 and 0.4 and an own one with 0.1, by these."""
+    teacher = again(tmp_path, stepping="pool")
+    teacher.mixture = {
+        "weight": np.ones(1), "mean": np.full((1, 3), 0.9), "cov": 1e-6 * np.eye(3)[None]
+    }  # fmt: skip
+    teacher.utility = [0.1]
+    memos = [tuple(memo) for _, memo in teacher.propose(2000)]
+    shares = {memo: memos.count(memo) / 2000 for memo in set(memos)}
+    assert shares[("expert", 0, 0)] == pytest.approx(0.5, abs=0.04)
+    assert shares[("expert", 1, 0)] == pytest.approx(0.4, abs=0.04)
+    assert shares[("own", -1, 0)] == pytest.approx(0.1, abs=0.03)
+
+
+def test_one_stage_at_a_time_beside_ones_own(tmp_path: Path) -> None:
+    teacher = again(tmp_path)
+    assert [(kind, number) for kind, number, _ in teacher.pools()] == [("expert", 0)]
+    teacher.stage = 1
+    assert [(kind, number) for kind, number, _ in teacher.pools()] == [("expert", 1)]
+    assert {memo[1] for _, memo in teacher.propose(20)} == {1}
+
+
+def test_from_filling_a_classroom_to_following_somebody(tmp_path: Path) -> None:
+    """Two past students: one learned on the left, one on the right; a new one that is like the
+    first follows that one."""
+    sizes = {"epoch": 120, "every": 40, "most": 3, "probes": 16, "memory": 50}
+
+    def play(teacher: Any, episodes: int, left: bool) -> None:
+        for played in range(episodes):
+            tasks, tickets = teacher.sample(1)
+            good = (float(tasks[0, 0]) < 0.5) == left
+            teacher.update(tickets, ended(float(good and (played // 7) % 2)))
+
+    for seed, left in ((1, True), (2, False)):
+        own = made(TARGET, seed, classroom=str(tmp_path), stepping="none", **sizes)
+        play(own, 240, left)
+    assert sorted(records(tmp_path)) == ["seed-1", "seed-2"]
+    for seed, left in ((3, True), (4, False)):
+        new = made(TARGET, seed, classroom=str(tmp_path), lively=0.05, neighbours=1, **sizes)
+        play(new, 130, left)
+        assert new.chosen == ("seed-1" if left else "seed-2")
+        means = np.concatenate([stage["mean"][:, 0] for stage in new.expert])
+        assert (np.median(means) < 0.5) == left
+    assert len(records(tmp_path)) == 2  # who follows does not join unless asked to
+
+
+def test_students_can_be_asked(tmp_path: Path) -> None:
+    class Student:
+        def tests(self, tasks: np.ndarray) -> np.ndarray:
+            return tasks[:, 0]
+
+    teacher = made(TARGET, classroom=str(tmp_path), stepping="none", box={"x": [0.0, 0.5]})
+    teacher.student = Student()
+    assert teacher.test() == pytest.approx(probes(64, 2)[:, 0] / 2)
+
+
+def test_nobody_to_follow(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stepping=none"):
+        made(TARGET, classroom=str(tmp_path / "empty"))
+    room(tmp_path, other=past([[0.0] * 64], d=3))
+    teacher = made(TARGET, classroom=str(tmp_path), epoch=10)
+    with pytest.warns(UserWarning, match="no past student"):
+        for _ in range(10):
+            teacher.update(teacher.sample(1)[1], ended(0.5))
+    assert teacher.chosen == "" and not teacher.expert
