@@ -34,8 +34,8 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 @dataclass(frozen=True)
 class Limits:
     """Seconds to `connect` and to wait for more of an answer (`read`); `retries` after the first
-    attempt; `backoff` and `patience` in seconds; `per_minute` requests; `calls` that were answered and
-    `tokens`, of all together (null: no limit)."""
+    attempt; `backoff` and `patience` in seconds; `per_minute` requests; answered `calls` and their
+    `tokens` (null: no limit)."""
 
     connect: float = 5.0
     read: float = 120.0
