@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from embodied.core.build import nearest
 from embodied.rewards.sandbox_table import BUILTINS, MODULES
-from embodied.rewards.sandbox_translate import Function, Translation
+from embodied.rewards.sandbox_translate import Translation
+from embodied.rewards.sandbox_values import Function
 
 SOURCE = 16 * 1024  # bytes
 BRACKETS = 32  # depth of

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.tensors import Tensors
 from embodied.rewards.sandbox_language import Checked, Rejected
 from embodied.rewards.sandbox_table import TABLE
-from embodied.rewards.sandbox_translate import PREFIX, own
+from embodied.rewards.sandbox_values import PREFIX, own
 
 COMPONENTS = 32
 MESSAGE = 1500  # characters of an error that are shown

@@ -39,8 +39,7 @@ def _smallest(a: Tensor, b: Tensor | None = None) -> Tensor:
 
 def _both(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
     """Two tensors, where one may be a number."""
-    like = next((x for x in (a, b) if isinstance(x, Tensor)), None)
-    device = None if like is None else like.device
+    device = next((x.device for x in (a, b) if isinstance(x, Tensor)), None)
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
 
 

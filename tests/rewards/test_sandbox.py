@@ -136,7 +136,7 @@ def test_strict_mode_answers_as_trusted_mode(sandbox: Sandbox) -> None:
 
 def test_strict_mode_refuses_a_machine_that_cannot_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"seccomp": "not available on here", "user": "own", "test": ["open"]}
-    monkeypatch.setattr(sandbox_module, "Worker", lambda _: Free(state))
+    monkeypatch.setattr(sandbox_module, "Worker", lambda *_: Free(state))
     with pytest.raises(ConfigError, match=r"strict mode needs a locked process.*open"):
         Sandbox(LIMITS, "strict")
     with Sandbox(LIMITS) as loose:
