@@ -279,7 +279,10 @@ RAW = {
     "big number": ("y = 9**9**9", "no answer|computes longer|Memory"),
     "memory": ("y = bytearray(1 << 40)", "MemoryError"),
     "memory in torch": ("import torch; y = torch.zeros(1 << 36)", "memory"),
-    "memory slowly": ("y = []\n    while True: y.append(bytearray(1 << 24))", "MemoryError|no answer"),
+    "memory slowly": (
+        "y = []\n    while True: y.append(bytearray(1 << 24))",
+        "MemoryError|no answer",
+    ),
     "recursion": ("f = lambda f: f(f)\n    f(f)", "RecursionError|crashed|ended"),
     "huge output": ("print('a' * 10**7, flush=True)", "prints more"),
     "crash": ("import ctypes; ctypes.string_at(0)", "crashed|ended"),
