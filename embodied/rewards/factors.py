@@ -8,7 +8,8 @@ another), everything else are its arguments. An argument that is text means a pa
     state[0:3]      elements of a leaf (state[2] is one)
     action, reward  of the transition: the action, the world's own reward
 
-A list of numbers is a vector that is the same for all rows; everything else is passed on as it is.
+A list of numbers is a vector that is the same for all rows, null leaves an argument out, everything
+else is passed on as it is.
 
     {of: near, a: tool, b: goal, scale: 0.1}
 """
@@ -89,7 +90,7 @@ class Factor:
     """A node `{of, weight, ...}` made ready for a world; call it on rows, at either end of them."""
 
     def __init__(self, node: Node, spec: Spec) -> None:
-        given = dict(node)
+        given = {key: argument for key, argument in node.items() if argument is not None}
         if "of" not in given:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
         name, self.weight = str(given.pop("of")), float(given.pop("weight", 1.0))
@@ -157,7 +158,7 @@ def _require_arguments(
         inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(inspect.signature(function).parameters)
-        raise ConfigError(f"factor {name}({takes}): {error}") from error
+        raise ConfigError(f"factor {name}({takes}): {error} (KEY=null leaves one out)") from error
 
 
 REGISTRY: dict[str, Callable[..., Tensor]] = {
