@@ -305,6 +305,35 @@ def test_a_recording_teaches_and_is_checked_on_what_was_held_out() -> None:
     assert 0.7 < report["judged"] < 1
 
 
+def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The redder, the better, says the encoder; recorded rewards are all zero and never asked."""
+    monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests.", "embodied."])
+    plain = recording(episodes=20)
+    red = torch.rand(260, generator=torch.Generator().manual_seed(0))
+    pictures = torch.zeros(260, 8, 8, 3)
+    pictures[..., 0], pictures[..., 2] = red[:, None, None], 1 - red[:, None, None]
+    pictures = (250 * pictures).to(torch.uint8)
+    spec = plain.spec.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255))
+    steps = {**plain.steps, "obs/front": pictures[:240], "reward": torch.zeros(240)}
+    final = {**plain.final, "front": pictures[240:]}
+    episodes = Episodes(spec, steps, plain.start, plain.length, final, plain.texts)
+    judge = {
+        "_target_": "embodied.rewards.judges.Embedding",
+        "goal": "red",
+        "model": {"_target_": "tests.rewards.test_judges.Colours"},
+    }
+    fit = Fit(epochs=30, rate=3e-3)
+    config = Config(judge=judge, leaf="front", picture="front", labels=150, fit=fit)
+    reward = Preference(config, spec, CPU)
+    report = reward.fit_from(episodes)
+    assert report["judged"] > 0.9
+    assert math.isnan(report["pairs"])  # there is no recorded reward to compare with
+    shades = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    shades[0, ..., 0], shades[1, ..., 2] = 250, 250
+    paid = reward({"reward": torch.zeros(2), "next_obs/front": shades})
+    assert paid[0] > paid[1] + 1
+
+
 def test_a_recording_says_what_it_does_not_show() -> None:
     episodes = recording()
     reward = Preference(Config(judge=SIMULATED), episodes.spec, CPU)
