@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from embodied.foundation.endpoint import open_chat
 from embodied.rewards.annotator import Annotator, Label, Question
 from embodied.rewards.caption_models import Classification, Hash, Ranking, Worth
 from embodied.rewards.ledger import Ledger
-from embodied.rewards.reading import VERSION, Reader
+from embodied.rewards.reading import CONTRADICTED, VERSION, Reader
 from embodied.rewards.told import TIMES, told
 from embodied.rewards.watched import CAPTION, Captions
 
@@ -94,7 +95,7 @@ class Annotate:
         self.scores = torch.zeros(1, device=device)  # of captions by number; the empty one has none
         self.current = torch.ones(1, dtype=torch.bool, device=device)
         self.ledger = Ledger()
-        self.said: dict[str, float] = {"labels": 0, "abstained": 0, "helpful": 0}
+        self.said: Counter[str] = Counter()
         self.learned: dict[str, Tensor] = {}
         self.intrinsic = torch.zeros((), device=device)
         self.clock = 0
@@ -145,6 +146,7 @@ class Annotate:
             "spent": bool(annotator.spent),
             "labels": said["labels"],
             "abstained": said["abstained"],
+            "contradicted": said["contradicted"] / max(said["labels"] + said["abstained"], 1),
             "helpful": said["helpful"] / max(said["labels"], 1),
         }
         metrics = {name: torch.tensor(float(value)) for name, value in facts.items()}
@@ -168,7 +170,7 @@ class Annotate:
         while self.config.synchronous and self.annotator.work():
             pass
         labels = self.annotator.poll()
-        if self.annotator.spent and not self.said.get("spent"):
+        if self.annotator.spent and not self.said["spent"]:
             self.said["spent"] = 1
             warnings.warn(f"no more labels: {self.annotator.spent}", stacklevel=2)
         if not labels:
@@ -186,10 +188,11 @@ class Annotate:
     def _settle(self, label: Label) -> None:
         if label.value is None:
             self.said["abstained"] += 1
+            self.said["contradicted"] += label.why == CONTRADICTED
             self.ledger.again(self.captions.of(label.question[0]))
             return
         self.said["labels"] += 1
-        self.said["helpful"] += label.value
+        self.said["helpful"] += label.value > 0.5
         for text in label.question:
             self.ledger.settled(self.captions.of(text))
 
@@ -236,7 +239,7 @@ class Annotate:
         self.captions.set_state(state["captions"])
         self.ledger.set_state(state["ledger"])
         self.model.set_state(state["model"])
-        self.said, self.clock = dict(state["said"]), state["clock"]
+        self.said, self.clock = Counter(state["said"]), state["clock"]
         self.random.bit_generator.state = json.loads(state["random"])
         self.scores = state["scores"].to(self.device).clone()
         self.current = state["current"].to(self.device).clone()

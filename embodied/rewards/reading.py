@@ -8,6 +8,7 @@ contradicts in the other order or answers in any other words is no label.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from embodied.foundation.chat import Answer, Chat, Message
@@ -23,6 +24,7 @@ PAIRED = (
     "Every number has two messages. Answer for every number which of them tells of more progress "
     "towards the goal: first, second, or neither where they are alike or you cannot tell."
 )
+CONTRADICTED = "another answer in the other order"
 VALUES = {"helpful": 1.0, "unhelpful": 0.0}
 SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
 
@@ -51,6 +53,8 @@ class Reader:
         ):
             agreed = word in turned and turned[word] == back
             labels.append(label(question, SIDES[word] if agreed else None, one, other))
+            if not agreed and word in turned and back in turned:
+                labels[-1] = replace(labels[-1], why=CONTRADICTED)
         return labels
 
     def _ask(self, lines: Sequence[str], how: str, words: Sequence[str]) -> Answer:

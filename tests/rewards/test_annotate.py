@@ -16,7 +16,7 @@ from embodied.core.reward import Clocked, Kept, Noting, Termed, Watching
 from embodied.core.tensors import nest
 from embodied.rewards.annotate import Annotate
 from embodied.rewards.caption_models import Classification, Ranking
-from embodied.rewards.reading import Reader
+from embodied.rewards.reading import CONTRADICTED, Reader
 from embodied.rewards.simulated_reader import Config as Rules
 from embodied.rewards.simulated_reader import SimulatedReader
 from embodied.rewards.told import TIMES
@@ -152,6 +152,7 @@ def test_pairs_are_asked_in_both_orders() -> None:
     assert [label.value for label in fair] == [1.0, 0.5]
     biased = Reader(Biased(rules), "goal").judge(pairs)
     assert [label.value for label in biased] == [None, None]
+    assert all(label.why == CONTRADICTED for label in biased)
 
 
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
