@@ -39,7 +39,8 @@ PASSED = 50  # competence from which episodes succeed
 class Config:
     """`useless` more task dimensions that change nothing, `noise` on returns (std), a random
     quadrant forgotten every `forget` episodes, `rows` episodes in flight, the grid turned by
-    `turn` quarters; `points` lines of metrics; `picture` draws where the tasks were (tasks.png)."""
+    `turn` quarters (-1: as many as the seed says); `points` lines of metrics; `picture` draws where
+    the tasks were (tasks.png)."""
 
     teacher: str = "uniform"
     cells: int = 10
@@ -67,6 +68,7 @@ class Student:
         self.before = [each for each in product((0, -1), repeat=config.dimensions) if any(each)]
         self.random = np.random.Generator(np.random.PCG64([config.seed, 7]))
         self.played = 0
+        self.turn = config.turn if config.turn >= 0 else config.seed % 4
         names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
         self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
         self.spec = Spec(
@@ -78,7 +80,7 @@ class Student:
 
     def cell(self, task: Floats) -> tuple[int, ...]:
         """The cell that a task vector lies in."""
-        task = turned(task[: self.config.dimensions], self.config.turn)
+        task = turned(task[: self.config.dimensions], self.turn)
         return tuple(min(int(x * self.config.cells), self.config.cells - 1) for x in task)
 
     def play(self, tasks: Tensor) -> Outcome:
