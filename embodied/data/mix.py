@@ -53,8 +53,12 @@ class Mix:
         }
 
 
+OWN = "own_reward"  # the world's, of rows that are rewarded otherwise
+
+
 class Relabel:
-    """The rows of `source`, rewarded by a model that is still learning."""
+    """The rows of `source`, rewarded by a model that is still learning; `own_reward` is what they
+    had."""
 
     def __init__(self, source: Source, reward: Reward) -> None:
         self.source, self.reward = source, reward
@@ -64,4 +68,4 @@ class Relabel:
 
     def sample(self, n: int) -> Tensors:
         rows = self.source.sample(n)
-        return {**rows, "reward": self.reward(rows)}
+        return {**rows, "reward": self.reward(rows), OWN: rows["reward"]}

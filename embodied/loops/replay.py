@@ -18,6 +18,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
 from embodied.core.tensors import Tensors
 from embodied.data.hindsight import Hindsight
+from embodied.data.mix import OWN
 from embodied.data.replay import Replay
 from embodied.data.rollout import Rollout
 from embodied.data.source import Source
@@ -138,11 +139,12 @@ class ReplayLoop:
 
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
+        own = batch.pop(OWN, None)
         metrics = self.learner.update(batch)
         if "index" in batch:
             self._settle(batch["index"])
         if self.reward is not None and not self.reward.frozen:
-            learned = self.reward.update(batch)
+            learned = self.reward.update(batch if own is None else {**batch, "reward": own})
             metrics |= {f"reward_{key}": value for key, value in learned.items()}
         return metrics
 

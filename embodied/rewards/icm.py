@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.nets import mlp
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, take
 from embodied.rewards.moments import Moments
 from embodied.rewards.seen import Seen
 
@@ -30,7 +30,7 @@ from embodied.rewards.seen import Seen
 @dataclass(frozen=True)
 class Config:
     """`leaves`: the observations that count (null: what policies see); `beta`: the forward model's
-    share of the loss."""
+    share of the loss. It learns from all rows of a batch, `batch_size` of them at a time."""
 
     weight: float = 1.0
     own: float = 1.0
@@ -39,6 +39,7 @@ class Config:
     features: int = 32
     beta: float = 0.2
     lr: float = 1e-3
+    batch_size: int = 256
 
 
 class Icm:
@@ -62,6 +63,7 @@ class Icm:
                 }
             ).to(device)
         self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.spread = Moments(1, device)
 
     @torch.no_grad()
@@ -101,6 +103,13 @@ class Icm:
         return action.flatten(1).float()
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
+        used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
+        count, device = len(rows["reward"]), rows["reward"].device
+        order = torch.randperm(count, generator=self.generator, device=device)
+        metrics = [self._learn(take(used, some)) for some in order.split(self.config.batch_size)]
+        return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
+
+    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
         guess, wrong = self._parts(rows)
         if self.actions:
             inverse = functional.cross_entropy(guess, rows["action"].flatten().long())
@@ -116,6 +125,7 @@ class Icm:
         return {
             "nets": self.nets.state_dict(),
             "adam": deepcopy(self.adam.state_dict()),
+            "generator": self.generator.get_state(),
             "spread": self.spread.get_state(),
             "seen": self.seen.get_state(),
         }
@@ -123,6 +133,7 @@ class Icm:
     def set_state(self, state: dict[str, Any]) -> None:
         self.nets.load_state_dict(state["nets"])
         self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"].cpu())
         self.spread.set_state(state["spread"])
         self.seen.set_state(state["seen"])
 

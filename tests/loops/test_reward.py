@@ -13,6 +13,7 @@ from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import allow
 from embodied.core.tensors import Tensors
+from embodied.loops.log import read_metrics
 from tests.loops.test_run import flat, run, same, settings, weights
 
 allow("tests")
@@ -46,6 +47,29 @@ class Growing:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.factor, self.told = state["factor"], list(state["told"])
+
+
+class Told:
+    """Pays 1 for everything; what it is taught from has to hold what the world paid: less than 0."""
+
+    frozen = False
+
+    def __init__(self) -> None:
+        self.lessons = 0
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        assert (rows["reward"] < 0).all()
+        return torch.ones_like(rows["reward"])
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        assert (rows["reward"] < 0).all() and not any("own" in key for key in rows)
+        self.lessons += 1
+        return {"lessons": torch.tensor(float(self.lessons))}
+
+
+def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:
+    run(settings(tmp_path, steps=200, reward={"_target_": "tests.loops.test_reward.Told"}))
+    assert read_metrics(tmp_path)[-3]["train/reward_lessons"] > 10
 
 
 def test_a_reward_with_a_state_is_resumed_exactly(tmp_path: Path) -> None:
