@@ -50,7 +50,7 @@ class Growing:
 
 
 class Told:
-    """Pays 1 for everything; what it is taught from has to hold what the world paid: less than 0."""
+    """Pays 1 for everything; what it is taught from holds what the world paid: less than 0."""
 
     frozen = False
 
