@@ -66,8 +66,8 @@ class Classifier:
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
         self.config, self.device, self.folder = config, device, folder
-        if parallel.world() > 1 and config.refit_every:
-            raise ConfigError("processes would each learn a reward of their own: refit_every=0")
+        if parallel.world() > 1:
+            raise ConfigError("processes would each learn a reward of their own; train in one")
         self.data: Labelled | None = None
         self.sources: tuple[str, ...] = ()
         self.seed = seed

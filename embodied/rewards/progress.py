@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from embodied.core import parallel
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
@@ -99,6 +100,8 @@ class StepwiseProgress(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.seed, self.frozen = config, seed, not config.relabel
+        if parallel.world() > 1:
+            raise ConfigError("processes would each fit a reward of their own; train in one")
         if not config.demos:
             raise ConfigError(
                 "this reward is learned from demonstrations: reward.demos=DIR "
