@@ -2,9 +2,8 @@
 
 What is written is parsed, checked against an allow-list and translated before it is compiled:
 calls, of methods too, become calls of our own table's functions, whole numbers become floats, and
-`x += y` becomes `x = x + y`. The translation has no attribute access, no names but its own, no
-control flow that depends on data and no whole-number arithmetic, so that what it costs depends on
-the number of rows alone.
+`x += y` becomes `x = x + y`. The translation has no attribute access, no names but its own and no
+control flow that depends on data, so that what it costs depends on the number of rows alone.
 Attribute names are allow-listed because evaluating without builtins is no protection: one walk over
 `__subclasses__` leaves it.
 """
@@ -29,6 +28,7 @@ BRACKETS = 32  # depth of
 DEPTH = 40  # of the syntax tree
 NODES = 600  # of a function
 FUNCTIONS = 8
+LONGEST = 1500  # characters of a reason
 RUN = re.compile(r"(?:[-+~]\s*){24}|(?:\bnot\s+){8}")
 ENTRY = "reward"
 RESERVED = MODULES | BUILTINS | {"range"}
@@ -39,8 +39,8 @@ class Rejected(ValueError):
     signature, process, result)."""
 
     def __init__(self, layer: str, reason: str) -> None:
-        super().__init__(f"{layer}: {reason}")
-        self.layer, self.reason = layer, reason
+        self.layer, self.reason = layer, " ".join(reason.split())[:LONGEST]
+        super().__init__(f"{layer}: {self.reason}")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def compiled(
     """The program's entry as a Python function, with no builtins and no names but the table's."""
 
     def tensor(data: Any) -> Tensor:
+        if isinstance(data, Tensor):
+            return data.float()
         return torch.tensor(data, dtype=torch.float32, device=device)
 
     names: dict[str, Any] = {own(name): function.call for name, function in TABLE.items()}

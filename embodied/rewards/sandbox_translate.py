@@ -11,6 +11,7 @@ from embodied.rewards.sandbox_values import (
     LOOPS,
     Values,
     counted,
+    counter,
     is_text,
     plain,
     refuse,
@@ -105,7 +106,7 @@ class Translation(Values):
         self.loops.append(name)
         body = [self.statement(line) for line in node.body if not _said(line)]
         self.loops.pop()
-        return ast.For(ast.Name(name, ast.Store()), count, body or [ast.Pass()], [])
+        return ast.For(ast.Name(counter(name), ast.Store()), count, body or [ast.Pass()], [])
 
     def _target(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name):

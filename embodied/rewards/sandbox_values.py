@@ -60,6 +60,11 @@ def own(name: str) -> str:
     return PREFIX + name.replace(".", "_")
 
 
+def counter(name: str) -> str:
+    """The name of a loop's counter in a compiled program: outside of its loop it has none."""
+    return f"{PREFIX}at_{name}"
+
+
 class Values:
     """The expressions of one module; `calls` says which of its functions call which."""
 
@@ -108,7 +113,7 @@ class Values:
 
     def _constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, bool):
-            return ast.Constant(node.value)
+            refuse(node, "True and False are for keepdim only")
         if not isinstance(node.value, int | float):
             refuse(node, f"{node.value!r:.40} is not a number")
         if not math.isfinite(node.value) or abs(node.value) > LARGEST:
@@ -120,7 +125,7 @@ class Values:
         if name.startswith("_"):
             refuse(node, f"names cannot begin with an underscore ({name})")
         if name in self.loops:
-            return _called("float", [ast.Name(name, ast.Load())])
+            return _called("float", [ast.Name(counter(name), ast.Load())])
         return self._plain_name(node)
 
     def _plain_name(self, node: ast.expr) -> ast.Name:
@@ -182,7 +187,7 @@ class Values:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return ast.UnaryOp(node.op, self._whole(node.operand))
         if isinstance(node, ast.Name) and node.id in self.loops:
-            return ast.Name(node.id, ast.Load())
+            return ast.Name(counter(node.id), ast.Load())
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
             return ast.BinOp(self._whole(node.left), node.op, self._whole(node.right))
         refuse(node, "only whole numbers that are written out can be an index or a dimension")
@@ -236,8 +241,8 @@ class Values:
         return _called(name, args, words)
 
     def _argument_word(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Constant) and node.value is None:
-            return ast.Constant(None)
+        if isinstance(node, ast.Constant) and (node.value is None or type(node.value) is bool):
+            return ast.Constant(node.value)
         return self.value(node)
 
     def _argument(self, name: str, at: int, node: ast.expr) -> ast.expr:
@@ -272,7 +277,7 @@ class Values:
         self.loops.append(name)
         value = self.value(node.elt)
         self.loops.pop()
-        generator = ast.comprehension(ast.Name(name, ast.Store()), count, [], 0)
+        generator = ast.comprehension(ast.Name(counter(name), ast.Store()), count, [], 0)
         return ast.ListComp(value, [generator])
 
     def _dimension(self, node: ast.expr) -> ast.expr:

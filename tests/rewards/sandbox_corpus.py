@@ -165,6 +165,10 @@ LANGUAGE = {
     "no return": "def reward(x):\n    y = x\n",
     "nine functions": "".join(f"def f{i}(x):\n    return x\n" for i in range(8)) + FINE,
     "one huge function": body(*(f"a{i} = x * {i} + x" for i in range(300)), HANDED),
+    "numbers from True": gives("x[:, 0] * (True + True)"),
+    "very long name": gives("a" * 15_000),
+    "string as an argument": gives("x.norm(p='nuc')"),
+    "counter written": body("for i in range(3):", "    i = 9", HANDED),
     "long sum": gives("+".join(["x[:, 0]"] * 2000)),
     "code outside": "reward = 5\nx = torch.exp(1)\n" + FINE,
     "expression outside": "torch.hub.load('a', 'b')\n" + FINE,
@@ -217,6 +221,7 @@ RESULT = {
     "depends on other rows": gives("x[:, 0] - x[:, 0].mean()"),
     "first row": gives("x[0, 0] + 0 * x[:, 0]"),
     "index out of range": gives("x[:, 7]"),
+    "counter after its loop": body("for i in range(3):", "    y = x", "return x[:, 0] * i"),
     "not assigned": body("y = y + x[:, 0]", "return y"),
     "memory by broadcasting": gives(
         "x[:, 0] + 0 * (x[:, 0][:, None, None, None] * x[:, 0][None, :, None, None]"
