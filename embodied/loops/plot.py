@@ -123,7 +123,7 @@ def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str
     one, two = framed(left), framed(right, 0.0, 1.0)
     drawn = [one.grid(), coloured(one, left, 0), coloured(two, right, 1)]
     drawn += [
-        f'<text x="{WIDTH - RIGHT - 4}" y="{two.y(value) - 4:.1f}" class="y second">'
+        f'<text x="{WIDTH - RIGHT - 4}" y="{two.y(value) + 4:.1f}" class="y second">'
         f"{number(value)}</text>"
         for value in ticks(two.bottom, two.top, 4)
     ]

@@ -31,9 +31,8 @@ def write(folder: Path) -> Path:
     rows = read_metrics(folder)
     parts = [
         _header(folder, rows),
-        _goodhart(folder),
+        _rewards(folder),
         _curves(rows),
-        _terms(folder),
         _tasks(folder),
         _films(folder),
         _evaluations(folder),
@@ -130,6 +129,12 @@ def _curves(rows: Sequence[dict[str, Any]]) -> str:
     return f'<h2>Curves</h2><div class="grid2">{"".join(figures)}</div>' if figures else ""
 
 
+def _rewards(folder: Path) -> str:
+    """What a reward of its own did in this run, beside what the world saw."""
+    figures = _goodhart(folder) + _terms(folder)
+    return f'<h2>Reward</h2><div class="grid2 pair">{figures}</div>' if figures else ""
+
+
 def _goodhart(folder: Path) -> str:
     """What the reward paid and what the world saw succeed, evaluation by evaluation."""
     past = evaluations(folder)
@@ -139,8 +144,7 @@ def _goodhart(folder: Path) -> str:
     success = [(float(step), won) for _, won, step in past]
     drawn = against(proxy, success, ("mean reward paid", "success in the world"))
     words = "the reward rose while success fell" if rung(past) else "they have not parted"
-    caption = f"<figcaption>reward and success<b>{words}</b></figcaption>"
-    return f'<h2>Reward and success</h2><div class="grid2"><figure>{caption}{drawn}</figure></div>'
+    return f"<figure><figcaption>Reward and success<b>{words}</b></figcaption>{drawn}</figure>"
 
 
 def _terms(folder: Path) -> str:
@@ -154,9 +158,9 @@ def _terms(folder: Path) -> str:
         for name, values in kept["terms"].items()
     }
     ends = {True: "succeeded", False: "failed", None: ""}[kept["success"]]
-    drawn = several(series, "terms of the reward")
-    caption = f"<figcaption>an evaluation episode, by decision<b>{ends}</b></figcaption>"
-    return f'<h2>Terms of the reward</h2><div class="grid2"><figure>{caption}{drawn}</figure></div>'
+    words = f"an evaluation episode{f' that {ends}' if ends else ''}, by decision"
+    caption = f"<figcaption>Terms of the reward<b>{words}</b></figcaption>"
+    return f"<figure>{caption}{several(series, 'terms of the reward')}</figure>"
 
 
 def _tasks(folder: Path) -> str:
@@ -279,6 +283,7 @@ header p { margin: 2px 0 20px; color: var(--soft); }
 .tiles, .grid2 { display: grid; gap: 14px; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); }
 .grid2 { grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
+.pair { grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
 .tile, figure, table, pre { background: var(--card); border: 1px solid var(--edge);
   border-radius: 10px; }
 .tile { padding: 12px 16px; display: flex; flex-direction: column; }
