@@ -158,7 +158,7 @@ def _terms(folder: Path) -> str:
         for name, values in kept["terms"].items()
     }
     ends = {True: "succeeded", False: "failed", None: ""}[kept["success"]]
-    words = f"an evaluation episode{f' that {ends}' if ends else ''}, by decision"
+    words = f"one episode{f' that {ends}' if ends else ''}"
     caption = f"<figcaption>Terms of the reward<b>{words}</b></figcaption>"
     return f"<figure>{caption}{several(series, 'terms of the reward')}</figure>"
 
