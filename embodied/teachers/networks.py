@@ -30,7 +30,7 @@ def perceptron(
 
 def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1.0) -> nn.Linear:
     """A layer with torch's usual weights, uniform in +-scale / sqrt(inner)."""
-    layer = nn.utils.skip_init(nn.Linear, inner, outer)
+    layer = nn.Linear(inner, outer, device="meta").to_empty(device="cpu")  # nothing drawn
     edge = scale / math.sqrt(inner)
     with torch.no_grad():
         for parameter in (layer.weight, layer.bias):

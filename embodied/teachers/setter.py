@@ -73,7 +73,8 @@ class Flow(nn.Module):
         left, odd = place < d // 2, place % 2 == 1
         masks = [left, ~left, odd] if d > 1 else [left] * 3
         couplings = [Coupling(mask, width, layers, random) for mask in masks * blocks]
-        self.couplings = nn.ModuleList(couplings)
+        self.couplings = couplings
+        self.parts = nn.ModuleList(couplings)
 
     def forward(self, z: Tensor, feasibility: Tensor) -> tuple[Tensor, Tensor]:
         """Goals [n, d] in (0, 1) and log p(goal | feasibility) [n]; z [n, d], feasibility [n]."""

@@ -172,7 +172,7 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
     np.savez_compressed(config.output / "tasks.npz", tasks=played.astype(np.float32))
     if config.picture:
         names, title = student.task.names, f"{config.teacher}, toy student"
-        times = np.arange(len(played))
+        times = np.arange(float(len(played)))
         draw(config.output / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
     print(
         f"{config.teacher}: {shares[-1]:.1%} of cells unlocked, "
