@@ -45,6 +45,21 @@ def agreement(forward: Tensor, backward: Tensor, tolerance: float) -> Tensor:
     return torch.exp(-(((forward - backward) / tolerance) ** 2))
 
 
+def potential(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """F = gamma^k Phi(s') - Phi(s), [N]: whatever a trajectory does in between cancels."""
+    return discount * after - before
+
+
+def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """Phi(s') - Phi(s), [N], at a true end too: not invariant. Standing still pays nothing (with a
+    potential it costs), and progress is worth something even if success is never met, which is
+    what exploring from nothing needs: a potential pays every policy that never succeeds alike."""
+    return after - before
+
+
+SHAPINGS = {"potential": potential, "gain": gain}
+
+
 @dataclass(frozen=True)
 class Frames:
     """Moments of several episodes, one after the other: `episode` [N] (int64), `place` [N] in

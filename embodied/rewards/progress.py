@@ -33,27 +33,12 @@ from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.data.dataset import joined
-from embodied.rewards.hops import Frames, agreement, compose, integrate, moments
+from embodied.rewards.hops import SHAPINGS, Frames, agreement, compose, integrate, moments
 from embodied.rewards.pair import Fitting, PairNet, ends, fit
 from embodied.rewards.seeing import all_moments, require_seen, shared_leaves
 from embodied.rewards.watched import PICTURE, pictured
 
 MOST = 4096  # rows that go through the network at once
-
-
-def potential(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """F = gamma^k Phi(s') - Phi(s), [N]: whatever a trajectory does in between cancels."""
-    return discount * after - before
-
-
-def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """Phi(s') - Phi(s), [N], at a true end too: not invariant. Standing still pays nothing (with a
-    potential it costs), and progress is worth something even if success is never met, which is
-    what exploring from nothing needs: a potential pays every policy that never succeeds alike."""
-    return after - before
-
-
-SHAPINGS = {"potential": potential, "gain": gain}
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.core.recording import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.data.collect import CollectConfig, collect
 from embodied.rewards.calibration import calibrate, coolest, reliability, threshold_for
 from embodied.rewards.classifier import Classifier
 from embodied.rewards.newest import Newest
 from embodied.rewards.outcomes import Training, labelled, split
+from embodied.rewards.watched import PICTURE
+from envs.planar import Config as PlanarConfig
+from envs.planar import TwoGap
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
@@ -298,3 +304,33 @@ def test_the_command_writes_what_training_reads(
     assert "held out 3 moments of success" in capsys.readouterr().out
     reward = made(tmp_path / "run", trained=str(tmp_path / "eyes"))
     assert reward.version == 1
+
+
+def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> None:
+    """Recorded in a world that shows the reward's picture; trained in the same world without it:
+    the policy sees what it saw, the reward sees the end of an episode."""
+    pictured = {
+        "_target_": "envs.wrapper.Wrapped",
+        "env": {"_target_": "envs.planar.TwoGap"},
+        "wrappers": [{"_target_": "embodied.rewards.photographed.Photographed", "size": 48}],
+    }
+    script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())
+    config = CollectConfig(pictured, script, 8, str(tmp_path / "won"), num_envs=4, images="png")
+    collect(config, lambda kept, played: None)
+    env = TwoGap(PlanarConfig(num_envs=2))
+    how = {"views": [PICTURE], "channels": [8, 8], "hidden": [16], "updates": 200, "lr": 0.005}
+    context = {"device": torch.device("cpu"), "seed": 0, "folder": tmp_path / "run"}
+    settings = {"data": str(tmp_path / "won"), "training": how}
+    reward: Classifier = build(NODE | settings, spec=env.spec, **context)
+    watched = reward.watch(env)
+    assert set(env.spec.obs) == {"state"} and watched.spec.obs[PICTURE].shape == (48, 48, 3)
+    assert reward.watch(watched) is watched
+    before = watched.reset(0)
+    env.place[0] = torch.tensor([0.90, 0.5])
+    step = watched.step(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    assert step.terminated.tolist() == [True, False]
+    rows = tt.nest(before, "obs") | tt.nest(step.next_obs, "next_obs")
+    rows |= {"reward": step.reward, "discount": 0.97 * (~step.terminated).float()}
+    assert reward(rows).tolist() == [1.0, 0.0]
+    started = rows | {f"next_obs/{PICTURE}": step.obs[PICTURE]}
+    assert reward(started).tolist() == [0.0, 0.0]

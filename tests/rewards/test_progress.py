@@ -15,7 +15,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.recording import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards import hops
-from embodied.rewards.progress import SHAPINGS, StepwiseProgress
+from embodied.rewards.progress import StepwiseProgress
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NODE = {
@@ -277,7 +277,7 @@ def test_shaping_leaves_the_optimal_policy_as_it_is() -> None:
         reward, discount = draw(6, 3, 6), 0.9 * (draw(6, 3, 6) > 0.2).double()
         phi = draw(6)
         before, after = phi[:, None, None].expand(6, 3, 6), phi.expand(6, 3, 6)
-        shaping = SHAPINGS["potential"](before, after, discount)
+        shaping = hops.SHAPINGS["potential"](before, after, discount)
         true = values(reward, discount, chance)
         shaped = values(reward + shaping, discount, chance)
         torch.testing.assert_close(shaped + phi[:, None], true, rtol=0, atol=1e-9)
@@ -301,9 +301,9 @@ def test_the_level_of_progress_makes_it_linger_and_the_potential_does_not() -> N
     reward = (discount == 0).double()
     best = {
         "potential": values(
-            reward + SHAPINGS["potential"](before, after, discount), discount, chance
+            reward + hops.SHAPINGS["potential"](before, after, discount), discount, chance
         ),
-        "gain": values(reward + SHAPINGS["gain"](before, after, discount), discount, chance),
+        "gain": values(reward + hops.SHAPINGS["gain"](before, after, discount), discount, chance),
         "level": values(reward + after, discount, chance),
     }
     assert best["potential"][:door].argmax(1).tolist() == [1, 1, 1, 1]
