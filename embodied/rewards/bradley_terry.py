@@ -28,7 +28,8 @@ CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, ke
 @dataclass(frozen=True)
 class Fit:
     """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until a share
-    `enough` of them is told right; `hidden` layers for numbers (pictures: convolutions)."""
+    `enough` of them is told right; `hidden` layers for numbers (pictures: convolutions). `fresh`:
+    begin anew with every set of labels; networks that go on learn wrong labels by heart."""
 
     members: int = 3
     hidden: tuple[int, ...] = (128, 128)
@@ -37,6 +38,7 @@ class Fit:
     batch: int = 64
     rate: float = 3e-4
     decay: float = 0.0
+    fresh: bool = True
 
 
 class Vectors(nn.Module):
@@ -116,11 +118,15 @@ class Ranker:
     """The ensemble with all pairs that it was ever taught, and how it learns them."""
 
     def __init__(self, leaf: Leaf, how: Fit, device: torch.device, seed: int) -> None:
-        self.how, self.device = how, device
-        self.net = scores_of(leaf, how, seed).to(device)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), how.rate, weight_decay=how.decay)
+        self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
         self.random = torch.Generator().manual_seed(seed)
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
+        self.net, self.optimizer = self._begun()
+
+    def _begun(self) -> tuple[Scores, torch.optim.Optimizer]:
+        """An ensemble that has learned nothing, and its optimiser."""
+        net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
+        return net, torch.optim.Adam(net.parameters(), how.rate, weight_decay=how.decay)
 
     def __len__(self) -> int:
         return len(self.labels[2])
@@ -151,7 +157,8 @@ class Ranker:
         if len(self):
             metrics["new_accuracy"] = torch.tensor(self.accuracy(new))
             new = joined([self.labels, new])
-        else:
+        if self.how.fresh or not len(self):
+            self.net, self.optimizer = self._begun()
             self.net.prepare(torch.cat(new[:2]).to(self.device))
         self.labels, share = new, 0.0
         for _ in range(self.how.epochs):

@@ -47,6 +47,19 @@ def test_labels_that_are_often_wrong_still_teach() -> None:
     assert ranker.accuracy(labels(1000, 1)) > 0.85
 
 
+def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None:
+    parts = [labels(60, seed, error=0.3) for seed in range(6)]
+    held_out = labels(1000, 99)
+    told = {}
+    for fresh in (True, False):
+        fit = Fit(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
+        ranker = Ranker(Leaf((2,)), fit, CPU, 0)
+        for part in parts:
+            ranker.learn(part)
+        told[fresh] = ranker.accuracy(held_out)
+    assert told[True] > told[False] + 0.02
+
+
 def test_new_accuracy_is_foretold_not_fitted() -> None:
     ranker = Ranker(Leaf((2,)), Fit(hidden=(32,), rate=1e-2), CPU, 0)
     assert "new_accuracy" not in ranker.learn(labels(200, 0))
