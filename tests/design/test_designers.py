@@ -145,7 +145,8 @@ def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
     first, second, third = here.ledger.of_round(0)
     assert re.search(BAD[name], first.problem), first.problem
     assert third.problem and third.id == 2
-    assert best == second and best.origin["reply"] == chat.texts["good"]
+    assert best is not None and best == second
+    assert best.origin["reply"] == chat.texts["good"]
     assert (tmp_path / "best.py").read_text() == second.source
     assert best.origin["removed"] == ["import torch"] and "def distance" in str(best.source)
     assert here.ledger.finals == {1000: pytest.approx(best.fitness)}
