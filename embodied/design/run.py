@@ -16,7 +16,7 @@ from embodied.design.description import about
 from embodied.design.designer import Board, Designer
 from embodied.design.experience import Experience, gather
 from embodied.design.grammar import drawn_at_random
-from embodied.design.ledger import Ledger
+from embodied.design.ledger import FILE, Ledger
 from embodied.design.search import Search, Tell, folder_of
 from embodied.design.trial import Budget, Trials
 from embodied.foundation.endpoint import open_chat
@@ -59,6 +59,8 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     train`. A folder with a ledger is gone on with. KeyboardInterrupt stops all trainings."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
+    chat = None if config.chat is None else open_chat(config.chat)
+    designer: Designer = build(config.designer, chat=chat) if chat else build(config.designer)
     env: VecEnv = build(config.env | {"num_envs": ROWS})
     try:
         experience = _experience(config, env, folder)
@@ -69,8 +71,6 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     for number in range(config.controls):
         (folder / f"control-{number}.py").write_text(drawn_at_random(found, number))
     ledger = Ledger(folder)
-    chat = None if config.chat is None else open_chat(config.chat)
-    designer: Designer = build(config.designer, chat=chat) if chat else build(config.designer)
     with Sandbox(Limits(), config.sandbox) as sandbox:
         tell(f"sandbox: {sandbox.status}")
         tell(_seen(experience))
@@ -104,7 +104,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
 
 
 def _experience(config: DesignConfig, env: VecEnv, folder: Path) -> Experience:
-    if (folder / "experience.safetensors").exists():
+    if (folder / FILE).exists() and (folder / "experience.safetensors").exists():
         return Experience.load(folder)
     demonstrator: Policy | None = None
     if config.demonstrator is not None:
