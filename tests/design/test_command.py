@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from embodied import cli
+from embodied.core.build import build
+from embodied.design.designer import Board
+from embodied.design.digest import digests
+from embodied.design.experience import Experience, Verdict
 from embodied.design.ledger import Ledger
+from embodied.design.search import folder_of
 from embodied.design.trial import Budget, Job, Trials, thinned
+from embodied.rewards.variables import variables
 
 LEARN = (
     "learn=policy=normal learner=ppo env.num_envs=16 learner.horizon=16 learner.epochs=1 "
@@ -47,6 +53,22 @@ def test_a_design_trains_chooses_and_reports(
     design(f"resume={out}")  # everything is there: nothing trains again
     assert (out / "design.jsonl").read_text() == before
     assert json.loads(before.splitlines()[0])["event"] == "candidate"
+    told = digests(board_of(out), first, episodes=3, last=4)  # 512 steps teach nothing: all fail
+    episodes = told.split("\n\n")
+    assert len(episodes) == 3 and episodes[0].startswith("episode 1\nstate ")
+    assert all(len(text.splitlines()) == 1 + 4 for text in episodes) and "; action " in told
+
+
+def board_of(folder: Path) -> Board:
+    """What an analyser needs of a search that ended."""
+    env = build({"_target_": "envs.planar.TwoGap", "num_envs": 1})
+    ledger, found = Ledger(folder), variables(env.spec)
+    experience = Experience.load(folder)
+    verdict = Verdict()
+    return Board(
+        "", "", env.spec, found, ledger, experience, lambda _: verdict, 0,
+        lambda candidate: folder_of(ledger, candidate),
+    )  # fmt: skip
 
 
 def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
