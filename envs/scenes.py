@@ -215,6 +215,7 @@ def _posed(world: str, album: Album, seed: int, tracks: int, shown: Progress) ->
     env = build({**node, "num_envs": 1})
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)
+    env.photographs(row, album.size)  # MuJoCo's free camera looks at where things are at first
     for track in range(max(tracks, 1)):
         states = way(torch.rand(2)) if tracks else torch.rand(20 * album.wanted, 2)
         for state in states:
@@ -244,7 +245,9 @@ def _put_cartpole(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
 
 def _put_inverted(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
     # As many near the middle and upright as far from it.
-    x, angle = (torch.tensor([1.0, 0.35]) * (2 * where - 1).abs().pow(1.5) * (where - 0.5).sign()).unbind()
+    x, angle = (
+        torch.tensor([1.0, 0.35]) * (2 * where - 1).abs().pow(1.5) * (where - 0.5).sign()
+    ).unbind()
     inner = env.envs[0].unwrapped
     inner.set_state(numpy.array([float(x), float(angle)]), numpy.zeros(2))
     return {"x": x[None], "angle": angle[None]}

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> None:
     ]
     fresh = [drawn(out, world, 400, shape.side, seed + 1) for world in worlds]
     tracks = [drawn(out, world, 0, shape.side, seed + 2) for world in worlds]
-    told = Report(int(given["steps"]))
-    plan = Plan(steps=told.steps, seed=seed)
+    plan = Plan(steps=int(given["steps"]), seed=seed)
+    told = Report(plan.steps + plan.polish)
     towers = train(scenes, plan, shape, out / "training.pt", told, device_of(given["device"]))
     minutes = (time.monotonic() - began) / 60
     lines = publish(out, towers.cpu(), scenes, fresh, tracks, plan, minutes)
@@ -116,7 +116,7 @@ def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
 
 
 class Report:
-    """A line every fifty steps: the losses, and how long it will take."""
+    """A line every hundred steps: the losses, and how long it will take."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.began, self.first = steps, 0.0, 0
@@ -127,9 +127,9 @@ class Report:
             self.began, self.first = time.monotonic(), step
         for key, value in metrics.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
-        if step % 50 == 0 or step == self.steps:
+        if step % 100 == 0 or step == self.steps:
             pace = (time.monotonic() - self.began) / max(step - self.first, 1)
-            shown = ", ".join(f"{key} {value / 50:.3f}" for key, value in self.sums.items())
+            shown = ", ".join(f"{key} {value / 100:.3f}" for key, value in self.sums.items())
             left = pace * (self.steps - step) / 60
             print(f"step {step}/{self.steps}: {shown}; {left:.1f} minutes left", flush=True)
             self.sums = {}

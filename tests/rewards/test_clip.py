@@ -1,0 +1,176 @@
+"""Sentences as rewards: the projection, the ladder, what is hidden, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from embodied.foundation import simclip
+from embodied.foundation.captions import fact, ladder, phrased
+from embodied.rewards.clip import Config, Ladders, Projected, readout_of
+from embodied.rewards.endless import Endless
+from envs.planar import Config as GapConfig
+from envs.planar import TwoGap
+
+REACH = "the hand is touching the green ball"
+SPEC = Spec({"state": Leaf((2,)), "front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
+
+
+def unit(rows: int, seed: int, size: int = 16) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return functional.normalize(torch.randn(rows, size, generator=random), dim=1)
+
+
+def test_without_projection_it_is_the_cosine() -> None:
+    seen, goal, away = unit(20, 0), unit(1, 1)[0], unit(1, 2)[0]
+    for readout in (Projected(goal, away, 0.0), Projected(goal, None, 0.7)):
+        torch.testing.assert_close(readout(seen), seen @ goal)
+
+
+def test_with_full_projection_only_the_way_to_the_goal_counts() -> None:
+    seen, goal, away = unit(20, 0), unit(1, 1)[0], unit(1, 2)[0]
+    readout = Projected(goal, away, 1.0)
+    way = (goal - away) / (goal - away).norm()
+    across = torch.randn(20, 16)
+    across -= (across @ way)[:, None] * way
+    torch.testing.assert_close(readout(seen + across), readout(seen), atol=1e-5, rtol=0)
+    # By hand: 1 - (d.(z - g))^2 / 2, of d of length one.
+    torch.testing.assert_close(readout(seen), 1 - 0.5 * ((seen - goal) @ way).square())
+    assert float(readout(goal[None])) == pytest.approx(1.0)
+
+
+def test_projection_is_that_of_the_matrix() -> None:
+    seen, goal, away = unit(5, 3), unit(1, 4)[0], unit(1, 5)[0]
+    way = goal - away
+    matrix = 0.3 * torch.outer(way, way) / way.square().sum() + 0.7 * torch.eye(16)
+    expected = 1 - 0.5 * ((seen - goal) @ matrix).square().sum(1)
+    torch.testing.assert_close(Projected(goal, away, 0.3)(seen), expected)
+
+
+def test_a_ladder_is_the_expected_place() -> None:
+    rungs = torch.eye(3)
+    readout = Ladders([rungs], 100.0)
+    torch.testing.assert_close(readout(torch.eye(3)), torch.tensor([0.0, 0.5, 1.0]))
+    # Between two rungs: half of each, by hand.
+    between = functional.normalize(torch.tensor([[0.0, 1.0, 1.0]]), dim=1)
+    assert float(readout(between)) == pytest.approx(0.75)
+    both = Ladders([rungs, rungs.flip(0)], 100.0)
+    torch.testing.assert_close(both(torch.eye(3)), torch.full((3,), 0.5))
+
+
+class Words:
+    """An encoder whose texts are known vectors and whose pictures are their first pixel's hue."""
+
+    name, size, side = "words", 3, 8
+
+    def texts(self, sentences: Sequence[str]) -> Tensor:
+        place = {"bad": 0, "fair": 1, "good": 2}
+        return torch.eye(3)[[place[text] for text in sentences]]
+
+    def images(self, pictures: Tensor) -> Tensor:
+        return functional.normalize(pictures[:, 0, 0].float(), dim=1)
+
+
+def test_given_sentences_are_used_as_they_are() -> None:
+    picture = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    picture[0, 0, 0, 1] = 200
+    model = Words()
+    steps = readout_of(Config(ladder=("bad", "fair", "good"), temperature=0.01), model, ())
+    assert float(steps(model.images(picture))) == pytest.approx(0.5, abs=1e-4)
+    plain = readout_of(Config(alpha=0.0), model, ("good", "fair"))
+    assert float(plain(model.images(picture))) == pytest.approx(0.5 + 0.25)  # |g| is not one
+    with pytest.raises(ConfigError, match="at least two"):
+        readout_of(Config(ladder=("good",)), model, ())
+    with pytest.raises(ConfigError, match="says the same"):
+        readout_of(Config(baseline="good"), model, ("good",))
+
+
+def test_a_known_order_is_found_and_others_are_not() -> None:
+    model = simclip.load()
+    found = model.ladder("the gripper is right at the green ball")
+    assert found is not None and found[0] == [simclip.BLANK]
+    assert any("touching" in text or "exactly at" in text for text in found[-1])
+    backwards = model.ladder("the hand is very far from the ball")
+    assert backwards is not None and backwards[-1] == found[1]
+    for sentence in ("a red bus waits in the rain", "quarterly earnings exceeded forecasts"):
+        assert model.ladder(sentence) is None
+
+
+def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
+    env = TwoGap(GapConfig(num_envs=3))
+    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH}
+    reward = build(node, spec=env.spec, device=torch.device("cpu"))
+    watched = reward.watch(env)
+    watched.reset(0)
+    step = watched.step(torch.zeros(3, 2))
+    rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()} | {"reward": step.reward}
+    paid = reward(rows)
+    assert paid.shape == (3,) and paid.dtype == torch.float32 and bool((paid <= 0).all())
+    one = reward({k: v[:1] for k, v in rows.items()})
+    torch.testing.assert_close(paid[:1], one, atol=1e-5, rtol=0)
+    assert reward.frozen and reward.update(rows) == {}
+
+
+def test_change_is_potential_based() -> None:
+    env = TwoGap(GapConfig(num_envs=2))
+    node = {"_target_": "embodied.rewards.clip.Clip", "value": "change", "scale": 2.0}
+    reward = build(
+        node | {"prompt": REACH, "picture": "front"}, spec=SPEC, device=torch.device("cpu")
+    )
+    before, after = (torch.full((2, 8, 8, 3), v, dtype=torch.uint8) for v in (30, 220))
+    rows = {"obs/front": before, "next_obs/front": after, "reward": torch.zeros(2)}
+    paid = reward(rows | {"discount": torch.tensor([0.9, 0.0])})
+    now, then = reward.score(before), reward.score(after)
+    expected = 2 * (torch.tensor([0.9, 0.0]) * then - now)
+    torch.testing.assert_close(paid, expected)
+    assert env.num_envs == 2
+
+
+def test_ends_are_hidden_from_the_learner() -> None:
+    env = TwoGap(GapConfig(num_envs=1))
+    endless = Endless(env)
+    endless.reset(0)
+    env.place[0] = torch.tensor([0.9, 0.5])
+    step = endless.step(torch.tensor([[1.0, 0.0]]))
+    assert bool(step.log["success"]) and not bool(step.terminated) and bool(step.truncated)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"picture": "state"}, "is not a picture of this world"),
+        ({"picture": "back"}, "there are \\['front'\\]"),
+        ({"alpha": 1.5}, "between 0 and 1"),
+        ({"prompt": None}, "what is the goal"),
+        ({"model": "/no/such"}, "there is no model"),
+    ],
+)
+def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: str) -> None:
+    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH, **settings}
+    with pytest.raises(ConfigError, match=said):
+        build(node, spec=SPEC, device=torch.device("cpu"))
+
+
+def test_rows_without_the_picture_are_refused() -> None:
+    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH}
+    reward = build(node, spec=SPEC, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"reward\.picture=LEAF"):
+        reward({"reward": torch.zeros(1)})
+
+
+def test_places_on_a_ladder_are_by_hand() -> None:
+    phrases = [phrased(("{a} {b}",), a=("x", "y"), b=(f"p{n}", f"q{n}")) for n in range(3)]
+    falling = ladder("near", (0.2, 0.1), (0.3, 0.0), phrases)
+    quantity = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.0])
+    assert falling.rung(quantity).tolist() == [0, 0, 1, 2, 2]
+    expected = torch.tensor([0.0, 0.5, 1.5, 2.5, 3.0]) * 2 / 3
+    torch.testing.assert_close(falling.place(quantity), expected)
+    made = fact("f", ["a", "b", "c", "d", "d"])
+    assert len(made.phrases) == 3 and len(made.held_out) == 1
+    assert not {*made.phrases} & {*made.held_out}
