@@ -66,7 +66,7 @@ class Config:
     channels: tuple[int, ...] = (16, 32, 32, 32)
     updates: int = 1000
     batch_size: int = 256
-    lr: float = 3e-3
+    lr: float = 1e-3
     zero: float = 0.05
     cross: float = 0.5
     swap: float = 0.75

@@ -23,6 +23,7 @@ NODE = {
     "hidden": [32, 32],
     "updates": 150,
     "batch_size": 128,
+    "lr": 0.003,
     "noise": 0.02,
 }
 
