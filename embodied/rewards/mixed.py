@@ -45,8 +45,8 @@ class Term:
 @dataclass(frozen=True)
 class Config:
     """`report`: episodes between looks at what goes with success, `suspect`: looks in a row before
-    the warning (0: none, and n-step returns are possible); `visits`: the observation whose repetitions count (null: all that
-    policies see)."""
+    the warning (0: none, and n-step returns are possible); `visits`: the observation whose
+    repetitions count (null: all that policies see)."""
 
     terms: dict[str, Term]
     own: float = 1.0
