@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -58,7 +57,7 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
 
     from embodied.core.build import build
     from embodied.core.durable import write_json
-    from embodied.core.episodes import EpisodeWriter, read_episodes
+    from embodied.core.episodes import read_episodes
     from embodied.core.rng import seed_everything
     from embodied.core.spec import require_same
     from embodied.data.dataset import joined
@@ -83,7 +82,16 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
     print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; asking", flush=True)
     report = reward.fit_from(episodes, node["held_out"])
     paid = _paid(reward, episodes)
-    note = {"reward": node["reward"], "seed": node["seed"], **report}
+    _copy(out, episodes, paid)
+    write_json(out / "judged.json", {"reward": node["reward"], "seed": node["seed"], **report})
+    _tell(out, report)
+    return report
+
+
+def _copy(out: Path, episodes: Episodes, paid: Tensor) -> None:
+    """The recording with another reward; the old one is `world_reward`."""
+    from embodied.core.episodes import EpisodeWriter
+
     with EpisodeWriter(out, episodes.spec) as writer:
         for number in range(len(episodes)):
             begin, length = int(episodes.start[number]), int(episodes.length[number])
@@ -91,11 +99,7 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
             episode["world_reward"] = episode["reward"]
             episode["reward"] = paid[begin : begin + length]
             info = dict(episodes.info[number]) if episodes.info else {}
-            text = episodes.texts[number] if episodes.texts else None
-            writer.add(episode, text, {**info, "judged": node["seed"]})
-    write_json(out / "judged.json", json.loads(json.dumps(note)))
-    _tell(out, report)
-    return report
+            writer.add(episode, episodes.texts[number] if episodes.texts else None, info)
 
 
 def _paid(reward: Teachable, episodes: Episodes) -> Tensor:
