@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -83,7 +84,8 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
     report = reward.fit_from(episodes, node["held_out"])
     paid = _paid(reward, episodes)
     _copy(out, episodes, paid)
-    write_json(out / "judged.json", {"reward": node["reward"], "seed": node["seed"], **report})
+    known = {name: value for name, value in report.items() if not math.isnan(value)}
+    write_json(out / "judged.json", {"reward": node["reward"], "seed": node["seed"], **known})
     _tell(out, report)
     return report
 
@@ -116,7 +118,12 @@ def _paid(reward: Teachable, episodes: Episodes) -> Tensor:
 
 def _tell(out: Path, report: dict[str, float]) -> None:
     print(f"{out}: every step paid by {report['labels']:.0f} labels; on trajectories held out")
-    print(f"  judged   {report['judged']:.1%} of the judge's own labels are told as well")
-    print(f"  pairs    {report['pairs']:.1%} in the order of the recorded reward")
-    print(f"  returns  rank correlation {report['returns']:.2f} with the recorded ones")
+    lines = {
+        "judged": "{:.0%} of the judge's own labels are told as well",
+        "pairs": "{:.0%} in the order of the recorded reward",
+        "returns": "rank correlation {:.2f} with the recorded ones",
+    }
+    for name, line in lines.items():  # a recording without rewards has nothing to compare with
+        if not math.isnan(report[name]):
+            print(f"  {name:8} {line.format(report[name])}")
     print(f"next: embodied train experiment=NAME demos={out}")
