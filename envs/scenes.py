@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 import torch
@@ -229,7 +230,7 @@ def _posed(world: str, album: Album, seed: int, tracks: int, shown: Progress) ->
     env.close()
 
 
-def _put_pendulum(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
+def _put_pendulum(env: Any, where: Tensor) -> dict[str, Tensor]:
     inner = env.envs[0].unwrapped
     angle = (2 * where[0] - 1) * torch.pi
     inner.state = (torch.stack([angle, 8 * where[1] - 4])).double().numpy()
@@ -237,13 +238,13 @@ def _put_pendulum(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
     return {"cos": angle.cos()[None], "sin": angle.sin()[None]}
 
 
-def _put_cartpole(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
+def _put_cartpole(env: Any, where: Tensor) -> dict[str, Tensor]:
     x, angle = 4.4 * where[0] - 2.2, 0.35 * (2 * where[1] - 1)
     env.envs[0].unwrapped.state = [float(x), 0.0, float(angle), 0.0]
     return {"x": x[None], "angle": angle[None]}
 
 
-def _put_inverted(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
+def _put_inverted(env: Any, where: Tensor) -> dict[str, Tensor]:
     # As many near the middle and upright as far from it.
     x, angle = (
         torch.tensor([1.0, 0.35]) * (2 * where - 1).abs().pow(1.5) * (where - 0.5).sign()
@@ -253,7 +254,7 @@ def _put_inverted(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
     return {"x": x[None], "angle": angle[None]}
 
 
-def _put_point(env: VecEnv, where: Tensor) -> dict[str, Tensor]:
+def _put_point(env: Any, where: Tensor) -> dict[str, Tensor]:
     # Half of the states are near the goal.
     place = where if where[1] < 0.5 else 0.7 * torch.tensor([1.0, 0.5]) + 0.3 * where
     env.place[0] = place

@@ -14,7 +14,7 @@ from embodied.foundation.contrastive import Contrastive, Preparation
 from embodied.foundation.image_text import ImageText
 from embodied.foundation.simclip import SimClip, load
 
-BATCH, SIDE = 32, 96
+BATCH, SIDE = 16, 96
 
 
 def run(out: Path, device: str | torch.device = "cpu") -> list[Comparison]:
@@ -25,7 +25,7 @@ def run(out: Path, device: str | torch.device = "cpu") -> list[Comparison]:
     return measured
 
 
-def rows(device: torch.device, repeats: int = 5) -> list[Comparison]:
+def rows(device: torch.device, repeats: int = 3) -> list[Comparison]:
     """Frames a second, preparation included; about a minute on one core."""
     large, small = vit_b32(device), load(device=device)
     few = pictures(4 if device.type == "cpu" else BATCH)
@@ -50,8 +50,9 @@ def vit_b32(device: torch.device) -> Contrastive:
         | {"num_attention_heads": 12, "patch_size": 32, "image_size": 224},
         text_config={"num_hidden_layers": 1},
     )
+    model: Any = CLIPModel(config)
     no_words: Any = None  # only pictures are measured
-    return Contrastive(CLIPModel(config).to(device), no_words, Preparation.of({}, "clip"), "b32")
+    return Contrastive(model.to(device), no_words, Preparation.of({}, "clip"), "b32")
 
 
 def pictures(count: int) -> Tensor:

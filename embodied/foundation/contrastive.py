@@ -175,7 +175,7 @@ def _preprocessor(name: str, local: bool) -> dict[str, Any]:
     if local:
         path = Path(name) / "preprocessor_config.json"
         return json.loads(path.read_text()) if path.exists() else {}
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     found = cached_file(
         name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False

@@ -65,6 +65,10 @@ class Moments(nn.Module):
     plain colours, and a convolution takes a hundred times as long to find a ball of four pixels.
     """
 
+    powers: Tensor
+    hues: Tensor
+    greys: Tensor
+
     def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side
@@ -103,6 +107,9 @@ class Moments(nn.Module):
 
 class Look(nn.Module):
     """Pictures [N, 3, side, side] in [0, 1] to [N, D]."""
+
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
