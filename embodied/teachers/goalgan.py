@@ -78,7 +78,7 @@ class GoalGan(Networked):
         self.critic = perceptron((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
         self.modules = {"maker": self.maker, "critic": self.critic}
         self.optimizers = {
-            f"{name}_optimizer": torch.optim.RMSprop(net.parameters(), config.lr)
+            f"{name}_optimizer": torch.optim.RMSprop(net.parameters(), config.lr, foreach=True)
             for name, net in self.modules.items()
         }
         self.open: dict[int, dict[str, Any]] = {}  # by number: point, left to play, scores

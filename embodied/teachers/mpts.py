@@ -63,7 +63,7 @@ class Mpts(Networked):
         self.decoder = perceptron((d + h, h, h, h, 1), self.random)
         self.modules = {"encoder": self.encoder, "heads": self.heads, "decoder": self.decoder}
         learned = nn.ModuleDict(self.modules).parameters()
-        self.optimizers = {"adam": torch.optim.Adam(learned, config.lr)}
+        self.optimizers = {"adam": torch.optim.Adam(learned, config.lr, fused=True)}
         self.plan: list[list[float]] = []  # points and predicted risks, still to be played
         self.rows: list[list[float]] = []  # points, predicted risks and scores of those that ended
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))

@@ -65,7 +65,7 @@ class SetterSolver(Networked):
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
         self.modules = {"judge": self.judge, "setter": self.setter}
         self.optimizers = {
-            f"{name}_optimizer": torch.optim.Adam(net.parameters(), config.lr)
+            f"{name}_optimizer": torch.optim.Adam(net.parameters(), config.lr, fused=True)
             for name, net in self.modules.items()
         }
         self.plan: list[list[float]] = []
