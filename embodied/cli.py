@@ -104,8 +104,10 @@ def mistake(error: Exception) -> str | None:
     from embodied.core.env import NotFinite
     from embodied.core.lerobot import DatasetError
     from embodied.core.spec import SpecMismatch
+    from embodied.foundation.chat import ChatError
 
-    if isinstance(error, ConfigError | CheckpointError | DatasetError | SpecMismatch | NotFinite):
+    ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | ChatError
+    if isinstance(error, ConfigError | ours):
         return " ".join(str(error).split())
     if isinstance(error, ValueError) and (where := _refused(error)) is not None:
         return f"{where}{' '.join(str(error).split())}"

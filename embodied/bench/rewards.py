@@ -43,7 +43,7 @@ def vit_b32(device: torch.device) -> Contrastive:
         from transformers import CLIPConfig, CLIPModel
     except ModuleNotFoundError as error:
         raise ConfigError(
-            'bench rewards needs transformers: pip install "embodied-rl[vlm]"'
+            'bench rewards needs transformers: pip install "embodied-rl[rewards]"'
         ) from error
     config = CLIPConfig(
         vision_config={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}

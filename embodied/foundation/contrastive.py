@@ -147,7 +147,7 @@ def _opened(name: str, local: bool, device: torch.device | str) -> Contrastive:
         import transformers
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f'the model {name} needs transformers: pip install "embodied-rl[vlm]"'
+            f'the model {name} needs transformers: pip install "embodied-rl[rewards]"'
         ) from error
     try:
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=local)
