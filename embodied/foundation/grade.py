@@ -228,8 +228,9 @@ def written(card: dict[str, Any]) -> str:
         "knows the worlds and sentences below, and no language at large. Rewards that are read off",
         "it show that the machinery works, not that a model understands the world.",
         "",
-        f"Trained for {plan['steps']} steps of {plan['batch']} pictures (seed {plan['seed']}) in "
-        f"{card['minutes']} minutes,",
+        f"Trained for {plan['steps']} steps of {plan['batch']} pictures with sentences and "
+        f"{plan['polish']} of pictures",
+        f"alone (seed {plan['seed']}); the last sitting took {card['minutes']} minutes,",
         "pictures included, with the light, colours, grain and sharpness of pictures varied.",
         "Graded on scenes of another seed; held out: one in seven phrasings of each fact.",
         "",
