@@ -233,6 +233,13 @@ class Inputs:
             words += f" policy={self.player(env)} success_only=false"
         return self._made(out, words)
 
+    def lost(self, env: str) -> Path:
+        out = self.folder / f"{env}-lost"
+        words = (
+            f"demos collect env={env} demonstrator=random success_only=false episodes=3 out={out}"
+        )
+        return self._made(out, words)
+
     def task(self, env: str) -> bool:
         """Whether a demonstrator has the name of the environment's task."""
         node = compose("train", [f"env={env}", "policy=gaussian", "learner=sac"]).node["env"]
@@ -271,6 +278,11 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     if node.get("finetune") or hasattr(resolve(node["policy"]["_target_"]), "on"):
         base = node["policy"].get("base", {"_target_": "policies.flow.Flow"})
         words.append(f"init={inputs.clone(env, base['_target_'].split('.')[1])}")
+    reward = node.get("reward") or {}
+    if reward.get("demos", "") is None:
+        words.append(f"reward.demos={inputs.demos(env)}")
+    if reward.get("data", "") is None:
+        words.append(f"reward.data=[{inputs.demos(env)},{inputs.lost(env)}]")
     return words
 
 

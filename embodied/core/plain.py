@@ -7,10 +7,11 @@ of these.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 ARRAY, DEQUE = "ndarray", "deque"
 
@@ -18,15 +19,19 @@ ARRAY, DEQUE = "ndarray", "deque"
 def pack(value: Any) -> Any:
     """`value` without numpy arrays and deques; TypeError for what a checkpoint cannot hold."""
     if isinstance(value, np.ndarray):
-        return {ARRAY: torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape).copy())}
+        array = cast(NDArray[Any], value)
+        return {ARRAY: torch.tensor(np.ascontiguousarray(array).reshape(array.shape))}
     if isinstance(value, np.generic):
-        return value.item()
+        return cast(Any, value).item()
     if isinstance(value, deque):
-        return {DEQUE: [pack(each) for each in value], "maxlen": value.maxlen}
+        queue = cast(deque[Any], value)
+        return {DEQUE: [pack(each) for each in queue], "maxlen": queue.maxlen}
     if isinstance(value, dict):
-        return {key: pack(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(pack(each) for each in value)
+        return {key: pack(each) for key, each in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list):
+        return [pack(each) for each in cast(list[Any], value)]
+    if isinstance(value, tuple):
+        return tuple(pack(each) for each in cast(tuple[Any, ...], value))
     if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
         return value
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
@@ -35,11 +40,14 @@ def pack(value: Any) -> Any:
 def unpack(value: Any) -> Any:
     """What `pack` was given."""
     if isinstance(value, dict):
-        if set(value) == {ARRAY}:
-            return value[ARRAY].numpy()
-        if set(value) == {DEQUE, "maxlen"}:
-            return deque(unpack(value[DEQUE]), maxlen=value["maxlen"])
-        return {key: unpack(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(unpack(each) for each in value)
+        kept = cast(dict[Any, Any], value)
+        if set(kept) == {ARRAY}:
+            return kept[ARRAY].numpy()
+        if set(kept) == {DEQUE, "maxlen"}:
+            return deque(unpack(kept[DEQUE]), maxlen=kept["maxlen"])
+        return {key: unpack(each) for key, each in kept.items()}
+    if isinstance(value, list):
+        return [unpack(each) for each in cast(list[Any], value)]
+    if isinstance(value, tuple):
+        return tuple(unpack(each) for each in cast(tuple[Any, ...], value))
     return value

@@ -35,15 +35,16 @@ class Paying(Protocol):
 def watch(loop: object, log: Log, step: int, result: Mapping[str, float]) -> None:
     """After an evaluation: log what was paid beside it, and say once when the two part."""
     paid = loop.paid() if isinstance(loop, Paying) else {}
-    log.write(step, {**result, **paid})
     if PROXY not in paid or SUCCESS not in result or log.silent:
+        log.write(step, {**result, **paid})
         return
-    past = evaluations(log.folder, step)
-    log.write(step, {RINGS: float(rings(past))})
-    if rings(past) and not rung(past[:-1]):
+    past = evaluations(log.folder, step - 1)
+    now = [*past, (float(paid[PROXY]), result[SUCCESS], step)]
+    log.write(step, {**result, **paid, RINGS: float(rings(now))})
+    if rings(now) and not rung(past):
         log.warn(
             f"over the last {PATIENCE} evaluations the reward rose while success fell (now "
-            f"{past[-1][1]:.0%}): the policy may be pleasing the reward instead of doing the task"
+            f"{result[SUCCESS]:.0%}): the policy may be pleasing the reward instead of doing the task"
         )
 
 

@@ -149,8 +149,8 @@ class Preference:
         if not len(index):
             return None
         target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        seen = (self.view(side[self.sight][index]) for side in (first, second))
-        return (*seen, target)
+        one, other = (self.view(side[self.sight][index]) for side in (first, second))
+        return one, other, target
 
     def _evidence(self, side: Tensors) -> Tensors:
         if self.judge.looks:
