@@ -99,7 +99,7 @@ class VecEnv(ABC):
     def photographs(self, rows: Tensor, size: int) -> Tensor:
         """Pictures of `rows` [n] (int64), as cheap as the world can draw them, uint8
         [n, size, size, 3]; `render` unless the world knows better."""
-        shots = [self.render(row, size, size) for row in rows.tolist()]
+        shots = [self.render(int(row), size, size) for row in rows]
         return torch.stack(shots) if shots else torch.empty(0, size, size, 3, dtype=torch.uint8)
 
     def describe(self, row: int = 0) -> str:

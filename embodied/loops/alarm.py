@@ -44,7 +44,7 @@ def watch(loop: object, log: Log, step: int, result: Mapping[str, float]) -> Non
     if rings(now) and not rung(past):
         log.warn(
             f"over the last {PATIENCE} evaluations the reward rose while success fell (now "
-            f"{result[SUCCESS]:.0%}): the policy may be pleasing the reward instead of doing the task"
+            f"{result[SUCCESS]:.0%}): the policy may please the reward instead of doing the task"
         )
 
 
