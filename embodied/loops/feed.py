@@ -34,6 +34,8 @@ from embodied.teachers.diary import FILE, Diary
 from embodied.teachers.taught import Taught
 from embodied.teachers.teacher import Teacher
 
+PIECE = 4096  # demonstrations' rows that are rewarded at once
+
 
 class Feed:
     """The sources of one run, wired into a loop by `loop`; `notes` is what to log of them."""
@@ -80,6 +82,11 @@ class Feed:
                 "this learner needs demonstrations: embodied demos collect env=... out=DIR, "
                 "then demos=DIR"
             )
+        if self.config.reward is not None:
+            raise ConfigError(
+                "an offline learner takes the recorded reward: embodied reward label DATASET "
+                "reward=... out=DIR, then demos=DIR"
+            )
         if self.config.pretrain:
             raise ConfigError(
                 "pretrain comes before environment steps: data=replay, or offline set steps instead"
@@ -112,13 +119,15 @@ class Feed:
             raise ConfigError("pretrain learns from demonstrations: demos=DIR")
         if rows is not None and (config.normalize or config.pretrain):
             learner.fit(rows)
+        reward, unseen = self._reward()
+        if rows is not None and reward is not None and reward.frozen:
+            rows = self._paid(rows, reward)
         replay, source, demos = self._sources(rows)
         share = config.success_fraction
         successes = Successes(config.replay_size, replay, self.device) if share else None
         if successes is not None:
             self._refuse_successes(replay)
             source = Mix([source, successes], (1 - share, share))
-        reward, unseen = self._reward()
         if reward is not None and not reward.frozen:
             source, demos = Relabel(source, reward), Relabel(demos, reward)
         # Rewards see pictures as they are.
@@ -168,6 +177,23 @@ class Feed:
             self.env = reward.watch(env)
         more = set(self.env.spec.obs) - set(env.spec.obs)
         return reward, frozenset(f"{end}/{name}" for name in more for end in ("obs", "next_obs"))
+
+    def _paid(self, rows: Tensors, reward: Reward) -> Tensors:
+        """Demonstrations' rows as `reward` pays them, like those that are still to come."""
+        if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
+            raise ConfigError(
+                f"the demonstrations do not show what this reward looks at ({min(missing)}): leave "
+                "them out, or take a reward of what they show"
+            )
+        if self.learner.columns:
+            raise ConfigError(
+                "this learner's rows hold what followed on the recorded reward: reward=null"
+            )
+        parts = []
+        for at in range(0, tt.length(rows), PIECE):
+            piece = tt.each(rows, lambda leaf: leaf[at : at + PIECE].to(self.device))  # noqa: B023
+            parts.append(reward(piece).to(rows["reward"]))
+        return {**rows, "reward": torch.cat(parts)}
 
     def _refuse_successes(self, replay: Replay) -> None:
         if self.learner.columns or self.learner.n_step > 1 or replay.columns:

@@ -47,8 +47,6 @@ class Config:
     that come to nothing (random actions), whose moments are all labelled "no progress". `views`:
     leaves to look at, pictures or vectors ("privileged/picture": the world is watched).
 
-    `relabel`: paid when rows are sampled, which costs more and pays those of demos=DIR too (else
-    rows are paid when they are stored, and the run's own demonstrations keep their rewards).
     `tolerance` of the agreement between forward and backward readout (None: always trusted),
     `between` anchors inside each demonstration; the rest is of the fit, see `pair.Fitting`."""
 
@@ -59,7 +57,6 @@ class Config:
     views: tuple[str, ...] = ("state",)
     shaping: Literal["potential", "gain"] = "potential"
     scale: float = 1.0
-    relabel: bool = False
     tolerance: float | None = 0.5
     between: int = 1
     hidden: tuple[int, ...] = (64, 64)
@@ -78,13 +75,14 @@ class StepwiseProgress(nn.Module):
     """The fitted model is kept in `folder` (a run's): made again with the same settings and the
     same demonstrations, it is read instead of fitted."""
 
+    frozen = True
     known: Tensor
 
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
         super().__init__()
-        self.config, self.seed, self.frozen = config, seed, not config.relabel
+        self.config, self.seed = config, seed
         if parallel.world() > 1:
             raise ConfigError("processes would each fit a reward of their own; train in one")
         if not config.demos:
