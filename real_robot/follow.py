@@ -42,10 +42,11 @@ class Chunk:
 
 class Follower:
     """Steps of `dt` s on a grid of its own from `begin` on; between two steps the joint target
-    moves in a straight line."""
+    moves in a straight line. The last action of a chunk goes on for up to `grace` steps: a policy
+    that decides on every step is always a little late."""
 
-    def __init__(self, controller: Controller, dt: float, blend: int = 2) -> None:
-        self.controller, self.dt, self.blend = controller, dt, blend
+    def __init__(self, controller: Controller, dt: float, blend: int = 2, grace: int = 1) -> None:
+        self.controller, self.dt, self.blend, self.grace = controller, dt, blend, grace
         self.chunk: Chunk | None = None
         self.old: Chunk | None = None
 
@@ -111,5 +112,5 @@ class Follower:
     def _of(self, chunk: Chunk | None, middle: float) -> Floats | None:
         if chunk is None:
             return None
-        at = int(max(0.0, (middle - chunk.start) / self.dt))
-        return chunk.actions[at] if at < len(chunk.actions) else None
+        at, last = int(max(0.0, (middle - chunk.start) / self.dt)), len(chunk.actions) - 1
+        return chunk.actions[min(at, last)] if last >= 0 and at <= last + self.grace else None

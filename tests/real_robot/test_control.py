@@ -194,7 +194,7 @@ def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> No
     assert bad.mode == Mode.ESTOP and "last seen" in bad.fault
 
 
-def follower(blend: int = 2) -> Follower:
+def follower(blend: int = 2, grace: int = 0) -> Follower:
     class Sum:
         """A controller whose joint target is the sum of its actions."""
 
@@ -207,7 +207,7 @@ def follower(blend: int = 2) -> Follower:
             target = reference["q"] + action
             return target, np.zeros(1), {"q": target}
 
-    made = Follower(Sum(), dt=1.0, blend=blend)
+    made = Follower(Sum(), dt=1.0, blend=blend, grace=grace)
     made.begin(np.zeros(1), 0.0, now=10.0)
     return made
 
@@ -230,6 +230,9 @@ def test_the_clock_says_which_action() -> None:
     # The chunk began a second before we did: its first action is over, 10 and 100 are left.
     assert targets(made, [10.0, 10.5, 11.0, 11.5, 12.0]) == [0, 5, 10, 60, 110]
     assert made.starved and targets(made, [12.9]) == [110], "nothing left: it stays"
+    patient = follower(grace=1)
+    patient.take(Chunk(np.array([[5.0]]), start=9.4, seen=9.4))
+    assert targets(patient, [10.0, 11.0, 12.0]) == [0, 5, 5], "a little late, and then no more"
 
 
 def test_a_late_chunk_is_entered_where_it_would_be_by_now_and_blended_in() -> None:

@@ -1,0 +1,79 @@
+"""A policy made for the simulation moves an arm behind a driver, by the names of what it sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf
+from embodied.embodiments import fr3
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from real_robot.arm import Floats
+from real_robot.decide import Decider
+from real_robot.messages import Mode, Wish
+from real_robot.observe import Observer
+from tests.real_robot.test_control import DT, STEP, Bench
+
+GOAL = {"goal_x": 0.5, "goal_y": 0.15, "goal_z": 0.2}
+SPEC = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+
+
+def tool(q: Floats) -> Floats:
+    return fr3.forward(q)[0]
+
+
+def test_every_element_is_the_simulations(tmp_path: Path) -> None:
+    """What the observer makes of a joint state is what the world shows of it, name by name."""
+    env = Fr3(Fr3Config(task="reach", num_envs=1))
+    obs = env.reset(3)["state"][0].numpy()
+    names = SPEC.obs["state"].names
+    shown = dict(zip(names, obs, strict=True))
+    q = np.array([shown[f"q{i}"] for i in range(1, 8)], dtype=np.float64)
+    dq = np.array([shown[f"dq{i}"] for i in range(1, 8)], dtype=np.float64)
+    here = np.array([shown[f"tool_{axis}"] for axis in "xyz"])
+    lead = np.array([shown[f"lead_{axis}"] for axis in "xyz"])
+    given = {f"goal_{axis}": float(shown[f"goal_{axis}"]) for axis in "xyz"}
+    observer = Observer(SPEC, 7, tool, given)
+    seen = observer(q, dq, here + lead, float(shown["width"]))["state"]
+    assert seen == pytest.approx(obs, abs=1e-5)
+
+
+def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, noise=1e-4)
+    policy = build({"_target_": "policies.scripted.Scripted", "task": "reach"}, spec=SPEC)
+    observer = Observer(SPEC, 7, tool, GOAL)
+    state, chunk = bench.there.state, bench.there.chunk
+    decider = Decider(policy, observer, state, chunk, lambda sent: tool(sent[None])[0])
+    goal = np.array(list(GOAL.values()))
+
+    def run(turns: int) -> None:
+        for _ in range(turns):
+            bench.now += DT
+            if round(bench.now / DT) % round(STEP / DT) == 0:
+                decider.turn()
+            bench.control.turn()
+
+    run(20)
+    for wish, mode in ((Wish.ARM, Mode.ARMED), (Wish.START, Mode.RUNNING)):
+        bench.there.request.fields["number"] += 1
+        bench.there.request.fields["wish"] = wish
+        bench.there.request.send()
+        run(6)
+        assert bench.control.mode == mode, bench.control.fault
+    run(300)
+    assert bench.control.mode == Mode.RUNNING, bench.control.fault
+    arm = bench.driver.read()
+    assert np.linalg.norm(tool(arm.q[None])[0] - goal) < 0.02
+
+
+def test_what_nobody_measures_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"the policy sees goal_x.* and no one here measures it"):
+        Observer(SPEC, 7, tool, {})
+    with pytest.raises(ConfigError, match="name a camera"):
+        Observer(SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255)), 7, tool, GOAL)
+    with pytest.raises(ConfigError, match="have no names"):
+        Observer(SPEC.with_obs(more=Leaf((2,))), 7, tool, GOAL)
