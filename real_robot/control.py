@@ -17,6 +17,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from real_robot.arm import Arm, Floats
+from real_robot.blackbox import BlackBox
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.follow import Chunk, Follower
 from real_robot.mailbox import Mailbox
@@ -72,12 +73,15 @@ class Control:
         follower: Follower,
         boxes: Boxes,
         clock: Callable[[], float] = time.monotonic,
+        ring: BlackBox | None = None,
     ) -> None:
         self.driver, self.chain, self.follower, self.boxes = driver, chain, follower, boxes
-        self.clock = clock
+        self.clock, self.ring = clock, ring
         self.enabled, self.fresh = _only(chain, Enabled), _only(chain, Fresh)
         self.mode, self.fault, self.ticks = Mode.DISCONNECTED, "", 0
         self.quit = False
+        self.leave = ""
+        """Why to come to rest and then quit; a signal or another thread may set it."""
         self.arm: Arm | None = None
         self.width = 0.0
         self._wish = np.zeros(len(chain.limiter.limits))
@@ -111,6 +115,9 @@ class Control:
             self._hear(now)
         if self.boxes.chunk.receive():
             self._take()
+        if self.leave:
+            self._stop_for_good(self.leave)
+            self.quit = self.mode == Mode.DISCONNECTED or self.chain.resting
         if self.mode != Mode.DISCONNECTED:
             self._move(now)
         self._tell(now, rate)
@@ -234,3 +241,5 @@ class Control:
         if rate is not None:
             fields["missed"], fields["late"], fields["worst"] = rate.missed, rate.late, rate.worst
         self.boxes.state.send()
+        if self.ring is not None:
+            self.ring.add(fields)

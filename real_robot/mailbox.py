@@ -68,7 +68,8 @@ class Mailbox:
 
     def send(self) -> None:
         """Let readers see `fields`."""
-        self._counter[0] += 1
+        # Odd, also where a writer before this one died within a message and left it so.
+        self._counter[0] |= np.uint64(1)
         self._body[:] = self.fields
         self._counter[0] += 1
 
