@@ -1,0 +1,76 @@
+"""Child: a process of the daemon's, that can die and says why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Child:
+    """`python -m module folder`; what it prints goes to `folder/NAME.log`. It ends when its
+    standard input does, and so also when the daemon is gone."""
+
+    def __init__(self, name: str, module: str, folder: Path) -> None:
+        self.name, self.module, self.folder = name, module, folder
+        self.log = folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.died = ""
+        """How, once it did; empty while it lives, and after an `end` that was wanted."""
+
+    def start(self) -> None:
+        """A new one; the one before should be dead."""
+        self.died = ""
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the daemon, which ends it in order
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """0 where it does not live."""
+        return self.process.pid if self.process is not None and self.alive else 0
+
+    def watch(self) -> bool:
+        """Whether it has died since the last look; `died` says how."""
+        if self.process is None or self.died or self.process.poll() is None:
+            return False
+        code, words = self.process.returncode, self._last_words()
+        how = _signal(-code) if code < 0 else f"exit status {code}"
+        self.died = f"the {self.name} process died ({how}){': ' + words if words else ''}"
+        return True
+
+    def end(self, patience: float) -> None:
+        """Ask it to go, and kill it after `patience` s."""
+        if self.process is None:
+            return
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def _last_words(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - 2000))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

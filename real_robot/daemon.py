@@ -1,0 +1,231 @@
+"""Daemon: the operator's side of an arm: starts its processes, watches them, passes wishes on.
+
+It never touches the arm. What an operator asks goes to the control process through a mailbox, and
+the answer is what the control process says that it did. When that process dies, the robot's own
+watchdog has to act; when the policy dies, the control process holds the arm and latches by itself.
+Neither is started again before an operator says `reset`.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from embodied.core.build import ConfigError
+from real_robot.blackbox import BlackBoxError, keep_newest
+from real_robot.child import Child
+from real_robot.control import Boxes
+from real_robot.deployment import Deployment
+from real_robot.desk import Client, Desk, DeskError, private
+from real_robot.messages import Wish
+from real_robot.requests import WISHES, Reply, Request, Verb
+from real_robot.watch import Watch
+
+LOG = logging.getLogger("embodied.robot")
+POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
+ANSWER = 2.0  # s that the control process has for one
+AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
+MOST_QUEUED, MOST_NOTES = 32, 30
+BOXES = ("state", "chunk", "request", "ring")
+LOST = "; the robot's own watchdog acts, then `reset` starts again"
+
+
+@dataclass
+class Pending:
+    """A wish that the control process was told and has not answered."""
+
+    client: Client
+    request: Request
+    wish: int
+    deadline: float
+
+
+class Daemon:
+    """`serve` until an operator quits or `done` is set. DeskError where another one is at work."""
+
+    def __init__(
+        self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder, self.deployment, self.clock = private(folder), deployment, clock
+        self.names = deployment.chain().names
+        self.desk = Desk(folder, clock)
+        self.control = Child("control", "real_robot.control_main", folder)
+        self.policy = Child("policy", "real_robot.policy_main", folder)
+        self.queue: deque[tuple[Client, Request]] = deque(maxlen=MOST_QUEUED)
+        self.pending: Pending | None = None
+        self.notes: deque[str] = deque(maxlen=MOST_NOTES)
+        self.wishes, self.done = 0, False
+        self.save_at: float | None = None
+
+    def serve(self) -> None:
+        """Start both processes, and answer. What they leave behind is in the folder."""
+        try:
+            self.deployment.write(self.folder)
+            self._start()
+            while not self.done:
+                self.turn()
+        finally:
+            # The control process brings the arm to rest before it goes.
+            self.control.end(patience=10.0)
+            self.policy.end(patience=2.0)
+            self.desk.close()
+            self._clear()
+
+    def turn(self) -> None:
+        """Look once at everyone."""
+        asked = self.desk.poll(SOON if self.pending else POLL)
+        self._supervise()
+        for client, request in asked:
+            self._hear(client, request)
+        self._settle()
+        if self.pending is None and self.queue:
+            self._pass_on(*self.queue.popleft())
+
+    def save(self) -> Path | None:
+        """The black box, to a file; None, and a note, where that cannot be done."""
+        self.save_at = None
+        place = self.deployment.records
+        folder = Path(place) if place else self.folder / "blackbox"
+        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.npz"
+        try:
+            count = self.ring.save(path)
+            keep_newest(folder, self.deployment.keep)
+        except (BlackBoxError, OSError) as error:
+            self.watch.note(str(error))
+            return None
+        self.watch.note(f"the last {count} records are in {path}")
+        return path
+
+    def _start(self) -> None:
+        """Both processes, on new mailboxes: one that died may have left the old ones half
+        written."""
+        self._clear()
+        joints, stages = self.deployment.joints, len(self.names)
+        self.boxes = Boxes.make(self.folder, joints, stages)
+        self.ring = self.deployment.ring(self.folder, stages, create=True)
+        self.watch = Watch(self.boxes, self.names, self.notes, self.clock)
+        self.control.start()
+        self.policy.start()
+
+    def _clear(self) -> None:
+        for name in BOXES:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _supervise(self) -> None:
+        now = self.clock()
+        if self.control.watch():
+            self.watch.note(self.control.died + LOST)
+            self._drop_all(self.control.died + LOST)
+            self.save()
+        if self.policy.watch():
+            self.watch.note(self.policy.died)
+        if self.watch.look():
+            self.save_at = now + AFTER
+        if self.save_at is not None and now >= self.save_at:
+            self.save()
+
+    def _hear(self, client: Client, request: Request) -> None:
+        verb = request.verb
+        if verb != Verb.STATUS:
+            self.watch.note(f"an operator asks: {verb}")
+        if verb == Verb.STATUS:
+            self._answer(client, request, True)
+        elif not self.control.alive:
+            self._without_control(client, request)
+        elif verb == Verb.RESET and not self.policy.alive:
+            self._revive(client, request)
+        elif verb == Verb.ESTOP:
+            self._drop_all("overtaken by a stop")
+            self._pass_on(client, request)
+        elif len(self.queue) == MOST_QUEUED:
+            self._answer(client, request, False, "too many requests are waiting")
+        else:
+            self.queue.append((client, request))
+
+    def _without_control(self, client: Client, request: Request) -> None:
+        if request.verb == Verb.QUIT:
+            self.done = True
+            self._answer(client, request, True)
+        elif request.verb == Verb.RESET:
+            self.control.end(0.0)
+            self.policy.end(0.0)
+            self._start()
+            self._answer(client, request, True, "starting the arm's processes again")
+        else:
+            self._answer(client, request, False, (self.control.died or "no control process") + LOST)
+
+    def _revive(self, client: Client, request: Request) -> None:
+        """The policy anew; an arm that latched meanwhile is reset as well."""
+        self.policy.end(0.0)
+        self.policy.start()
+        if self.watch.latched:
+            self.queue.append((client, request))
+        else:
+            self._answer(client, request, True, "starting the policy again")
+
+    def _pass_on(self, client: Client, request: Request) -> None:
+        if client.gone and request.verb in (Verb.ARM, Verb.START):
+            return  # who asked for it no longer looks
+        self.wishes += 1
+        fields = self.boxes.request.fields
+        fields["number"], fields["wish"] = self.wishes, WISHES.get(request.verb, Wish.NOTHING)
+        self.boxes.request.send()
+        self.pending = Pending(client, request, self.wishes, self.clock() + ANSWER)
+
+    def _settle(self) -> None:
+        """Answer the pending request, if the control process has, or had time enough."""
+        pending = self.pending
+        if pending is None:
+            return
+        done = self.watch.answered(pending.wish)
+        if done is None and self.clock() < pending.deadline:
+            return
+        self.pending = None
+        verb = pending.request.verb
+        reason = "" if done else self.watch.why_not(verb)
+        if done is None:
+            reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
+        self._answer(pending.client, pending.request, bool(done), reason)
+        self.done = self.done or (bool(done) and verb == Verb.QUIT)
+
+    def _drop_all(self, reason: str) -> None:
+        """Whoever waits is told that nothing came of it."""
+        if self.pending is not None:
+            self._answer(self.pending.client, self.pending.request, False, reason)
+        for client, request in self.queue:
+            self._answer(client, request, False, reason)
+        self.pending = None
+        self.queue.clear()
+
+    def _answer(self, client: Client, request: Request, ok: bool, reason: str = "") -> None:
+        status = self.watch.status(self.control, self.policy)
+        status |= {"clients": len(self.desk.clients), "refused": self.desk.refused}
+        self.desk.answer(client, Reply(request.number, ok, reason, status))
+
+
+def serve(folder: Path, deployment: Deployment) -> None:
+    """A daemon in `folder` until an operator quits or this process is told to end (SIGTERM,
+    Ctrl-C); DeskError, ConfigError."""
+    daemon = Daemon(folder, deployment)
+    log = RotatingFileHandler(folder / "daemon.log", maxBytes=1 << 20, backupCount=1)
+    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    LOG.addHandler(log)
+    LOG.setLevel(logging.INFO)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: setattr(daemon, "done", True))
+    daemon.serve()
+
+
+if __name__ == "__main__":
+    try:
+        serve(Path(sys.argv[1]), Deployment.read(Path(sys.argv[1])))
+    except (ConfigError, DeskError) as error:
+        sys.exit(f"daemon: {error}")

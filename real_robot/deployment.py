@@ -1,0 +1,135 @@
+"""Deployment: all that a control process and a policy process need to know, as one JSON file.
+
+The daemon writes it into its private folder, and both processes build what is theirs from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build, parse, resolve
+from real_robot.arm import Floats, Limits
+from real_robot.blackbox import BlackBox
+from real_robot.control import Boxes, Control
+from real_robot.drivers.driver import Driver
+from real_robot.follow import Follower
+from real_robot.messages import state_record
+from real_robot.safety.chain import Chain, Stage
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.energy import Config as EnergyConfig
+from real_robot.safety.energy import Energy
+from real_robot.safety.limits import Limiter
+from real_robot.safety.workspace import Config as WorkspaceConfig
+from real_robot.safety.workspace import Workspace
+
+FILE = "deployment.json"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """`driver` and `controller` are nodes with a `_target_`; `kinematics` names a function whose
+    first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
+    checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
+    and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
+    `keep` black boxes of `seconds` each; without it they stay beside the socket.
+    """
+
+    driver: Node
+    controller: Node
+    kinematics: str
+    policy: str
+    hertz: float
+    step: float
+    limits: Limits
+    fresh: FreshConfig
+    workspace: WorkspaceConfig | None = None
+    energy: EnergyConfig | None = None
+    given: dict[str, float] = field(default_factory=dict[str, float])
+    blend: int = 2
+    grace: int = 1
+    spin: bool = False
+    seconds: float = 10.0
+    keep: int = 20
+    records: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
+            raise ConfigError("a deployment needs 1 to 2000 hertz and a step of up to 10 s")
+        if not 0 < self.seconds <= 600 or self.keep < 1:
+            raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
+
+    @classmethod
+    def read(cls, folder: Path) -> Deployment:
+        """What `write` left there; ConfigError."""
+        try:
+            settings: Any = json.loads((folder / FILE).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder / FILE} cannot be read: {error}") from error
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{folder / FILE} should hold one object")
+        return cls.parse(cast(dict[str, Any], settings))
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> Deployment:
+        """From plain settings; ConfigError names the nearest known key."""
+        return parse(cls, settings, "deployment")
+
+    def write(self, folder: Path) -> None:
+        """For the two processes."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=1))
+
+    @property
+    def joints(self) -> int:
+        return len(self.limits)
+
+    def forward(self) -> Callable[[Floats], Floats]:
+        """The tool's places [k, 3] (m) at joint positions [k, n]."""
+        solve: Any = resolve(self.kinematics)
+
+        def places(q: Floats) -> Floats:
+            return solve(q)[0]
+
+        return places
+
+    def chain(self) -> Chain:
+        """All stages that have settings, and the limits."""
+        stages: list[Stage] = [Finite(), Fresh(self.fresh), Enabled()]
+        guard: Callable[[Floats], float] | None = None
+        if self.workspace is not None:
+            box = Workspace(self.workspace, self.forward())
+            stages, guard = [*stages, box], box.depth
+        if self.energy is not None:
+            stages.append(Energy(self.energy, self.limits, 1 / self.hertz))
+        stages += [Torque(self.limits), Tracking(self.limits)]
+        return Chain(stages, Limiter(self.limits, 1 / self.hertz, guard))
+
+    def ring(self, folder: Path, stages: int, create: bool) -> BlackBox:
+        """The black box of the last `seconds`, in `folder`."""
+        slots = max(2, round(self.seconds * self.hertz))
+        return BlackBox(folder / "ring", state_record(self.joints, stages), slots, create)
+
+    def control(self, folder: Path) -> Control:
+        """The control process's part, on the mailboxes in `folder`; nothing is connected yet."""
+        driver, controller = build(self.driver), build(self.controller)
+        if not isinstance(driver, Driver):
+            raise ConfigError(f"{self.driver.get('_target_')} is no driver")
+        if len(driver.joints) != self.joints:
+            raise ConfigError(
+                f"limits are given for {self.joints} joints, the driver has {len(driver.joints)}"
+            )
+        chain = self.chain()
+        stages = len(chain.names)
+        boxes = Boxes.open(folder, self.joints, stages)
+        follower = Follower(controller, self.step, self.blend, self.grace)
+        return Control(driver, chain, follower, boxes, ring=self.ring(folder, stages, create=False))
+
+    def target(self) -> Callable[[Floats], Floats]:
+        """Where the tool is sent [3] (m) when the joints are sent to q [n]."""
+        places = self.forward()
+        return lambda q: np.asarray(places(q[None])[0])

@@ -1,0 +1,24 @@
+"""Packet: what both servo protocols carry, whatever frames it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BROADCAST = 0xFE
+HIGHEST_ID = 0xFC
+
+
+class Packet(NamedTuple):
+    """A frame whose checksum was right: who, the byte that says what, and what came with it."""
+
+    id: int
+    code: int
+    data: bytes
+
+
+class Reply(NamedTuple):
+    """What a servo answered; `error` is its error byte, 0 while all is well."""
+
+    id: int
+    error: int
+    data: bytes

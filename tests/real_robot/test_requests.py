@@ -1,0 +1,124 @@
+"""What is no request is refused with a reason, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from real_robot.requests import (
+    MOST_BYTES,
+    PROTOCOL,
+    STALE,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse,
+    parse_reply,
+)
+
+GOOD: dict[str, Any] = {"version": 1, "number": 7, "time": 12.5, "verb": "stop"}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def line(**changed: Any) -> bytes:
+    return json.dumps({**GOOD, **changed}).encode()
+
+
+@given(st.integers(1, 2**53), st.floats(-1e17, 1e17), st.sampled_from(list(Verb)))
+def test_a_request_comes_back_as_it_was(number: int, time: float, verb: Verb) -> None:
+    request = Request(number, time, verb)
+    assert parse(request.line()) == request
+
+
+@given(st.binary(max_size=6000))
+def test_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(data)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@given(json_values)
+def test_json_that_is_no_request_is_refused(value: Any) -> None:
+    with pytest.raises(RequestError):
+        parse(json.dumps(value).encode())
+
+
+@given(st.sampled_from(sorted(GOOD)), json_values)
+def test_one_wrong_value_is_refused_or_is_a_right_one(key: str, value: Any) -> None:
+    try:
+        request = parse(line(**{key: value}))
+    except RequestError as error:
+        assert "\n" not in str(error)
+        return
+    assert json.loads(request.line()) == {**GOOD, key: value}
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> None:
+    data = bytearray(Request(7, 12.5, Verb.STOP).line())
+    data[at % len(data)] = byte
+    try:
+        request = parse(bytes(data))
+    except RequestError:
+        return
+    assert request.verb == Verb.STOP, "one byte makes no other verb"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (line(verb="strat"), 'did you mean "start"'),
+        (line(version=2), "version 2 is not spoken here, only 1"),
+        (line(version=True), "version True"),
+        (line(version=1.0), "version 1.0"),
+        (line(number=0), "count up from 1"),
+        (line(number=True), "count up from 1"),
+        (line(number=2**53 + 1), "count up from 1"),
+        (line(number=1.5), "count up from 1"),
+        (line(time="now"), "should be s"),
+        (line(time=10**400), "should be s"),
+        (line(time=float("nan")), "NaN is no number"),
+        (line(time=float("inf")), "Infinity is no number"),
+        (line(wish=1), "'wish'"),
+        (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
+        (b'{"version": 1, "version": 1}', "twice"),
+        (b"[" * 4000, "no line of JSON"),
+        (b"{" + b" " * MOST_BYTES + b"}", "too long"),
+        (b"[]", "no JSON object"),
+        (b"", "no line of JSON"),
+        (b"\xff\xfe", "no line of JSON"),
+        (b"\x80\x04\x95\x05", "no line of JSON"),
+    ],
+)
+def test_the_reason_says_what_was_wrong(data: bytes, reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(data)
+    assert reason in str(caught.value)
+
+
+def test_what_makes_an_arm_move_is_not_obeyed_late() -> None:
+    for verb in (Verb.ARM, Verb.START, Verb.RESET):
+        request = Request(1, 100.0, verb)
+        assert not request.late(100.0 + STALE)
+        assert "asked 2.1 s ago" in request.late(102.1)
+        assert request.late(97.0), "nor from a clock that is ahead"
+    for verb in (Verb.STOP, Verb.ESTOP, Verb.STATUS):
+        assert not Request(1, 100.0, verb).late(900.0)
+
+
+def test_a_reply_comes_back_as_it_was() -> None:
+    reply = Reply(3, False, "it moves", {"mode": "RUNNING", "q": [0.5, None]})
+    assert parse_reply(reply.line()) == reply
+    for bad in (b"", b"[]", b'{"version": 9}', b'{"version": 1, "number": 1, "ok": 1}'):
+        with pytest.raises(RequestError):
+            parse_reply(bad)
+    assert PROTOCOL == 1

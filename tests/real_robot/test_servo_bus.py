@@ -1,0 +1,281 @@
+"""The servo-bus driver from end to end, on servos behind a pseudo-terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError, build
+from real_robot.arm import Arm, Floats, Limits
+from real_robot.control import Boxes, Control
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.serial_port import SerialPort
+from real_robot.drivers.servo_bus import Config, Hand, Joint, ServoBus
+from real_robot.follow import Chunk, Follower, Reference
+from real_robot.messages import Mode, Wish
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.limits import Limiter
+from tests.fakes.servo_bus import FakeBus, Faults
+
+START = (2100, 1500, 2500, 3000)
+TICK = math.tau / 4096
+BOTH = pytest.mark.parametrize("protocol", ["dynamixel", "feetech"])
+
+
+def config(protocol: Any, path: str, **changes: Any) -> Config:
+    """Three joints and a hand; time-outs for a machine that is busy with something else."""
+    joints = (
+        Joint("shoulder", 1, 100, 4000, torque=1.0),
+        Joint("elbow", 2, 100, 4000, zero=1000, sign=-1, torque=1.0),
+        Joint("wrist", 3, 100, 4000, ratio=2.0),
+    )
+    plain = Config(protocol, path, joints, Hand(4, 2000, 3200, 0.06), timeout=0.1, watchdog=1.0)
+    return dataclasses.replace(plain, **changes)
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@BOTH
+@pytest.mark.parametrize("echo", [False, True])
+def test_it_connects_without_a_move_reads_and_follows(protocol: str, echo: bool) -> None:
+    with FakeBus(protocol, START, Faults(echo=echo)) as bus:
+        for servo in bus.servos.values():  # as left by somebody: a goal far away, torque off
+            servo.table[servo.GOAL : servo.GOAL + 2] = b"\x10\x00"
+        with ServoBus(config(protocol, bus.path)) as arm:
+            assert arm.port.echo == echo
+            assert all(servo.table[servo.TORQUE] == 1 for servo in bus.servos.values())
+            first = arm.read()
+            assert [round(servo.at) for servo in bus.servos.values()] == list(START)
+            assert all(servo.moved == 0 for servo in bus.servos.values())
+            # By hand: (2100-2048)/4096 turns; (1500-1000)/4096 turns, the other way; half of
+            # (2500-2048)/4096 turns, behind a gear of 2.
+            assert first.q == pytest.approx(np.array([52, -500, 226]) * TICK)
+            assert arm.width == pytest.approx(0.05)
+            goal = first.q + [0.3, -0.2, 0.1]
+            arm.write(goal, 0.03)
+            moving = arm.read()
+            assert until(lambda: float(np.abs(arm.read().q - goal).max()) <= TICK)
+            assert until(lambda: abs(arm.width - 0.03) < 1e-4)
+            assert moving.dq[0] >= 0 and moving.dq[1] <= 0 and moving.dq[2] >= 0
+        assert all(servo.table[servo.TORQUE] == 1 for servo in bus.servos.values()), "never off"
+
+
+@BOTH
+def test_signs_of_velocity_and_torque(protocol: str) -> None:
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        first = arm.read()
+        seen: list[Arm] = []
+
+        def moving() -> bool:
+            arm.write(first.q + (0.5, 0.5, 0.5) if len(seen) % 2 else first.q, 0.05)
+            seen.append(arm.read())
+            return bool((np.abs(seen[-1].dq) > 0.2).all() and (np.abs(seen[-1].tau[:2]) > 0).all())
+
+        assert until(moving)
+        up = seen[-1].dq > 0
+        assert up.all() or not up.any(), "all joints were sent the same way"
+        assert (np.sign(seen[-1].tau[:2]) == np.sign(seen[-1].dq[:2])).all()
+        assert seen[-1].tau[2] == 0, "its torque constant is not known"
+
+
+@BOTH
+def test_a_percent_of_everything_going_wrong_is_survived(protocol: str) -> None:
+    noise = Faults(flip=0.01, lose=0.01, late=0.01, delay=0.03, split=0.05)
+    with FakeBus(protocol, START, noise, seed=3) as bus:
+        settings = config(protocol, bus.path, timeout=0.05, retries=6)
+        with ServoBus(settings) as arm:
+            begin = arm.read().q
+            for k in range(300):
+                goal = begin + 0.3 * math.sin(k / 40)
+                arm.write(goal, 0.05)
+                assert np.abs(arm.read().q - begin).max() < 0.4, "nothing made up by noise"
+            arm.write(begin, 0.05)
+            assert until(lambda: arm.write(begin, 0.05) or np.abs(arm.read().q - begin).max() < TICK)
+            assert 0 < arm.repeated < 150
+
+
+@BOTH
+def test_a_pulled_cable(protocol: str) -> None:
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        arm.read()
+        bus.unplug()
+        for act in (arm.read, lambda: arm.write(np.zeros(3), 0.0)):
+            with pytest.raises(DriverError, match=r"/dev/pts/\d+ is gone .*check the cable"):
+                act()
+        arm.stop()
+        arm.close()
+
+
+@BOTH
+def test_one_servo_that_no_longer_answers_and_the_others_are_held(protocol: str) -> None:
+    with FakeBus(protocol, START) as bus:
+        arm = ServoBus(config(protocol, bus.path, timeout=0.03, retries=2))
+        with arm:
+            begin = arm.read().q
+            bus.gone.add(2)
+            arm.write(begin + 0.4, 0.05)
+            with pytest.raises(DriverError, match=r"joint elbow \(id 2\).*asked 3 times.*cable"):
+                arm.read()
+            arm.stop()
+            held = [bus.servos[i] for i in (1, 3)]
+            assert until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
+            assert bus.servos[2].table[bus.servos[2].TORQUE] == 1
+
+
+@BOTH
+def test_a_servo_that_reports_overload_is_named(protocol: str) -> None:
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        arm.read()
+        bus.servos[3].alert = 0x20
+        with pytest.raises(DriverError, match=r"joint wrist \(id 3\) reports overload"):
+            arm.read()
+
+
+def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
+    with FakeBus("dynamixel", START) as bus:
+        with ServoBus(config("dynamixel", bus.path, watchdog=0.2)) as arm:
+            begin = arm.read().q
+            assert bus.servos[1].table[98] == 10
+            time.sleep(0.5)
+            with pytest.raises(DriverError, match=r"stopped itself after 0\.\d+ s without a word"):
+                arm.write(begin + 0.4, 0.05)
+            assert bus.servos[1].table[98] == 255
+            arm.stop()
+            assert bus.servos[1].table[98] == 10, "awake again, at rest"
+            assert np.abs(arm.read().q - begin).max() <= TICK
+        time.sleep(0.5)
+        with ServoBus(config("dynamixel", bus.path)) as arm:  # tripped after the first one left
+            assert np.abs(arm.read().q - begin).max() <= TICK
+
+
+@pytest.mark.parametrize(
+    ("prepare", "match"),
+    [
+        (lambda bus: bus.gone.add(3), r"no answer from joint wrist \(id 3\)"),
+        (lambda bus: bus.servos[2].table.__setitem__(33, 1), r"elbow \(id 2\) is in operating mode"),
+        (lambda bus: setattr(bus.servos[1], "at", 4090.0), r"stands at tick 4090, outside of its"),
+    ],
+)
+def test_what_refuses_to_connect_leaves_torque_off(
+    prepare: Callable[[FakeBus], None], match: str
+) -> None:
+    with FakeBus("feetech", START) as bus:
+        prepare(bus)
+        with (
+            pytest.raises(DriverError, match=match),
+            ServoBus(config("feetech", bus.path, timeout=0.03, retries=2)),
+        ):
+            pass
+        assert not any(servo.table[servo.TORQUE] for servo in bus.servos.values())
+
+
+def test_a_target_outside_of_the_calibration_is_not_sent() -> None:
+    with FakeBus("feetech", START) as bus, ServoBus(config("feetech", bus.path)) as arm:
+        q = arm.read().q
+        with pytest.raises(DriverError, match=r"joint shoulder \(id 1\) was sent to tick 4\d+"):
+            arm.write(q + [3.2, 0, 0], 0.05)
+        assert bus.servos[1].goal() == START[0]
+
+
+def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match=r"no serial port that is there .*by-id"):
+        SerialPort(str(tmp_path / "ttyUSB0"), 1_000_000).open()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DriverError, match="no serial port"):
+        SerialPort(str(tmp_path / "file"), 1_000_000).open()
+    with FakeBus("feetech", START) as bus:
+        with pytest.raises(DriverError, match="no serial rate of 12345"):
+            SerialPort(bus.path, 12345).open()
+        first = SerialPort(bus.path, 1_000_000)
+        first.open()
+        with pytest.raises(DriverError, match="in use by another process"):
+            SerialPort(bus.path, 1_000_000).open()
+        first.close()
+
+
+def test_settings() -> None:
+    joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "sign": -1}]
+    node = {"_target_": "real_robot.drivers.servo_bus.ServoBus", "protocol": "feetech"}
+    node |= {"port": "/dev/ttyACM0", "joints": joints}
+    assert build(node).joints == ("a",)
+    with pytest.raises(ConfigError, match="different"):
+        build(node | {"joints": joints * 2})
+    with pytest.raises(ConfigError, match="sign"):
+        build(node | {"joints": [joints[0] | {"sign": 0}]})
+
+
+class Sum:
+    """A controller whose joint target moves by its actions; the hand stays."""
+
+    def begin(self, q: Floats, width: Floats) -> Reference:
+        return {"q": q, "width": width}
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        target = reference["q"] + action
+        return target, reference["width"], {**reference, "q": target}
+
+
+@BOTH
+def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
+    protocol: str, tmp_path: Path
+) -> None:
+    limits = Limits(
+        low=(-2.0,) * 3,
+        high=(2.0,) * 3,
+        margin=(0.05,) * 3,
+        velocity=(2.0,) * 3,
+        acceleration=(10.0,) * 3,
+        jerk=(200.0,) * 3,
+        torque=(50.0,) * 3,
+        tracking=(1.5,) * 3,
+    )
+    fresh = Fresh(FreshConfig(hold=20.0, stop=30.0, state=10.0))
+    stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        chain = Chain(stages, Limiter(limits, 0.01))
+        here = Boxes.make(tmp_path, 3, len(chain.names))
+        there = Boxes.open(tmp_path, 3, len(chain.names))
+        control = Control(arm, chain, Follower(Sum(), 0.05), here)
+        arm.close()
+        control.connect()
+
+        def turns(count: int, wish: Wish = Wish.NOTHING) -> Mode:
+            request = there.request.fields
+            request["number"] += 1
+            request["wish"] = wish
+            there.request.send()
+            for _ in range(count):
+                control.turn()
+                time.sleep(0.01)
+            return control.mode
+
+        assert control.arm is not None
+        begin = control.arm.q.copy()
+        control.follower.take(Chunk(np.full((64, 3), 0.005), time.monotonic(), time.monotonic()))
+        assert turns(2, Wish.ARM) == Mode.ARMED
+        assert turns(100, Wish.START) == Mode.RUNNING, control.fault
+        assert (arm.read().q - begin > 0.02).all(), "it moved"
+        bus.unplug()
+        assert turns(1) == Mode.ESTOP
+        assert "is gone" in control.fault and "check the cable" in control.fault
+        assert turns(5, Wish.START) == Mode.ESTOP
+        assert turns(5, Wish.RESET) == Mode.ESTOP, "nothing to reset while the wire is gone"
+        assert there.state.receive() and Mode(int(there.state.fields["mode"][0])) == Mode.ESTOP
+        assert "is gone" in there.state.fields["fault"][0].decode()
