@@ -75,6 +75,9 @@ def compose(
     with _written(given or {}) as extra:
         words = _prepared(primary, overrides, [*search, *extra])
         node, choices = _composed(primary, words, [*search, *extra])
+    for group in (word[1:] for word in words if word.startswith("~")):
+        if not any(word.startswith(f"++{group}.") for word in words):
+            node[group] = None  # what an experiment sets of it goes with it
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for package in node.pop("allow", None) or []:

@@ -405,3 +405,7 @@ def test_a_group_of_an_experiment_can_be_left_out() -> None:
         for words in ([], ["reward=null"])
     )
     assert with_reward["reward"]["_target_"] and without.get("reward") is None
+    settings_too = compose("train", ["experiment=fr3_reach_goal", "reward=null"]).node
+    assert settings_too.get("reward") is None
+    with pytest.raises(ConfigError, match=r"reward.scale is set but no reward is chosen"):
+        compose("train", ["experiment=fr3_reach_sac", "reward=null", "reward.scale=2"])
