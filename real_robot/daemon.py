@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from types import FrameType
 
 from embodied.core.build import ConfigError
 from real_robot.blackbox import BlackBoxError, keep_newest
@@ -219,8 +220,12 @@ def serve(folder: Path, deployment: Deployment) -> None:
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     LOG.addHandler(log)
     LOG.setLevel(logging.INFO)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        daemon.done = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: setattr(daemon, "done", True))
+        signal.signal(number, end)
     daemon.serve()
 
 

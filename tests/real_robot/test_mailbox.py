@@ -71,6 +71,18 @@ def test_a_writer_that_died_within_a_message_is_silent(tmp_path: Path) -> None:
     assert not reader.receive() and reader.fields["number"][0] == 7
 
 
+def test_a_new_writer_is_heard_after_one_that_died_within_a_message(tmp_path: Path) -> None:
+    dead: Any = Mailbox(tmp_path / "box", RECORD, 1, create=True)
+    reader = Mailbox(tmp_path / "box", RECORD, 1, create=False)
+    dead._counter[0] += 1
+    writer = Mailbox(tmp_path / "box", RECORD, 1, create=False)
+    for number in (1, 2):
+        writer.fields["number"] = number
+        writer.send()
+        assert reader.receive() and reader.fields["number"][0] == number
+    assert int(dead._counter[0]) % 2 == 0
+
+
 def test_others_cannot_read_it_and_versions_are_compared(tmp_path: Path) -> None:
     Mailbox(tmp_path / "box", RECORD, 1, create=True)
     assert stat.S_IMODE((tmp_path / "box").stat().st_mode) == 0o600
