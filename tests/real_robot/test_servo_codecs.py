@@ -133,4 +133,5 @@ def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
             found += again in sent
             assert again in whole, "made anew, checksum and all, it is in the stream"
         assert len(buffer) < 4
-    assert good > 20_000 and found > 0.99 * good
+    # What random bytes happen to have a right sum (1 in 256) takes a good frame with it now and then.
+    assert good > 20_000 and found > (0.999 if codec is dynamixel else 0.97) * good
