@@ -7,10 +7,12 @@ import os
 import select
 import termios
 import time
+from pathlib import Path
 
 from real_robot.drivers.driver import DriverError
 
 CHUNK = 4096
+DEVICES = Path("/sys/bus/usb-serial/devices")
 
 
 class SerialPort:
@@ -51,6 +53,8 @@ class SerialPort:
 
     def write(self, data: bytes) -> None:
         """All of `data`, after dropping what came in uninvited. DriverError."""
+        if self._file < 0:
+            raise DriverError(f"{self.path} is not open: connect first")
         try:
             termios.tcflush(self._file, termios.TCIFLUSH)
             sent = os.write(self._file, data)
@@ -83,6 +87,13 @@ class SerialPort:
         end = time.monotonic() + most
         while self.read(min(end, time.monotonic() + quiet)):
             pass
+
+    def latency(self) -> str:
+        """What to type where the adapter keeps bytes back for longer than 1 ms; else empty."""
+        file = DEVICES / Path(self.path).resolve().name / "latency_timer"
+        if not file.exists() or int(file.read_text()) <= 1:
+            return ""
+        return f"; its adapter holds bytes back, type: echo 1 | sudo tee {file}"
 
     def close(self) -> None:
         """Safe to call twice."""

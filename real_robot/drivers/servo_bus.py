@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -19,9 +19,10 @@ import numpy as np
 from embodied.core.build import ConfigError
 from real_robot.arm import Arm, Floats
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.packet import HIGHEST_ID, Reply
+from real_robot.drivers.packet import HIGHEST_ID
 from real_robot.drivers.serial_port import SerialPort
 from real_robot.drivers.servo_registers import MAKES, TICKS, Motion
+from real_robot.drivers.servo_wire import ServoWire
 
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
 
@@ -55,7 +56,9 @@ class Hand:
 @dataclass(frozen=True)
 class Config:
     """`timeout` (s) of one exchange, asked again up to `retries` times; `watchdog` (s) of silence
-    after which a Dynamixel stops by itself (Feetech's servos have none, and hold their goal)."""
+    after which a Dynamixel stops by itself (Feetech's servos have none, and hold their goal);
+    `ampere`: A of one unit of measured current (None: 2.69 mA of an X servo, 6.5 mA of an STS3215;
+    an XL330 has 1 mA)."""
 
     protocol: Literal["dynamixel", "feetech"]
     port: str
@@ -65,10 +68,15 @@ class Config:
     timeout: float = 0.01
     retries: int = 3
     watchdog: float = 0.2
+    ampere: float | None = None
 
     def __post_init__(self) -> None:
         ids = [joint.id for joint in self.joints] + [hand.id for hand in _some(self.hand)]
-        if not self.joints or len(set(ids)) < len(ids) or not all(0 <= i <= HIGHEST_ID for i in ids):
+        if (
+            not self.joints
+            or len(set(ids)) < len(ids)
+            or not all(0 <= i <= HIGHEST_ID for i in ids)
+        ):
             raise ConfigError(f"servo ids {ids} should be different, from 0 to {HIGHEST_ID}")
         for joint in self.joints:
             if not (joint.low < joint.high and joint.ratio > 0 and joint.torque >= 0):
@@ -85,31 +93,30 @@ class ServoBus(Driver):
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock, self.make = config, clock, MAKES[config.protocol]
         self.joints = tuple(joint.name for joint in config.joints)
-        self.names = {joint.id: f"joint {joint.name}" for joint in config.joints}
-        self.names |= {hand.id: "the hand" for hand in _some(config.hand)}
-        self.ids = tuple(self.names)
-        ticks = np.array([joint.sign * joint.ratio for joint in config.joints])
-        self._gain = ticks * TICKS / math.tau  # ticks per rad
-        self._turns = ticks
+        names = {joint.id: f"joint {joint.name}" for joint in config.joints}
+        names |= {hand.id: "the hand" for hand in _some(config.hand)}
+        self.ids = tuple(names)
+        port = SerialPort(config.port, config.baud)
+        self.wire = ServoWire(port, self.make, names, config.timeout, config.retries)
+        self._turns = np.array([joint.sign * joint.ratio for joint in config.joints])
+        self._gain = self._turns * TICKS / math.tau  # ticks per rad
         self._zero = np.array([joint.zero for joint in config.joints], float)
-        self._torque = ticks * [joint.torque for joint in config.joints]
-        self.port = SerialPort(config.port, config.baud)
-        self.repeated = 0  # exchanges that had to be repeated
+        ampere = self.make.ampere if config.ampere is None else config.ampere
+        self._torque = self._turns * [joint.torque * ampere for joint in config.joints]
         self._motion: dict[int, Motion] = {}
-        self._errors: dict[int, int] = {}  # the error byte of every servo's last answer
-        self._connected, self._last = False, 0.0
+        self._connected = False
 
     def connect(self) -> None:
-        self.port.open()
+        self.wire.port.open()
         self._connected = True
         try:
             self._find()
             torque = dict.fromkeys(self.ids, b"\x01")
-            if silent := self._hold() or self._put(self.make.torque, torque):
+            if silent := self._hold() or self.wire.put(self.make.torque, torque):
                 id = min(silent)
                 raise DriverError(
-                    f"{self.names[id]} (id {id}) does not take what is written to it: check its "
-                    "power and its error lamp, then switch it off and on"
+                    f"{self.wire.names[id]} (id {id}) does not take what is written to it: check "
+                    "its power and its error lamp, then switch it off and on"
                 )
         except DriverError:
             self.close()
@@ -119,7 +126,6 @@ class ServoBus(Driver):
         self._check_watchdog()
         now = self.clock()
         self._measure()
-        self._check_faults()
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
@@ -136,11 +142,13 @@ class ServoBus(Driver):
                 )
             goals[joint.id] = self.make.encode(int(tick))
         for hand in _some(self.config.hand):
+            if not math.isfinite(width):
+                raise DriverError(f"the hand was sent to {width}: the policy says no number")
             share = min(max(width / hand.width, 0.0), 1.0)
             tick = round(hand.closed + share * (hand.open - hand.closed))
             goals[hand.id] = self.make.encode(tick)
         self._check_watchdog()
-        self._send(self.make.sync_write(self.make.goal, goals))
+        self.wire.send(self.make.sync_write(self.make.goal, goals))
 
     @property
     def width(self) -> float:
@@ -157,15 +165,14 @@ class ServoBus(Driver):
 
     def close(self) -> None:
         self._connected = False
-        self.port.close()
+        self.wire.port.close()
 
     def _find(self) -> None:
         """Everybody is there, turns to positions, and stands where it can."""
-        self._find_echo()
-        modes = self._get(self.make.mode, 1)
+        self.wire.find_echo()
+        modes = self.wire.get(self.make.mode, 1)
         self._measure()
-        self._check_faults()
-        for id, name in self.names.items():
+        for id, name in self.wire.names.items():
             if modes[id][0] not in self.make.modes:
                 raise DriverError(
                     f"{name} (id {id}) is in operating mode {modes[id][0]}, not in position mode: "
@@ -179,116 +186,38 @@ class ServoBus(Driver):
                     f"{joint.low} to {joint.high}: move it by hand, or calibrate it again"
                 )
 
-    def _find_echo(self) -> None:
-        """Whether the adapter sends back what is written: what comes first is then the request."""
-        question = self.make.read(self.ids[0], self.make.mode, 1)
-        self.port.echo, seen = False, b""
-        self._send(question)
-        end = time.monotonic() + self.config.timeout
-        while len(seen) < len(question) and (data := self.port.read(end)):
-            seen += data
-        self.port.echo = seen.startswith(question)
-        self.port.drain(self.config.timeout / 4, self.config.timeout)
+    def _measure(self) -> None:
+        for id, data in self.wire.get(*self.make.state).items():
+            self._motion[id] = self.make.motion(data)
+        self.wire.check_faults()
 
     def _hold(self) -> set[int]:
         """Goals to where the servos are, and the watchdog, if it has tripped, awake again. Ids of
         the servos that cannot be told."""
-        watchdog, beats = self.make.watchdog, round(self.config.watchdog / self.make.beat)
-        if watchdog is not None:
-            self._put(watchdog, dict.fromkeys(self.ids, b"\x00"))
-        found = self._ask(*self.make.state)
-        self._motion |= {id: self.make.motion(data) for id, data in found.items()}
-        silent = set(self.ids) - set(found)
-        silent |= self._put(
-            self.make.goal, {id: self.make.encode(self._motion[id].position) for id in found}
-        )
-        if watchdog is not None:
-            silent |= self._put(watchdog, dict.fromkeys(self.ids, bytes((beats,))))
-        return silent
+        wire, watchdog = self.wire, self.make.watchdog
+        found = wire.ask(*self.make.state, self.ids)
+        goals = {
+            id: self.make.encode(self.make.motion(data).position) for id, data in found.items()
+        }
+        failed = set(self.ids) - set(found)
+        if watchdog is None:
+            return failed | wire.put(self.make.goal, goals)
+        beats = round(self.config.watchdog / self.make.beat)
+        failed |= wire.put(watchdog, dict.fromkeys(found, b"\x00"))
+        failed |= wire.put(self.make.goal, goals)
+        return failed | wire.put(watchdog, dict.fromkeys(found, bytes((beats,))))
 
     def _check_watchdog(self) -> None:
         """After a silence: a servo whose watchdog has tripped takes no goals, and says nothing."""
-        silence = time.monotonic() - self._last
+        silence = self.wire.silence
         if self.make.watchdog is None or silence < self.config.watchdog - self.make.beat:
             return
-        for id, data in self._get(self.make.watchdog, 1).items():
+        for id, data in self.wire.get(self.make.watchdog, 1).items():
             if data[0] == 255:
                 raise DriverError(
-                    f"{self.names[id]} (id {id}) stopped itself after {silence:.2f} s without a "
-                    "word from here: see what kept the control process, then reset"
+                    f"{self.wire.names[id]} (id {id}) stopped itself after {silence:.2f} s without "
+                    "a word from here: see what kept the control process, then reset"
                 )
-
-    def _measure(self) -> None:
-        for id, data in self._get(*self.make.state).items():
-            self._motion[id] = self.make.motion(data)
-
-    def _put(self, address: int, data: Mapping[int, bytes]) -> set[int]:
-        """Write, read back, and again where it is not there. Ids of those that did not take it."""
-        wrong = set(data)
-        for _ in range(self.config.retries + 1 if data else 0):
-            self._send(self.make.sync_write(address, {id: data[id] for id in sorted(wrong)}))
-            found = self._ask(address, len(next(iter(data.values()))))
-            wrong = {id for id in data if found.get(id) != data[id]}
-            if not wrong:
-                break
-        return wrong
-
-    def _get(self, address: int, size: int) -> dict[int, bytes]:
-        """These bytes of every servo. DriverError where one does not answer."""
-        found = self._ask(address, size)
-        for id in self.ids:
-            if id not in found:
-                raise DriverError(
-                    f"no answer from {self.names[id]} (id {id}) on {self.config.port}, asked "
-                    f"{self.config.retries + 1} times at {self.config.baud} baud: check its "
-                    "cable, power, id and baud rate"
-                )
-        return found
-
-    def _ask(self, address: int, size: int) -> dict[int, bytes]:
-        """These bytes of every servo that answers; asked again where no good answer came."""
-        found: dict[int, bytes] = {}
-        missing = self.ids
-        for attempt in range(self.config.retries + 1):
-            self.repeated += attempt > 0
-            self._send(self.make.sync_read(address, size, missing))
-            self._collect(missing, size, found)
-            missing = tuple(id for id in self.ids if id not in found)
-            if not missing:
-                break
-            self.port.drain(self.config.timeout / 10, self.config.timeout)
-        return found
-
-    def _collect(self, ids: Sequence[int], size: int, found: dict[int, bytes]) -> None:
-        """Good replies into `found` until all of `ids` are there or time is up."""
-        buffer, end = bytearray(), time.monotonic() + self.config.timeout
-        while data := self.port.read(end):
-            buffer += data
-            while (packet := self.make.take(buffer)) is not None:
-                reply = self.make.reply(packet)
-                if reply is not None and reply.id in ids and len(reply.data) == size:
-                    found[reply.id] = reply.data
-                    self._errors[reply.id] = reply.error
-            if all(id in found for id in ids):
-                return
-
-    def _check_faults(self) -> None:
-        """DriverError for a servo that reported a fault with its last answer."""
-        for id, error in self._errors.items():
-            if not error:
-                continue
-            bits, register = error, self.make.errors
-            if register is not None:
-                bits = self._ask(register, 1).get(id, b"\x00")[0]
-            named = [text for bit, text in self.make.faults.items() if bits >> bit & 1]
-            raise DriverError(
-                f"{self.names[id]} (id {id}) reports {', '.join(named) or f'error {error}'}: check "
-                "load, supply and temperature, then switch it off and on"
-            )
-
-    def _send(self, frame: bytes) -> None:
-        self.port.write(frame)
-        self._last = time.monotonic()
 
 
 def _some(hand: Hand | None) -> tuple[Hand, ...]:

@@ -18,18 +18,19 @@ TICKS = 4096  # a turn
 
 
 class Motion(NamedTuple):
-    """Measured: ticks, rad/s and A at the servo's own shaft."""
+    """Measured at the servo's own shaft: ticks, rad/s, and current in units of the register."""
 
     position: int
     velocity: float
-    current: float
+    current: int
 
 
 @dataclass(frozen=True)
 class Make:
     """One make of servo. `state` is (address, bytes) of the block that `motion` understands; `mode`
     the register that holds one of `modes` where a goal is a position; `watchdog` counts `beat` s,
-    reads 255 after a trip and is 0 where it is off; `faults` names the bits of an error byte."""
+    reads 255 after a trip and is 0 where it is off; `faults` names the bits of register `errors`,
+    or of a reply's error byte where there is none; `ampere`: A of one unit of current."""
 
     take: Callable[[bytearray], Packet | None]
     reply: Callable[[Packet], Reply | None]
@@ -43,6 +44,7 @@ class Make:
     torque: int
     mode: int
     modes: tuple[int, ...]
+    ampere: float
     faults: Mapping[int, str]
     errors: int | None
     watchdog: int | None
@@ -50,19 +52,19 @@ class Make:
 
 
 def _dynamixel(data: bytes) -> Motion:
-    """From 126: current (2, here XM's 2.69 mA), velocity (4, 0.229 rpm), position (4)."""
+    """From 126: current (2), velocity (4, 0.229 rpm), position (4)."""
     current, velocity, position = (
         int.from_bytes(part, "little", signed=True) for part in (data[:2], data[2:6], data[6:10])
     )
-    return Motion(position, velocity * 0.229 * math.tau / 60, current * 2.69e-3)
+    return Motion(position, velocity * 0.229 * math.tau / 60, current)
 
 
 def _feetech(data: bytes) -> Motion:
-    """From 56: position (2), speed (2, ticks/s), ..., at 69 current (2, 6.5 mA)."""
+    """From 56: position (2), speed (2, ticks/s), ..., at 69 current (2)."""
     position, speed, current = (
         signed(int.from_bytes(data[at : at + 2], "little"), 15) for at in (0, 2, 13)
     )
-    return Motion(position, speed * math.tau / TICKS, current * 6.5e-3)
+    return Motion(position, speed * math.tau / TICKS, current)
 
 
 MAKES: Mapping[str, Make] = {
@@ -79,6 +81,7 @@ MAKES: Mapping[str, Make] = {
         torque=64,
         mode=11,
         modes=(3, 4, 5),
+        ampere=2.69e-3,
         faults={
             0: "input voltage",
             2: "overheating",
@@ -102,6 +105,7 @@ MAKES: Mapping[str, Make] = {
         torque=40,
         mode=33,
         modes=(0,),
+        ampere=6.5e-3,
         faults={0: "input voltage", 1: "angle", 2: "overheating", 3: "current", 5: "overload"},
         errors=None,
         watchdog=None,

@@ -102,7 +102,6 @@ class DynamixelServo(Servo):
             self.table[116:120] = round(self.at).to_bytes(4, "little", signed=True)
             self.table[98] = 255
         super().move(now)
-        self.heard = now
 
     def measure(self) -> None:
         current = round(0.5 * (self.goal() - self.at)) if self.table[64] else 0
@@ -202,7 +201,9 @@ class FakeBus:
     def _run(self) -> None:
         buffer = bytearray()
         while not self._closed.is_set():
-            if not select.select([self._file], [], [], 0.02)[0]:
+            ready = select.select([self._file], [], [], 0.01)[0]
+            self._move()
+            if not ready:
                 continue
             data = os.read(self._file, 4096)
             if self.faults.echo:
@@ -212,10 +213,16 @@ class FakeBus:
                 self.frames += 1
                 self._obey(packet)
 
-    def _obey(self, packet: Packet) -> None:
+    def _move(self) -> float:
         now = time.monotonic()
         for servo in self.servos.values():
             servo.move(now)
+        return now
+
+    def _obey(self, packet: Packet) -> None:
+        now = self._move()
+        for servo in self.servos.values():
+            servo.heard = now
         if self.faults.turnaround:
             time.sleep(self.faults.turnaround)
         codec, data, two = self.codec, packet.data, 1 + self.wide

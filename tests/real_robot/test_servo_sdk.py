@@ -1,5 +1,4 @@
-"""The fake servo bus before the makers' own software: what that reads and writes is what is there.
-"""
+"""The fake servo bus before the makers' own software as a client that knows nothing of ours."""
 
 from __future__ import annotations
 
