@@ -87,7 +87,7 @@ class Desk:
             ) from error
         finally:
             os.umask(before)
-        self.server.listen(MOST_CLIENTS)
+        self.server.listen(128)
         self.server.setblocking(False)
 
     def poll(self, timeout: float) -> list[tuple[Client, Request]]:
@@ -96,7 +96,7 @@ class Desk:
         for key, events in self.selector.select(timeout):
             client: Client | None = key.data
             if client is None:
-                self._accept()
+                self._accept()  # one a look: who came before is heard before others come
                 continue
             if events & selectors.EVENT_WRITE:
                 self._flush(client)

@@ -30,7 +30,7 @@ def ask(folder: Path, verb: Verb | str, timeout: float = 5.0) -> Reply:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(timeout)
         try:
-            line.connect(str(folder / SOCKET))
+            connect(line, folder / SOCKET, time.monotonic() + timeout)
             line.sendall(Request(1, time.monotonic(), Verb(verb)).line())
             return parse_reply(_line(line, time.monotonic() + timeout))
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -42,6 +42,18 @@ def ask(folder: Path, verb: Verb | str, timeout: float = 5.0) -> Reply:
             ) from error
         except OSError as error:
             raise ToolError(f"the daemon in {folder} cannot be asked: {error}") from error
+
+
+def connect(line: socket.socket, path: Path, deadline: float) -> None:
+    """As soon as there is room; OSError, TimeoutError."""
+    while True:
+        try:
+            line.connect(str(path))
+            return
+        except BlockingIOError as error:  # others stand in line, as in a flood
+            if time.monotonic() > deadline:
+                raise TimeoutError from error
+            time.sleep(0.01)
 
 
 def _line(line: socket.socket, deadline: float) -> bytes:

@@ -1,0 +1,340 @@
+"""The whole bridge as processes: a daemon, the control process, a policy, and operators.
+
+The arm is simulated, everything else is what runs beside a real one. What waits here waits for
+something to be so, and a test says what has to be so, not when.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError, build
+from embodied.core.checkpoint import save
+from embodied.embodiments import fr3
+from real_robot.deployment import Deployment
+from real_robot.desk import PATIENCE, SOCKET, Desk, DeskError
+from real_robot.messages import Mode
+from real_robot.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
+from real_robot.safety.checks import FreshConfig
+from real_robot.tool import ToolError, ask, connect
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_decide import GOAL, SPEC
+
+PATIENT = 90.0  # s for something to become so, on a machine that does much else
+HERTZ = 100.0
+
+
+def until(so: Callable[[], Any], what: str) -> Any:
+    """What `so` says once that is neither None nor False."""
+    deadline = time.monotonic() + PATIENT
+    while (said := so()) is None or said is False:
+        assert time.monotonic() < deadline, f"never so: {what}"
+        time.sleep(0.05)
+    return said
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (also one that nobody has asked about)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+class Bridge:
+    """A daemon in `folder`, and the operator who asks it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "real_robot.daemon", str(self.folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+        )
+        until(self._answers, "the daemon answers")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.process.communicate()[1].decode()
+        try:
+            return self.ask(Verb.STATUS).ok
+        except ToolError:
+            return False
+
+    def ask(self, verb: Verb) -> Reply:
+        return ask(self.folder, verb, timeout=PATIENT)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.ask(Verb.STATUS).status
+
+    def mode(self, name: str) -> dict[str, Any]:
+        """The status once the arm is in that mode."""
+        return until(lambda: s if (s := self.status)["mode"] == name else None, f"it is {name}")
+
+    def done(self, verb: Verb) -> Reply:
+        """Ask until that was done."""
+        return until(lambda: r if (r := self.ask(verb)).ok else None, f"{verb} was done")
+
+    def idle(self) -> dict[str, Any]:
+        """From anything that a test left: both processes live, and the arm is held."""
+        status = self.status
+        if not status["control"]["pid"] or not status["policy"]["pid"]:
+            self.done(Verb.RESET)
+        until(lambda: self.status["policy"]["number"] > 0, "the policy decides")
+        if self.status["mode"] in ("RUNNING", "ARMED"):
+            self.done(Verb.STOP)
+        until(self._free, "nothing is latched")
+        return self.mode("IDLE")
+
+    def _free(self) -> bool:
+        return self.status["mode"] != "ESTOP" or self.ask(Verb.RESET).ok
+
+    def running(self) -> dict[str, Any]:
+        self.idle()
+        self.done(Verb.ARM)
+        self.done(Verb.START)
+        return self.mode("RUNNING")
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    node = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+    place = tmp_path_factory.mktemp("policy")
+    return Deployment(
+        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=str(save(place / "0", build(node, spec=SPEC), 0)),
+        hertz=HERTZ,
+        step=SPEC.dt,
+        limits=LIMITS,
+        fresh=FreshConfig(hold=1.0, stop=3.0, state=2.0),
+        given=GOAL,
+        seconds=20.0,
+        records=str(place / "records"),
+    )
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
+    folder = tmp_path_factory.mktemp("d")
+    folder.chmod(0o700)
+    deployment.write(folder)
+    made = Bridge(folder)
+    yield made
+    made.process.terminate()
+    assert made.process.wait(PATIENT) == 0, "it ends in order when it is told to"
+    assert not (folder / SOCKET).exists() and not (folder / "state").exists()
+
+
+def test_a_policy_moves_the_arm_when_an_operator_says_so(bridge: Bridge) -> None:
+    bridge.idle()
+    refused = bridge.ask(Verb.START)
+    assert not refused.ok and "ARMED" in refused.reason and "it is IDLE" in refused.reason
+    held = bridge.status["sent"]
+    time.sleep(0.2)
+    assert bridge.status["sent"] == held
+    bridge.running()
+    goal = np.array(list(GOAL.values()))
+
+    def there() -> bool:
+        q = np.array(bridge.status["q"])
+        return bool(np.linalg.norm(fr3.forward(q[None])[0][0] - goal) < 0.03)
+
+    until(there, "the tool is at its goal")
+    status = bridge.status
+    assert status["mode"] == "RUNNING" and not status["fault"]
+    assert status["stages"]["limits"]["count"] > 0, "a policy in steps was smoothed"
+    assert status["control"]["rate"] > 0 and status["control"]["worst"] > 0
+    busy = bridge.ask(Verb.QUIT)
+    assert not busy.ok and "first stop" in busy.reason
+    assert bridge.ask(Verb.STOP).ok
+    bridge.mode("IDLE")
+
+
+def test_a_stop_is_latched_until_a_reset(bridge: Bridge) -> None:
+    bridge.running()
+    assert bridge.ask(Verb.ESTOP).ok
+    assert bridge.mode("ESTOP")["fault"] == "an operator pressed stop"
+    for verb in (Verb.ARM, Verb.START, Verb.STOP):
+        assert not bridge.ask(verb).ok
+    bridge.done(Verb.RESET)
+    assert not bridge.mode("IDLE")["fault"]
+
+
+def test_a_killed_policy_is_held_and_latched_and_leaves_a_black_box(
+    bridge: Bridge, deployment: Deployment
+) -> None:
+    pid = bridge.running()["policy"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    status = bridge.mode("ESTOP")
+    assert "the policy's last observation is 3.0" in status["fault"]
+    assert status["policy"]["died"] == "the policy process died (SIGKILL)"
+    assert status["control"]["pid"], "the arm is still held"
+    held = status["sent"]
+    assert not bridge.ask(Verb.START).ok and bridge.status["sent"] == held
+    assert not bridge.status["policy"]["pid"], "no one started it again by itself"
+    state = until(lambda: boxed(Path(deployment.records), b"observation"), "a black box")
+    assert (np.diff(state["tick"]) == 1).all() and (state["mode"] == Mode.RUNNING).any()
+    assert np.ptp(state["sent"][-5:], axis=0).max() == 0
+    bridge.done(Verb.RESET)
+    again = bridge.running()
+    assert again["policy"]["pid"] not in (0, pid)
+
+
+def test_a_pause_of_the_control_process_is_counted_and_gone_on_from(bridge: Bridge) -> None:
+    before = bridge.running()["control"]
+    os.kill(before["pid"], signal.SIGSTOP)
+    time.sleep(0.2)
+    os.kill(before["pid"], signal.SIGCONT)
+    after = until(
+        lambda: c if (c := bridge.status["control"])["missed"] >= before["missed"] + 15 else None,
+        "missed ticks are counted",
+    )
+    assert after["pid"] == before["pid"]
+    until(lambda: bridge.status["control"]["tick"] > after["tick"] + 20, "it goes on")
+    assert bridge.status["mode"] == "RUNNING", bridge.status["fault"]
+
+
+def test_garbage_and_floods_are_refused_and_the_loop_goes_on(bridge: Bridge) -> None:
+    before = bridge.running()
+    for junk in (b"hello\n" * 50, b"x" * (MOST_BYTES + 1), os.urandom(4000) * 3, b"{}\n" * 50):
+        with raw(bridge) as line:
+            line.sendall(junk)
+            last = until_closed(line)
+            assert parse_reply(last[0]).ok is False
+    flood = b"".join(Request(n, time.monotonic(), Verb.STATUS).line() for n in range(1, 200))
+    with raw(bridge) as line:
+        line.sendall(flood)
+        replies = [parse_reply(each) for each in until_closed(line)]
+    assert any("requests a second" in reply.reason for reply in replies)
+    many = [raw(bridge) for _ in range(200)]
+    first = before["control"]["tick"]
+    after = until(
+        lambda: s if (s := bridge.status)["control"]["tick"] > first + 50 else None,
+        "the loop ticks on",
+    )
+    assert after["mode"] == "RUNNING" and not after["fault"]
+    assert after["refused"] >= before["refused"] + 3 * PATIENCE and after["clients"] <= 16
+    assert bridge.ask(Verb.ESTOP).ok, "also with a crowd at the desk"
+    bridge.mode("ESTOP")
+    for line in many:
+        line.close()
+    assert "no line of JSON" in (bridge.folder / "daemon.log").read_text()
+
+
+def test_a_request_is_not_obeyed_twice_or_late(bridge: Bridge) -> None:
+    bridge.idle()
+    with raw(bridge) as line:
+        for number, age in ((5, 0.0), (5, 0.0), (6, 60.0)):
+            line.sendall(Request(number, time.monotonic() - age, Verb.ARM).line())
+        replies = [parse_reply(each) for each in lines(line, 3)]
+    assert sorted((r.number, r.ok) for r in replies) == [(5, False), (5, True), (6, False)]
+    assert {r.reason for r in replies if not r.ok} == {
+        "number 5 was there already",
+        next(r.reason for r in replies if r.number == 6),
+    }
+    assert "60.0 s ago" in next(r.reason for r in replies if r.number == 6)
+
+
+def test_a_killed_control_process_is_told_of_and_started_by_a_reset_only(bridge: Bridge) -> None:
+    pid = bridge.running()["control"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    status = bridge.mode("DISCONNECTED")
+    assert status["fault"] == "the control process died (SIGKILL)"
+    refused = bridge.ask(Verb.ESTOP)
+    assert not refused.ok and "the robot's own watchdog acts" in refused.reason
+    assert bridge.status["control"]["pid"] == 0
+    assert bridge.ask(Verb.RESET).ok
+    assert bridge.running()["control"]["pid"] not in (0, pid)
+
+
+def test_nobody_else_may_ask_and_a_second_daemon_is_refused(bridge: Bridge, tmp_path: Path) -> None:
+    assert stat.S_IMODE((bridge.folder / SOCKET).stat().st_mode) == 0o600
+    for name in ("state", "chunk", "request", "ring"):
+        assert stat.S_IMODE((bridge.folder / name).stat().st_mode) == 0o600
+    with pytest.raises(DeskError, match="at work"):
+        Desk(bridge.folder)
+    tmp_path.chmod(0o755)
+    with pytest.raises(DeskError, match="chmod 700"):
+        Desk(tmp_path)
+    with pytest.raises(ToolError, match="no daemon is at work"):
+        ask(tmp_path, Verb.STATUS)
+
+
+def test_a_killed_daemon_leaves_an_arm_at_rest_and_is_replaced(bridge: Bridge) -> None:
+    status = bridge.running()
+    bridge.process.kill()
+    bridge.process.wait()
+    for name in ("control", "policy"):
+        until(lambda pid=status[name]["pid"]: gone(pid), f"the {name} process is gone")
+    assert (bridge.folder / SOCKET).exists(), "what a dead one leaves"
+    bridge.start()
+    bridge.idle()
+    assert bridge.ask(Verb.QUIT).ok
+    assert bridge.process.wait(PATIENT) == 0
+    assert not (bridge.folder / SOCKET).exists()
+    bridge.start()
+
+
+def test_a_deployment_is_checked(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.write(tmp_path)
+    assert Deployment.read(tmp_path) == deployment
+    settings = asdict(deployment)
+    with pytest.raises(ConfigError, match='did you mean "limits"'):
+        Deployment.parse({**settings, "limit": 3})
+    with pytest.raises(ConfigError, match="deployment needs limits, fresh"):
+        Deployment.parse({k: v for k, v in settings.items() if k not in ("limits", "fresh")})
+    with pytest.raises(ConfigError, match="hertz"):
+        Deployment.parse({**settings, "hertz": 0.0})
+    assert PROTOCOL == 1
+
+
+def boxed(folder: Path, fault: bytes) -> Any:
+    """The records of the newest black box that ends with that fault; None where there is none."""
+    for path in sorted(folder.glob("[0-9]*.npz"), reverse=True):
+        state = np.load(path, allow_pickle=False)["state"]
+        if fault in state["fault"][-1]:
+            return state
+    return None
+
+
+def raw(bridge: Bridge) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(PATIENT)
+    connect(line, bridge.folder / SOCKET, time.monotonic() + PATIENT)
+    return line
+
+
+def until_closed(line: socket.socket) -> list[bytes]:
+    """All lines, until the other end has had enough."""
+    came = b""
+    try:
+        while more := line.recv(1 << 16):
+            came += more
+    except ConnectionResetError:
+        pass
+    return came.splitlines()
+
+
+def lines(line: socket.socket, count: int) -> list[bytes]:
+    came = b""
+    while came.count(b"\n") < count:
+        came += line.recv(1 << 16)
+    return came.splitlines()
