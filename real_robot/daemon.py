@@ -216,6 +216,7 @@ def serve(folder: Path, deployment: Deployment) -> None:
     """A daemon in `folder` until an operator quits or this process is told to end (SIGTERM,
     Ctrl-C); DeskError, ConfigError."""
     daemon = Daemon(folder, deployment)
+    logging.raiseExceptions = False  # a log that cannot be written stops nothing
     log = RotatingFileHandler(folder / "daemon.log", maxBytes=1 << 20, backupCount=1)
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     LOG.addHandler(log)

@@ -96,7 +96,7 @@ def parse(line: bytes) -> Request:
         raise RequestError(f"it should have version, number, time, verb; look at {_shown(unequal)}")
     if not isinstance(number, int) or number is True or not 0 < number <= MOST_NUMBER:
         raise RequestError(f"number {_shown(number)} should count up from 1")
-    if not isinstance(time, int | float) or isinstance(time, bool) or not abs(time) < 1e18:
+    if not isinstance(time, int | float) or isinstance(time, bool) or not abs(time) <= MOST_NUMBER:
         raise RequestError(f"time {_shown(time)} should be s on the monotonic clock")
     return Request(number, float(time), _verb(message["verb"]))
 

@@ -7,6 +7,7 @@ something to be so, and a test says what has to be so, not when.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -65,12 +66,12 @@ class Bridge:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "real_robot.daemon", str(self.folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
+            stderr=(self.folder / "daemon.err").open("wb"),
         )
         until(self._answers, "the daemon answers")
 
     def _answers(self) -> bool:
-        assert self.process.poll() is None, self.process.communicate()[1].decode()
+        assert self.process.poll() is None, (self.folder / "daemon.err").read_text()
         try:
             return self.ask(Verb.STATUS).ok
         except ToolError:
@@ -237,6 +238,24 @@ def test_garbage_and_floods_are_refused_and_the_loop_goes_on(bridge: Bridge) -> 
     for line in many:
         line.close()
     assert "no line of JSON" in (bridge.folder / "daemon.log").read_text()
+
+
+def test_a_full_disk_is_told_of_and_costs_nothing_else(
+    bridge: Bridge, deployment: Deployment
+) -> None:
+    bridge.running()
+    pid, boxes = bridge.process.pid, len(list(Path(deployment.records).iterdir()))
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, hard))  # nothing larger can be written
+    try:
+        tick = bridge.status["control"]["tick"]
+        assert bridge.ask(Verb.ESTOP).ok
+        until(lambda: "could not be saved" in str(bridge.status["notes"]), "it is told of")
+        until(lambda: bridge.status["control"]["tick"] > tick + 20, "the loop goes on")
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(list(Path(deployment.records).iterdir())) == boxes, "nothing half written"
+    assert bridge.idle()
 
 
 def test_a_request_is_not_obeyed_twice_or_late(bridge: Bridge) -> None:
