@@ -11,7 +11,7 @@ from pathlib import Path
 
 from real_robot.drivers.driver import DriverError
 
-CHUNK = 4096
+CHUNK, OLD = 4096, 16  # bytes at once, and how often before a write
 DEVICES = Path("/sys/bus/usb-serial/devices")
 
 
@@ -56,13 +56,16 @@ class SerialPort:
         if self._file < 0:
             raise DriverError(f"{self.path} is not open: connect first")
         try:
-            termios.tcflush(self._file, termios.TCIFLUSH)
+            for _ in range(OLD):
+                if not self._poll.poll(0):
+                    break
+                self._skip = max(0, self._skip - len(os.read(self._file, CHUNK)))
             sent = os.write(self._file, data)
-        except (OSError, termios.error) as error:
+        except OSError as error:
             raise self._gone(error) from error
         if sent < len(data):
             raise DriverError(f"{self.path} takes no more: the adapter hangs, plug it in again")
-        self._skip = len(data) if self.echo else 0
+        self._skip += len(data) if self.echo else 0
 
     def read(self, deadline: float) -> bytes:
         """What there is, as soon as there is some; empty from `deadline` (s, monotonic) on.
@@ -87,6 +90,7 @@ class SerialPort:
         end = time.monotonic() + most
         while self.read(min(end, time.monotonic() + quiet)):
             pass
+        self._skip = 0
 
     def latency(self) -> str:
         """What to type where the adapter keeps bytes back for longer than 1 ms; else empty."""

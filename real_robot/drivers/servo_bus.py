@@ -203,7 +203,11 @@ class ServoBus(Driver):
         if watchdog is None:
             return failed | wire.put(self.make.goal, goals)
         beats = round(self.config.watchdog / self.make.beat)
-        failed |= wire.put(watchdog, dict.fromkeys(found, b"\x00"))
+        awake = dict.fromkeys(found, b"\x00")
+        if found:  # at once after each other: what wakes up would go on to where it was sent before
+            wire.send(self.make.sync_write(watchdog, awake))
+            wire.send(self.make.sync_write(self.make.goal, goals))
+        failed |= wire.put(watchdog, awake)
         failed |= wire.put(self.make.goal, goals)
         return failed | wire.put(watchdog, dict.fromkeys(found, bytes((beats,))))
 

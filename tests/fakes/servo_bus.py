@@ -53,7 +53,7 @@ class Servo:
         self.id, self.at, self.speed = id, float(tick), 0.0
         self.table = bytearray(256)
         self.then = self.heard = time.monotonic()
-        self.alert = 0
+        self.alert, self.fastest = 0, FASTEST
         self.moved = 0.0  # the largest step (ticks) that torque has made at once
         self.begin()
 
@@ -62,6 +62,10 @@ class Servo:
 
     def goal(self) -> int:
         raise NotImplementedError
+
+    def target(self) -> float:
+        """Where it turns to."""
+        return self.goal()
 
     def measure(self) -> None:
         """Position, speed and current into the table."""
@@ -75,8 +79,8 @@ class Servo:
         dt, self.then = now - self.then, now
         self.speed = 0.0
         if self.table[self.TORQUE] & 1 and dt > 0:
-            step = (self.goal() - self.at) * (1 - math.exp(-dt / LAG))
-            step = max(-FASTEST * dt, min(FASTEST * dt, step))
+            step = (self.target() - self.at) * (1 - math.exp(-dt / LAG))
+            step = max(-self.fastest * dt, min(self.fastest * dt, step))
             self.at, self.speed = self.at + step, step / dt
             self.moved = max(self.moved, abs(step))
         self.measure()
@@ -89,18 +93,23 @@ class DynamixelServo(Servo):
         self.table[0:2] = (1020).to_bytes(2, "little")
         self.table[6], self.table[7], self.table[11] = 45, self.id, 3
         self.table[68] = 2
+        self.held = 0.0
 
     def goal(self) -> int:
         return int.from_bytes(self.table[116:120], "little", signed=True)
 
+    def target(self) -> float:
+        return self.held if self.table[98] == 255 else self.goal()
+
     def move(self, now: float) -> None:
-        """The watchdog trips first: from its moment on, the servo stays where it is."""
+        """The watchdog trips first: from its moment on, the servo stays where it is. Its goal is
+        kept, and what is cleared without a new one goes on to the old."""
         beats = self.table[98]
         due = self.heard + 0.02 * beats
         if 0 < beats < 255 and now > due:
             super().move(max(due, self.then))
-            self.table[116:120] = round(self.at).to_bytes(4, "little", signed=True)
             self.table[98] = 255
+            self.held = self.at
         super().move(now)
 
     def measure(self) -> None:
@@ -117,6 +126,7 @@ class DynamixelServo(Servo):
             return 0x07
         locked = address < 64 and self.table[64]
         stopped = self.table[98] == 255 and address < 120 and end > 100
+        stopped |= self.table[98] == 255 and address == 98 and data != b"\x00"
         if locked or stopped or (address < 147 and end > 120):
             return 0x07
         self.table[address:end] = data

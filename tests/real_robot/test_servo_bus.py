@@ -15,7 +15,7 @@ import pytest
 from embodied.core.build import ConfigError, build
 from real_robot.arm import Arm, Floats, Limits
 from real_robot.control import Boxes, Control
-from real_robot.drivers import serial_port
+from real_robot.drivers import feetech_codec, serial_port
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.serial_port import SerialPort
 from real_robot.drivers.servo_bus import Config, Hand, Joint, ServoBus
@@ -38,7 +38,7 @@ def config(protocol: Any, path: str, **changes: Any) -> Config:
         Joint("elbow", 2, 100, 4000, zero=1000, sign=-1, torque=1.0),
         Joint("wrist", 3, 100, 4000, ratio=2.0),
     )
-    plain = Config(protocol, path, joints, Hand(4, 2000, 3200, 0.06), timeout=0.1, watchdog=1.0)
+    plain = Config(protocol, path, joints, Hand(4, 2000, 3200, 0.06), timeout=0.1, watchdog=2.5)
     return dataclasses.replace(plain, **changes)
 
 
@@ -151,19 +151,28 @@ def test_a_servo_that_reports_overload_is_named(protocol: str) -> None:
 
 def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
     with FakeBus("dynamixel", START) as bus:
-        with ServoBus(config("dynamixel", bus.path, watchdog=0.2)) as arm:
+        servo = bus.servos[1]
+        servo.fastest = 300.0
+        with ServoBus(config("dynamixel", bus.path, watchdog=0.6)) as arm:
             begin = arm.read().q
-            assert bus.servos[1].table[98] == 10
-            time.sleep(0.5)
-            with pytest.raises(DriverError, match=r"stopped itself after 0\.\d+ s without a word"):
-                arm.write(begin + 0.4, 0.05)
-            assert bus.servos[1].table[98] == 255
+            assert servo.table[98] == 30
+            arm.write(begin + np.array([2.0, 0, 0]), 0.05)  # four seconds away
+            assert until(lambda: servo.table[98] == 255)
+            there = servo.at
+            assert START[0] < there < START[0] + 400, "it stopped on its way"
+            with pytest.raises(
+                DriverError, match=r"stopped itself after \d+\.\d+ s without a word"
+            ):
+                arm.write(begin, 0.05)
+            assert servo.at == there and servo.table[98] == 255, "until somebody has seen it"
             arm.stop()
-            assert bus.servos[1].table[98] == 10, "awake again, at rest"
-            assert np.abs(arm.read().q - begin).max() <= TICK
-        time.sleep(0.5)
-        with ServoBus(config("dynamixel", bus.path)) as arm:  # tripped after the first one left
-            assert np.abs(arm.read().q - begin).max() <= TICK
+            assert servo.table[98] == 30, "awake again"
+            end = time.monotonic() + 0.8
+            while time.monotonic() < end:
+                assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
+        assert until(lambda: servo.table[98] == 255), "nobody is there any more"
+        with ServoBus(config("dynamixel", bus.path)) as arm:
+            assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +228,23 @@ def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
         first.close()
         with pytest.raises(DriverError, match="not open"):
             first.write(b"x")
+
+
+def test_an_echo_is_dropped_and_nothing_else() -> None:
+    question = feetech_codec.read(2, 56, 2)
+    with FakeBus("feetech", START, Faults(echo=True)) as bus:
+        port = SerialPort(bus.path, 1_000_000)
+        port.open()
+        for echo in (False, True):
+            port.echo = echo
+            port.write(question)
+            wanted = (b"" if echo else question) + feetech_codec.answer(2, 0, b"\xdc\x05")
+            seen, end = b"", time.monotonic() + 5
+            while len(seen) < len(wanted):
+                assert (data := port.read(end)), f"only {seen.hex(' ')}"
+                seen += data
+            assert seen == wanted
+        port.close()
 
 
 def test_an_adapter_that_keeps_bytes_back_is_named(
