@@ -241,7 +241,8 @@ def test_an_echo_is_dropped_and_nothing_else() -> None:
             wanted = (b"" if echo else question) + feetech_codec.answer(2, 0, b"\xdc\x05")
             seen, end = b"", time.monotonic() + 5
             while len(seen) < len(wanted):
-                assert (data := port.read(end)), f"only {seen.hex(' ')}"
+                data = port.read(end)
+                assert data, f"only {seen.hex(' ')}"
                 seen += data
             assert seen == wanted
         port.close()
