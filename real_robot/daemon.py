@@ -27,6 +27,7 @@ from real_robot.control import Boxes
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
 from real_robot.messages import Wish
+from real_robot.metrics import Endpoint, render
 from real_robot.requests import WISHES, Reply, Request, Verb
 from real_robot.watch import Watch
 
@@ -34,6 +35,7 @@ LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
 ANSWER = 2.0  # s that the control process has for one
 AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
+SHOW = 0.5  # s between two pictures for whoever reads the metrics
 MOST_QUEUED, MOST_NOTES = 32, 30
 BOXES = ("state", "chunk", "request", "ring")
 LOST = "; the robot's own watchdog acts, then `reset` starts again"
@@ -64,6 +66,8 @@ class Daemon:
         self.pending: Pending | None = None
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
         self.wishes, self.done = 0, False
+        self.endpoint: Endpoint | None = None
+        self.shown = 0.0
         self.save_at: float | None = None
 
     def serve(self) -> None:
@@ -71,9 +75,14 @@ class Daemon:
         try:
             self.deployment.write(self.folder)
             self._start()
+            if self.deployment.metrics is not None:
+                self.endpoint = Endpoint(self.deployment.metrics)
+                self.watch.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
             while not self.done:
                 self.turn()
         finally:
+            if self.endpoint is not None:
+                self.endpoint.close()
             # The control process brings the arm to rest before it goes.
             self.control.end(patience=10.0)
             self.policy.end(patience=2.0)
@@ -89,6 +98,9 @@ class Daemon:
         self._settle()
         if self.pending is None and self.queue:
             self._pass_on(*self.queue.popleft())
+        if self.endpoint is not None and self.clock() > self.shown + SHOW:
+            self.shown = self.clock()
+            self.endpoint.text = render(self.watch.status(self.control, self.policy))
 
     def save(self) -> Path | None:
         """The black box, to a file; None, and a note, where that cannot be done."""

@@ -37,7 +37,8 @@ class Deployment:
     first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
     checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
     and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
-    `keep` black boxes of `seconds` each; without it they stay beside the socket.
+    `keep` black boxes of `seconds` each; without it they stay beside the socket. `metrics` is a
+    port of this machine for Prometheus (0: any; None: there is none).
     """
 
     driver: Node
@@ -57,10 +58,13 @@ class Deployment:
     seconds: float = 10.0
     keep: int = 20
     records: str = ""
+    metrics: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
             raise ConfigError("a deployment needs 1 to 2000 hertz and a step of up to 10 s")
+        if self.metrics is not None and not 0 <= self.metrics < 65536:
+            raise ConfigError(f"a deployment's metrics={self.metrics} should be a port")
         if not 0 < self.seconds <= 600 or self.keep < 1:
             raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
 

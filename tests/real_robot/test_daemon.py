@@ -6,7 +6,9 @@ something to be so, and a test says what has to be so, not when.
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import resource
 import signal
 import socket
@@ -129,6 +131,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
         given=GOAL,
         seconds=20.0,
         records=str(place / "records"),
+        metrics=0,
     )
 
 
@@ -256,6 +259,33 @@ def test_a_full_disk_is_told_of_and_costs_nothing_else(
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
     assert len(list(Path(deployment.records).iterdir())) == boxes, "nothing half written"
     assert bridge.idle()
+
+
+def test_metrics_are_numbers_that_prometheus_reads(bridge: Bridge) -> None:
+    bridge.idle()
+    log = (bridge.folder / "daemon.log").read_text()
+    port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/metrics", log)[-1])
+
+    def get(path: str) -> tuple[int, str]:
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENT)
+        line.request("GET", path)
+        reply = line.getresponse()
+        said = reply.status, reply.read().decode()
+        line.close()
+        return said
+
+    def shown() -> dict[str, float] | None:
+        text = get("/metrics")[1]
+        rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        found = {name: float(value) for name, value in rows}
+        return found if found.get('embodied_robot_mode{mode="IDLE"}') == 1 else None
+
+    first = until(shown, "it is shown to be IDLE")
+    assert first["embodied_robot_control_alive"] == first["embodied_robot_policy_alive"] == 1
+    assert 'embodied_robot_interventions_total{stage="limits"}' in first
+    ticks = "embodied_robot_ticks_total"
+    until(lambda: (shown() or first)[ticks] > first[ticks], "it counts on")
+    assert get("/metrics")[0] == 200 and get("/other")[0] == 404
 
 
 def test_a_request_is_not_obeyed_twice_or_late(bridge: Bridge) -> None:
