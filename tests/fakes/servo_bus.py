@@ -214,6 +214,7 @@ class FakeBus:
             ready = select.select([self._file], [], [], 0.01)[0]
             self._move()
             if not ready:
+                buffer.clear()  # after a silence, what is still incomplete never was a frame
                 continue
             data = os.read(self._file, 4096)
             if self.faults.echo:
