@@ -124,7 +124,7 @@ class Daemon:
         joints, stages = self.deployment.joints, len(self.names)
         self.boxes = Boxes.make(self.folder, joints, stages)
         self.ring = self.deployment.ring(self.folder, stages, create=True)
-        self.watch = Watch(self.boxes, self.names, self.notes, self.clock)
+        self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
         self.control.start()
         self.policy.start()
 
@@ -153,7 +153,7 @@ class Daemon:
             self._answer(client, request, True)
         elif not self.control.alive:
             self._without_control(client, request)
-        elif verb == Verb.RESET and not self.policy.alive:
+        elif verb == Verb.RESET and (self.watch.mute or not self.policy.alive):
             self._revive(client, request)
         elif verb == Verb.ESTOP:
             self._drop_all("overtaken by a stop")
@@ -179,6 +179,7 @@ class Daemon:
         """The policy anew; an arm that latched meanwhile is reset as well."""
         self.policy.end(0.0)
         self.policy.start()
+        self.watch.begin_policy()
         if self.watch.latched:
             self.queue.append((client, request))
         else:

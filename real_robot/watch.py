@@ -28,16 +28,18 @@ WHEN = {
 
 class Watch:
     """`look` often; the rest tells what was seen. `names` are the chain's stages; `notes` are
-    lines for people, with their time (s)."""
+    lines for people, with their time (s); a policy decides every `step` s."""
 
     def __init__(
         self,
         boxes: Boxes,
         names: Sequence[str],
         notes: deque[str],
+        step: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boxes, self.names, self.notes, self.clock = boxes, names, notes, clock
+        self.patience = max(SILENT, 3 * step)
         self.mode: Mode = Mode.DISCONNECTED
         self.fault = ""
         self.began = self.ticked = self.spoke = clock()
@@ -64,6 +66,10 @@ class Watch:
     def latched(self) -> bool:
         """Whether only a reset leads on."""
         return self.mode == Mode.ESTOP
+
+    def begin_policy(self) -> None:
+        """A new one was started: it has said nothing yet."""
+        self.chunks, self.spoke, self.mute = 0, self.clock(), False
 
     def answered(self, wish: int) -> bool | None:
         """Whether the control process did what wish number `wish` says; None: not answered yet."""
@@ -130,9 +136,9 @@ class Watch:
         hangs = self.ticks > 0 and now - self.ticked > SILENT
         if hangs and not self.hangs:
             self.note(f"the control process has not ticked for {SILENT:.0f} s")
-        mute = self.chunks > 0 and now - self.spoke > SILENT
+        mute = self.chunks > 0 and now - self.spoke > self.patience
         if mute and not self.mute:
-            self.note(f"the policy has said nothing for {SILENT:.0f} s")
+            self.note(f"the policy has said nothing for {self.patience:.1f} s")
         self.hangs, self.mute = hangs, mute
 
 

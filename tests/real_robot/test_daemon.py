@@ -202,6 +202,16 @@ def test_a_killed_policy_is_held_and_latched_and_leaves_a_black_box(
     assert again["policy"]["pid"] not in (0, pid)
 
 
+def test_a_policy_that_hangs_is_replaced_by_a_reset(bridge: Bridge) -> None:
+    pid = bridge.running()["policy"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    status = bridge.mode("ESTOP")
+    assert status["policy"]["pid"] == pid and not status["policy"]["died"]
+    assert "said nothing" in str(status["notes"])
+    bridge.done(Verb.RESET)
+    assert gone(pid) and bridge.running()["policy"]["pid"] not in (0, pid)
+
+
 def test_a_pause_of_the_control_process_is_counted_and_gone_on_from(bridge: Bridge) -> None:
     before = bridge.running()["control"]
     os.kill(before["pid"], signal.SIGSTOP)
