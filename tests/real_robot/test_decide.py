@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf
@@ -43,8 +44,11 @@ def test_every_element_is_the_simulations(tmp_path: Path) -> None:
 
 
 def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path) -> None:
+    torch.manual_seed(0)
     bench = Bench(tmp_path, noise=1e-4)
-    policy = build({"_target_": "policies.scripted.Scripted", "task": "reach"}, spec=SPEC)
+    policy = build(
+        {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}, spec=SPEC
+    )
     observer = Observer(SPEC, 7, tool, GOAL)
     state, chunk = bench.there.state, bench.there.chunk
     decider = Decider(policy, observer, state, chunk, lambda sent: tool(sent[None])[0])

@@ -9,6 +9,8 @@ import pytest
 
 from tests.fakes.servo_bus import FakeBus
 
+SLOW = 100.0  # ms a byte: what the SDKs base their time-outs on, so that a busy machine is no fault
+
 
 @pytest.fixture
 def dynamixel() -> Iterator[tuple[FakeBus, Any, Any, Any]]:
@@ -16,6 +18,7 @@ def dynamixel() -> Iterator[tuple[FakeBus, Any, Any, Any]]:
     with FakeBus("dynamixel", [1000, 2000, 3000]) as bus:
         port = sdk.PortHandler(bus.path)
         assert port.openPort() and port.setBaudRate(1_000_000)
+        port.tx_time_per_byte = SLOW
         yield bus, sdk, port, sdk.PacketHandler(2.0)
         port.closePort()
 
@@ -26,8 +29,7 @@ def feetech() -> Iterator[tuple[FakeBus, Any, Any, Any]]:
     with FakeBus("feetech", [1000, 2000, 3000]) as bus:
         port = sdk.PortHandler(bus.path)
         assert port.openPort() and port.setBaudRate(1_000_000)
-        # What the SDK takes for milliseconds per byte is added to its time-out: a slow machine.
-        port.tx_time_per_byte = 50.0
+        port.tx_time_per_byte = SLOW
         yield bus, sdk, port, sdk.PacketHandler(0)
         port.closePort()
 
