@@ -129,7 +129,8 @@ class Learned:
         return metrics
 
     def logit(self, sides: list[Tensor]) -> Tensor:
-        raise NotImplementedError
+        """What the answer is foretold from, [n]; `sides` are the texts [n, length] of a question."""
+        raise NotImplementedError(f"{type(self).__name__} foretells nothing")
 
     @torch.no_grad()
     def scores(self, captions: Sequence[str]) -> Tensor:
