@@ -129,7 +129,7 @@ class Learned:
         return metrics
 
     def logit(self, sides: list[Tensor]) -> Tensor:
-        """What the answer is foretold from, [n]; `sides` are the texts [n, length] of a question."""
+        """What foretells the answer, [n]; `sides` are the texts [n, length] of a question."""
         raise NotImplementedError(f"{type(self).__name__} foretells nothing")
 
     @torch.no_grad()
