@@ -1,0 +1,27 @@
+"""Ways through mazes, breadth first, many mazes at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def distances(walls: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Steps [n, S, S] from `start` [n] (cells) to every cell, -1 where there is no way; all levels
+    are flooded together, one step further each time."""
+    n, side, _ = walls.shape
+    steps = np.full((n, side, side), -1)
+    edge = np.zeros((n, side, side), bool)
+    edge.reshape(n, -1)[np.arange(n), start] = True
+    unseen, step = ~walls & ~edge, 0
+    while edge.any():
+        steps[edge] = step
+        wave = np.zeros_like(edge)
+        wave[:, 1:] |= edge[:, :-1]
+        wave[:, :-1] |= edge[:, 1:]
+        wave[:, :, 1:] |= edge[:, :, :-1]
+        wave[:, :, :-1] |= edge[:, :, 1:]
+        edge = wave & unseen
+        unseen &= ~edge
+        step += 1
+    return steps

@@ -1,0 +1,219 @@
+"""The maze: a walk by hand, what is seen, levels as vectors and back, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from envs.maze import GO, LEFT, RIGHT, Config, Maze
+from envs.maze_held_out import mazes
+from envs.maze_levels import MazeLevels, Plans
+from envs.maze_ways import distances
+
+SIDE = 5
+
+
+def level(*lines: str, start: int, goal: int, facing: int) -> torch.Tensor:
+    """One row's task vector from a map."""
+    walls = np.array([[mark == "#" for mark in line] for line in lines])[None]
+    plans = Plans(walls, np.array([start]), np.array([goal]), np.array([facing]))
+    return torch.from_numpy(MazeLevels(SIDE, 5).encode(plans)).float()
+
+
+@pytest.fixture
+def world() -> Maze:
+    return Maze(Config(side=SIDE, blocks=5, num_envs=1, horizon=10))
+
+
+HAND = level(".....", ".#...", ".#...", ".....", ".....", start=10, goal=7, facing=3)
+
+
+def test_a_walk_by_hand(world: Maze) -> None:
+    """Up, up, right, right (against nothing), and the goal below at the sixth step."""
+    world.reset(0, HAND)
+    plan = [GO, GO, RIGHT, GO, GO, RIGHT]
+    for action in plan:
+        step = world.step(torch.tensor([action]))
+        assert step.reward.item() == 0 and not step.ended.item()
+    step = world.step(torch.tensor([GO]))
+    assert step.terminated.item() and step.log["success"].item()
+    assert step.reward.item() == pytest.approx(1 - 0.9 * 7 / 10)
+    assert world.age.item() == 0  # the next episode has begun
+
+
+def test_a_wall_stops(world: Maze) -> None:
+    world.reset(0, HAND)
+    before = world.step(torch.tensor([RIGHT]))  # now looking right, at the wall beside
+    after = world.step(torch.tensor([GO]))
+    assert torch.equal(before.next_obs["view"], after.next_obs["view"])
+    world.step(torch.tensor([LEFT]))
+    world.step(torch.tensor([LEFT]))
+    outside = world.step(torch.tensor([GO])).next_obs  # looking left, out of the maze
+    assert outside["view"][0, 3, 2] == 1 and world._cell(0) == (2, 0)
+
+
+def test_what_is_seen(world: Maze) -> None:
+    """Looking up from (2, 0): left of it is outside, a wall at its right, the goal ahead right."""
+    seen = world.reset(0, HAND)
+    expected = [
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1],
+        [1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 2],
+        [1, 1, 0, 1, 0],
+    ]
+    assert seen["view"][0].tolist() == expected and seen["facing"].tolist() == [[3]]
+    # Looking right: ahead is the wall column, on the left hand what was above.
+    seen = world.step(torch.tensor([RIGHT])).obs["view"][0]
+    assert seen.tolist() == [
+        [0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [0, 2, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0],
+    ]
+
+
+def test_the_clock_runs_out(world: Maze) -> None:
+    world.reset(0, HAND)
+    for at in range(10):
+        step = world.step(torch.tensor([LEFT]))
+        assert step.truncated.item() == (at == 9) and not step.terminated.item()
+    assert step.reward.item() == 0
+
+
+def test_a_level_is_its_vector_and_back() -> None:
+    levels = MazeLevels(7, 20)
+    drawn = levels.random(200, np.random.default_rng(0))
+    assert np.array_equal(levels.encode(levels.decode(drawn)), drawn)
+    rounded = levels.decode(drawn.astype(np.float32).astype(float).round(5))  # as a diary keeps it
+    exact = levels.decode(drawn)
+    for name in ("walls", "start", "goal", "facing"):
+        assert np.array_equal(getattr(rounded, name), getattr(exact, name))
+    assert levels.solvable(drawn).all() and (exact.start != exact.goal).all()
+    counts = exact.walls.sum((1, 2))
+    assert counts.min() == 0 and counts.max() > 14
+
+
+def test_every_vector_of_the_cube_is_a_level() -> None:
+    levels = MazeLevels(5, 5)
+    ones, zeros = np.ones((1, levels.size)), np.zeros((1, levels.size))
+    plans = levels.decode(ones)  # walls all over, the goal on the start, in the last cell
+    assert (plans.start, plans.goal) == (24, 0) and plans.walls.sum() == 23
+    assert not levels.solvable(ones)[0] and levels.solvable(zeros)[0]
+
+
+def test_steps_by_hand() -> None:
+    walls = np.array([[[0, 1, 0], [0, 1, 0], [0, 0, 0]], [[0, 1, 0], [0, 1, 0], [0, 1, 0]]], bool)
+    steps = distances(walls, np.array([0, 0]))
+    assert steps[0].tolist() == [[0, -1, 6], [1, -1, 5], [2, 3, 4]]
+    assert steps[1, 0, 2] == -1
+
+
+def test_edits_keep_a_way_and_change_little() -> None:
+    levels, random = MazeLevels(7, 40), np.random.default_rng(1)
+    parents = levels.random(100, random)
+    children = levels.mutate(parents, 3, random)
+    assert levels.solvable(children).all()
+    walls = abs(children[:, :49] - parents[:, :49]).sum(1)
+    assert 1.5 < walls.mean() <= 3 and walls.max() <= 3  # an edit is one cell
+    moved = children[:, 50] != parents[:, 50]
+    assert 0.1 < moved.mean() < 0.5  # three edits, a tenth of them of the goal
+    assert np.array_equal(children[:, 49], parents[:, 49])
+
+
+def test_an_edit_that_would_leave_no_way_is_not_made() -> None:
+    """A corridor of one cell's width: walls can go, none can come in the way."""
+    levels, random = MazeLevels(5, 5), np.random.default_rng(0)
+    walls = np.ones((1, 5, 5), bool)
+    walls[0, 0] = False
+    plans = Plans(walls, np.array([0]), np.array([4]), np.array([0]))
+    corridor = levels.encode(plans).repeat(300, 0)
+    once = levels.decode(levels.mutate(corridor, 1, random))
+    assert levels.solvable(levels.encode(once)).all()
+    unmoved = once.goal == 4
+    assert not once.walls[unmoved, 0].any() and once.walls.sum((1, 2)).min() == 19
+
+
+@pytest.mark.parametrize("side", [5, 6, 9, 12])
+def test_held_out_mazes_are_of_every_size_and_never_drawn(side: int) -> None:
+    levels, again = MazeLevels(side, 2), MazeLevels(side, 2)
+    assert len(levels.held_out) == len(set(levels.held_out_names)) == 50
+    assert np.array_equal(levels.held_out, again.held_out)
+    assert levels.solvable(levels.held_out).all() and not levels.fit(levels.held_out).any()
+    # An edit that would make one of them is not made: with one wall more it is refused.
+    near = levels.held_out[:1].repeat(400, 0)
+    wall = int(near[0, : levels.cells].argmax())
+    near[:, wall] = 0
+    edited = levels.mutate(near, 1, np.random.default_rng(0))
+    assert levels.fit(edited).all() and (edited != near).any()
+
+
+def test_labyrinths_have_one_way() -> None:
+    """Free cells and the openings between them are a tree: one opening fewer than rooms."""
+    for maze in mazes(9, np.random.default_rng(3))[10:]:
+        assert (~maze.walls).sum() == 25 + 24
+        steps = distances(maze.walls[None], np.array([maze.start]))[0]
+        assert (steps[~maze.walls] >= 0).all() and steps.reshape(-1)[maze.goal] == steps.max()
+
+
+def test_rows_play_the_held_out_ones_in_order() -> None:
+    world = Maze(Config(num_envs=3, horizon=1, levels="held_out"))
+    world.reset(7)
+    held = world.levels.held_out
+    assert np.array_equal(world.task, held[:3])
+    world.step(torch.zeros(3, dtype=torch.int64))
+    assert np.array_equal(world.task, held[1:4])
+    world.reset(8)
+    assert np.array_equal(world.task, held[:3])
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    few, many = Maze(Config(num_envs=2)), Maze(Config(num_envs=5))
+    few.reset(3)
+    many.reset(3)
+    assert np.array_equal(few.task, many.task[:2])
+    mask = torch.tensor([False, True, False, False, False])
+    before = many.task.copy()
+    many.reset(mask=mask)
+    assert np.array_equal(before[[0, 2, 3, 4]], many.task[[0, 2, 3, 4]])
+    assert not np.array_equal(before[1], many.task[1])
+
+
+def test_what_is_no_level_is_refused(world: Maze) -> None:
+    with pytest.raises(ValueError, match="first reset"):
+        world.reset(mask=torch.tensor([False]))
+    with pytest.raises(ValueError, match="expected \\(1, 28\\)"):
+        world.reset(0, torch.zeros(1, 9))
+    for wrong in (float("nan"), -0.1, 1.5):
+        with pytest.raises(ValueError, match=r"have to be in \[0, 1\]"):
+            world.reset(0, torch.full((1, 28), wrong))
+    with pytest.raises(ValueError, match="28 numbers, got"):
+        world.levels.decode(np.zeros((2, 5)))
+    with pytest.raises(ValueError, match="at least 5"):
+        Maze(Config(side=4))
+    with pytest.raises(ValueError, match="blocks=80"):
+        Maze(Config(blocks=80))
+    with pytest.raises(ValueError, match="view=4"):
+        Maze(Config(view=4))
+    world.reset(0)
+    with pytest.raises(ValueError, match="0 to 2"):
+        world.step(torch.tensor([3]))
+
+
+def test_a_level_without_a_way_ends_by_the_clock(world: Maze) -> None:
+    shut = level("..#..", "..#..", "..#..", "..#..", "..#..", start=0, goal=4, facing=0)
+    assert not world.levels.solvable(shut.double().numpy())[0]
+    world.reset(0, shut)
+    ends = [world.step(torch.tensor([GO])) for _ in range(10)]
+    assert ends[-1].truncated.item() and not any(step.log["success"].item() for step in ends)
+
+
+def test_it_can_be_seen_and_told(world: Maze) -> None:
+    world.reset(0, HAND)
+    picture = world.render(0, 160, 120)
+    assert picture.shape == (120, 160, 3) and picture.dtype == torch.uint8
+    text = world.describe(0)
+    assert "#^#G..#" in text.replace("\n", "") or "##.#G..#" in text.replace("\n", "")
+    assert "row 2, column 0, looking up" in text
