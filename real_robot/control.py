@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from real_robot.arm import Arm, Floats
 from real_robot.blackbox import BlackBox
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.follow import Chunk, Follower
+from real_robot.homing import Homing
 from real_robot.mailbox import Mailbox
-from real_robot.messages import CHUNK, REQUEST, VERSION, Mode, Wish, state_record
+from real_robot.messages import CHUNK, MOST_ACTION, REQUEST, VERSION, Mode, Wish, state_record
 from real_robot.rate import Rate
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Fresh
@@ -36,22 +37,23 @@ class Boxes:
     request: Mailbox
 
     @classmethod
-    def make(cls, folder: Path, joints: int, stages: int) -> Boxes:
+    def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
         """New ones in `folder`; this process owns them."""
-        return cls._all(folder, joints, stages, create=True)
+        return cls._all(folder, state_record(joints, stages, sensed), create=True)
 
     @classmethod
-    def open(cls, folder: Path, joints: int, stages: int) -> Boxes:
+    def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
         """Those that are there. MailboxError where there are none."""
-        return cls._all(folder, joints, stages, create=False)
+        return cls._all(folder, state_record(joints, stages, sensed), create=False)
 
     @classmethod
-    def _all(cls, folder: Path, joints: int, stages: int, create: bool) -> Boxes:
-        state = Mailbox(folder / "state", state_record(joints, stages), VERSION, create)
+    def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Boxes:
+        state = Mailbox(folder / "state", record, VERSION, create)
         chunk = Mailbox(folder / "chunk", CHUNK, VERSION, create)
         return cls(state, chunk, Mailbox(folder / "request", REQUEST, VERSION, create))
 
 
+MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 S = TypeVar("S")
 
 
@@ -74,7 +76,10 @@ class Control:
         boxes: Boxes,
         clock: Callable[[], float] = time.monotonic,
         ring: BlackBox | None = None,
+        homing: Homing | None = None,
+        open_at_home: float | None = None,
     ) -> None:
+        self.homing, self.open_at_home = homing, open_at_home
         self.driver, self.chain, self.follower, self.boxes = driver, chain, follower, boxes
         self.clock, self.ring = clock, ring
         self.enabled, self.fresh = _only(chain, Enabled), _only(chain, Fresh)
@@ -85,6 +90,7 @@ class Control:
         self.arm: Arm | None = None
         self.width = 0.0
         self._wish = np.zeros(len(chain.limiter.limits))
+        self._proposed = np.zeros(len(chain.limiter.limits))
 
     def connect(self) -> None:
         """Open the wire; the arm stays where it is. DriverError."""
@@ -148,7 +154,9 @@ class Control:
         elif wish == Wish.START and mode == Mode.ARMED and self._ready(now):
             self.follower.begin(self.chain.limiter.q, self.width, now)
             self.enabled.on, self.mode = True, Mode.RUNNING
-        elif wish == Wish.STOP and mode in (Mode.ARMED, Mode.RUNNING, Mode.STOPPING):
+        elif wish == Wish.HOME and mode == Mode.IDLE and self._go_home(now):
+            self.mode = Mode.HOMING
+        elif wish == Wish.STOP and mode in MOVING:
             self.enabled.on, self.mode = False, Mode.STOPPING
         elif wish == Wish.RESET and mode == Mode.ESTOP and self.chain.resting:
             self._reset()
@@ -162,6 +170,20 @@ class Control:
         apart = np.abs(self.arm.q - self.chain.limiter.q)
         near = (apart < 0.2 * np.asarray(self.chain.limiter.limits.tracking)).all()
         return bool(near) and now - self.follower.seen <= self.fresh.config.hold
+
+    def _go_home(self, now: float) -> bool:
+        """Whether there is a way, and its beginning."""
+        if self.homing is None or self.arm is None:
+            return False
+        self._settle(self.arm, self._held(self.arm))
+        self.homing.begin(self.chain.limiter.q, now)
+        self.enabled.on = True
+        self.width = self.width if self.open_at_home is None else self.open_at_home
+        return True
+
+    def _come_home(self) -> None:
+        self.enabled.on, self.mode = False, Mode.IDLE
+        self.driver.renew()
 
     def _held(self, arm: Arm) -> Floats:
         """Where to begin: where the arm is held, or where it is, if that is somewhere else.
@@ -195,19 +217,24 @@ class Control:
 
     def _move(self, now: float) -> None:
         """What is sent in this tick, in every mode: an arm that nobody moves is held."""
-        arm = self.arm
+        arm, there = self.arm, False
         assert arm is not None
         running = self.mode == Mode.RUNNING
         if running:
             self.follower(arm.q, now, self._wish)
             self.width = self.follower.width
+        elif self.mode == Mode.HOMING and self.homing is not None:
+            there = self.homing(now, self._wish)
         else:
             np.copyto(self._wish, self.chain.limiter.q)
+        np.copyto(self._proposed, self._wish)
         sent = self.chain(self._wish, self.follower.seen if running else now, arm, now)
         if self.chain.fault and self.mode != Mode.ESTOP:
             self._stop_for_good(self.chain.fault)
         if self.mode == Mode.STOPPING and self.chain.resting:
             self.mode = Mode.IDLE
+        if self.mode == Mode.HOMING and there and self.chain.resting:
+            self._come_home()
         try:
             self.driver.write(sent, self.width)
         except DriverError as error:
@@ -235,6 +262,9 @@ class Control:
             fields["measured"] = arm.t
             fields["q"], fields["dq"], fields["tau"] = arm.q, arm.dq, arm.tau
             fields["width"] = self.driver.width
+            fields["sensed"] = self.driver.sense()
+            self._tell_step(fields[0])
+        fields["proposed"], fields["filtered"] = self._proposed, chain.limiter.wanted
         fields["sent"], fields["sent_width"] = chain.limiter.q, self.width
         fields["changed"], fields["counts"] = chain.changed, chain.counts
         fields["starved"], fields["fault"] = self.follower.starved, self.fault.encode()
@@ -243,3 +273,9 @@ class Control:
         self.boxes.state.send()
         if self.ring is not None:
             self.ring.add(fields)
+
+    def _tell_step(self, fields: Any) -> None:
+        follower = self.follower
+        size = min(len(follower.action), MOST_ACTION)
+        fields["step"], fields["followed"], fields["size"] = follower.step, follower.seen, size
+        fields["action"][:size] = follower.action[:size]

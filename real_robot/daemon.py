@@ -23,7 +23,6 @@ from types import FrameType
 from embodied.core.build import ConfigError
 from real_robot.blackbox import BlackBoxError, keep_newest
 from real_robot.child import Child
-from real_robot.control import Boxes
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
 from real_robot.messages import Wish
@@ -121,9 +120,8 @@ class Daemon:
         """Both processes, on new mailboxes: one that died may have left the old ones half
         written."""
         self._clear()
-        joints, stages = self.deployment.joints, len(self.names)
-        self.boxes = Boxes.make(self.folder, joints, stages)
-        self.ring = self.deployment.ring(self.folder, stages, create=True)
+        self.boxes = self.deployment.boxes(self.folder, create=True)
+        self.ring = self.deployment.ring(self.folder, len(self.names), create=True)
         self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
         self.control.start()
         self.policy.start()

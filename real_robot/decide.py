@@ -54,7 +54,9 @@ class Decider:
         self.first = self.first or (mode == Mode.ARMED and self.mode != Mode.ARMED)
         self.mode = mode
         sent = np.array(fields["sent"])
-        leaves = self.observer(fields["q"], fields["dq"], self.target(sent), float(fields["width"]))
+        leaves = self.observer(
+            fields["q"], fields["dq"], self.target(sent), float(fields["width"]), fields["sensed"]
+        )
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         self.actor(self.seen, torch.tensor([self.first]))
         self.first = False

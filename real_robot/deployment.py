@@ -18,7 +18,9 @@ from real_robot.arm import Floats, Limits
 from real_robot.blackbox import BlackBox
 from real_robot.control import Boxes, Control
 from real_robot.drivers.driver import Driver
+from real_robot.drivers.dry import Dry
 from real_robot.follow import Follower
+from real_robot.homing import Homing
 from real_robot.messages import state_record
 from real_robot.safety.chain import Chain, Stage
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
@@ -39,6 +41,13 @@ class Deployment:
     and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
     `keep` black boxes of `seconds` each; without it they stay beside the socket. `metrics` is a
     port of this machine for Prometheus (0: any; None: there is none).
+
+    `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
+    (empty: wherever the arm is) with the hand open by `home_width` m. `sensed` are the names of
+    what the driver knows beyond joints. `recording` is a folder for a dataset of what was done
+    (empty: none). `dry`: all is done, but the arm is held where it stands, and an imaginary one
+    follows. `counterpart` is a node of something with `start() -> settings of the driver` and
+    `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     """
 
     driver: Node
@@ -59,6 +68,13 @@ class Deployment:
     keep: int = 20
     records: str = ""
     metrics: int | None = None
+    robot: str = "arm"
+    home: tuple[float, ...] = ()
+    home_width: float | None = None
+    sensed: tuple[str, ...] = ()
+    recording: str = ""
+    dry: bool = False
+    counterpart: Node | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
@@ -67,6 +83,21 @@ class Deployment:
             raise ConfigError(f"a deployment's metrics={self.metrics} should be a port")
         if not 0 < self.seconds <= 600 or self.keep < 1:
             raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
+        if self.home:
+            self._check_home()
+
+    def _check_home(self) -> None:
+        low = np.add(self.limits.low, self.limits.margin)
+        high = np.subtract(self.limits.high, self.limits.margin)
+        if len(self.home) != len(low):
+            raise ConfigError(f"home has {len(self.home)} joints, the limits have {len(low)}")
+        home = np.asarray(self.home)
+        if not ((low <= home) & (home <= high)).all():
+            joint = int(np.argmax(np.maximum(low - home, home - high)))
+            raise ConfigError(
+                f"home: joint {joint + 1} at {home[joint]:.3f} is outside of its limits "
+                f"{low[joint]:.3f} to {high[joint]:.3f} (margin taken off)"
+            )
 
     @classmethod
     def read(cls, folder: Path) -> Deployment:
@@ -116,22 +147,44 @@ class Deployment:
     def ring(self, folder: Path, stages: int, create: bool) -> BlackBox:
         """The black box of the last `seconds`, in `folder`."""
         slots = max(2, round(self.seconds * self.hertz))
-        return BlackBox(folder / "ring", state_record(self.joints, stages), slots, create)
+        record = state_record(self.joints, stages, len(self.sensed))
+        return BlackBox(folder / "ring", record, slots, create)
+
+    def boxes(self, folder: Path, create: bool = False) -> Boxes:
+        """The mailboxes in `folder`; MailboxError where they should be there and are not."""
+        make = Boxes.make if create else Boxes.open
+        return make(folder, self.joints, len(self.chain().names), len(self.sensed))
 
     def control(self, folder: Path) -> Control:
         """The control process's part, on the mailboxes in `folder`; nothing is connected yet."""
-        driver, controller = build(self.driver), build(self.controller)
-        if not isinstance(driver, Driver):
-            raise ConfigError(f"{self.driver.get('_target_')} is no driver")
+        driver, controller = self.arm(), build(self.controller)
         if len(driver.joints) != self.joints:
             raise ConfigError(
                 f"limits are given for {self.joints} joints, the driver has {len(driver.joints)}"
             )
         chain = self.chain()
         stages = len(chain.names)
-        boxes = Boxes.open(folder, self.joints, stages)
         follower = Follower(controller, self.step, self.blend, self.grace)
-        return Control(driver, chain, follower, boxes, ring=self.ring(folder, stages, create=False))
+        return Control(
+            driver,
+            chain,
+            follower,
+            self.boxes(folder),
+            ring=self.ring(folder, stages, create=False),
+            homing=Homing(np.asarray(self.home), self.limits) if self.home else None,
+            open_at_home=self.home_width,
+        )
+
+    def arm(self) -> Driver:
+        """The driver, held still where this is a dry run; nothing is connected yet."""
+        driver = build(self.driver)
+        if not isinstance(driver, Driver):
+            raise ConfigError(f"{self.driver.get('_target_')} is no driver")
+        if driver.sensed != self.sensed:
+            raise ConfigError(
+                f"sensed is {list(self.sensed)}, the driver senses {list(driver.sensed)}"
+            )
+        return Dry(driver) if self.dry else driver
 
     def target(self) -> Callable[[Floats], Floats]:
         """Where the tool is sent [3] (m) when the joints are sent to q [n]."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
-MOST_STEPS, MOST_ACTION, TEXT = 64, 32, 240
+VERSION = 2
+MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 64, 32, 2048, 240
 
 
 class Mode(IntEnum):
@@ -20,6 +20,7 @@ class Mode(IntEnum):
     RUNNING = 3
     STOPPING = 4
     ESTOP = 5
+    HOMING = 6
 
 
 class Wish(IntEnum):
@@ -32,11 +33,18 @@ class Wish(IntEnum):
     ESTOP = 4
     RESET = 5
     QUIT = 6
+    HOME = 7
 
 
-def state_record(joints: int, stages: int) -> np.dtype[Any]:
+def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
     """From the control process, every tick. Times in s on the monotonic clock that all processes of
-    one machine share; `fault` is UTF-8, empty while there is none."""
+    one machine share; `fault` is UTF-8, empty while there is none; `sensed` is what the driver
+    knows beyond the joints (the place of an object).
+
+    `action` [size] is what the policy's chunk seen at `followed` says for the follower's step
+    number `step`, `proposed` [joints] the target that it means, `filtered` what the safety chain
+    left of that, `sent` what the limits did.
+    """
     return np.dtype(
         [
             ("tick", "<i8"),
@@ -46,6 +54,13 @@ def state_record(joints: int, stages: int) -> np.dtype[Any]:
             ("dq", "<f8", (joints,)),
             ("tau", "<f8", (joints,)),
             ("width", "<f8"),
+            ("sensed", "<f8", (sensed,)),
+            ("step", "<i8"),
+            ("size", "<i4"),
+            ("action", "<f4", (MOST_ACTION,)),
+            ("followed", "<f8"),
+            ("proposed", "<f8", (joints,)),
+            ("filtered", "<f8", (joints,)),
             ("sent", "<f8", (joints,)),
             ("sent_width", "<f8"),
             ("mode", "<i4"),
@@ -70,9 +85,12 @@ CHUNK = np.dtype(
         ("steps", "<i4"),
         ("size", "<i4"),
         ("actions", "<f4", (MOST_STEPS, MOST_ACTION)),
+        ("drawn", "<i4"),
+        ("noise", "<f4", (MOST_NOISE,)),
     ]
 )
-"""From the policy process, at every decision."""
+"""From the policy process, at every decision: with the first `drawn` numbers of `noise` the same
+policy decides the same again (0: it has none, or more than fits)."""
 
 REQUEST = np.dtype([("number", "<i8"), ("wish", "<i4")])
 """From the daemon."""

@@ -2,14 +2,14 @@
 
 A policy was trained on named numbers; the same names say what has to be measured here. `q1 ...`,
 `dq1 ...`, `width`, `tool_x ...` and `lead_x ...` (how far the tool's target is ahead of it) come
-from the arm, what is known beforehand or seen by a camera (`goal_x ...`, a cube's place) from
-`given`, and `A_from_B_x ...` from A and B.
+from the arm, what its driver knows beyond the joints (a cube's place) is `sensed`, what is known
+beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,15 @@ class Observer:
     """
 
     def __init__(
-        self, spec: Spec, joints: int, forward: Forward, given: Mapping[str, float]
+        self,
+        spec: Spec,
+        joints: int,
+        forward: Forward,
+        given: Mapping[str, float],
+        sensed: Sequence[str] = (),
     ) -> None:
         self.forward, self.given, self.joints = forward, dict(given), joints
+        self.sensed = tuple(sensed)
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():
             if leaf.startswith(("critic/", "privileged/")):
@@ -46,7 +52,8 @@ class Observer:
                     f"the elements of {leaf} have no names: nobody knows what they are"
                 )
             self.names[leaf] = about.names
-        known = self._numbers(np.zeros(joints), np.zeros(joints), np.zeros(3), 0.0)
+        nothing = np.zeros(len(self.sensed))
+        known = self._numbers(np.zeros(joints), np.zeros(joints), np.zeros(3), 0.0, nothing)
         for name in (each for names in self.names.values() for each in names):
             if _made(name, known) is None:
                 raise ConfigError(
@@ -55,23 +62,26 @@ class Observer:
                 )
 
     def __call__(
-        self, q: Floats, dq: Floats, target: Floats, width: float
+        self, q: Floats, dq: Floats, target: Floats, width: float, sensed: Floats | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """Leaves [size] from joint positions and velocities [n], the tool's target [3] and how far
-        the hand is open (m)."""
-        known = self._numbers(q, dq, target, width)
+        """Leaves [size] from joint positions and velocities [n], the tool's target [3], how far the
+        hand is open (m) and what is sensed."""
+        known = self._numbers(q, dq, target, width, np.zeros(0) if sensed is None else sensed)
         return {
             leaf: np.array([_made(name, known) for name in names], dtype=np.float32)
             for leaf, names in self.names.items()
         }
 
-    def _numbers(self, q: Floats, dq: Floats, target: Floats, width: float) -> dict[str, float]:
+    def _numbers(
+        self, q: Floats, dq: Floats, target: Floats, width: float, sensed: Floats
+    ) -> dict[str, float]:
         tool = self.forward(q[None])[0]
         known = {f"q{i}": float(value) for i, value in enumerate(q, 1)}
         known |= {f"dq{i}": float(value) for i, value in enumerate(dq, 1)}
         known |= {f"tool_{axis}": float(value) for axis, value in zip(AXES, tool, strict=True)}
         ahead = zip(AXES, target - tool, strict=True)
         known |= {f"lead_{axis}": float(value) for axis, value in ahead}
+        known |= {name: float(value) for name, value in zip(self.sensed, sensed, strict=True)}
         return {**known, "width": width, **self.given}
 
 

@@ -13,7 +13,6 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_policy
-from real_robot.control import Boxes
 from real_robot.control_main import when_left_alone
 from real_robot.decide import Decider
 from real_robot.deployment import Deployment
@@ -34,8 +33,8 @@ def main(folder: Path) -> None:
         raise ConfigError(
             f"the policy decides every {spec.dt} s; the deployment's step is {deployment.step}"
         )
-    observer = Observer(spec, joints, deployment.forward(), deployment.given)
-    boxes = Boxes.open(folder, joints, len(deployment.chain().names))
+    observer = Observer(spec, joints, deployment.forward(), deployment.given, deployment.sensed)
+    boxes = deployment.boxes(folder)
     decider = Decider(policy, observer, boxes.state, boxes.chunk, deployment.target())
     rate = Rate(1 / spec.dt)
     while True:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import ClassVar, Self
 
+import numpy as np
+
 from real_robot.arm import Arm, Floats
 
 
@@ -20,6 +22,8 @@ class Driver(ABC):
     """Names, in the order of all arrays [n]."""
     rest: ClassVar[str] = "hold"
     """What `stop` does: "hold" the pose against gravity. An arm is never dropped."""
+    sensed: tuple[str, ...] = ()
+    """Names of what `sense` knows beyond the joints: places of objects, `success`, forces."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -37,6 +41,14 @@ class Driver(ABC):
     @abstractmethod
     def width(self) -> float:
         """How far the hand was measured to be open, m (0 without a hand)."""
+
+    def sense(self) -> Floats:
+        """The numbers named in `sensed`, at the time of the last `read`."""
+        return np.zeros(0)
+
+    def renew(self) -> None:
+        """An episode is over: a simulated world lays its things out again; people do elsewhere."""
+        return
 
     @abstractmethod
     def stop(self) -> None:

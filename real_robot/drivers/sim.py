@@ -1,7 +1,8 @@
 """Sim: an FR3 in MuJoCo behind the driver's interface, with a wire's delays, gaps and noise.
 
-Physics run in real time: every read first catches up with the clock. It is another arm than the one
-in training: the manufacturer's model as it ships, with its joint friction and armature.
+Physics run in real time: every read first catches up with the clock. Alone it is another arm than
+the one in training: the manufacturer's model as it ships, with its joint friction and armature. A
+`world` brings its own model, things in front of the arm and a measure of success.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import mujoco
 import numpy as np
 
+from embodied.core.build import Node, build
 from embodied.embodiments import fr3
 from real_robot.arm import Arm, Floats
 from real_robot.drivers.driver import Driver, DriverError
@@ -24,13 +27,35 @@ BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the
 @dataclass(frozen=True)
 class Config:
     """`delay` (s) of every measurement; `lost`: share of reads that get an old one; `noise` (rad,
-    deviation) of joint positions; `fails_at`: s after connecting the wire breaks (None: never)."""
+    deviation) of joint positions; `fails_at`: s after connecting the wire breaks (None: never);
+    `world`: a node of a `World`."""
 
     delay: float = 0.0
     lost: float = 0.0
     noise: float = 0.0
     fails_at: float | None = None
     seed: int = 0
+    world: Node | None = None
+
+
+class World(Protocol):
+    """What stands in front of a simulated FR3. `names` are what `sense` knows of it."""
+
+    names: tuple[str, ...]
+
+    def compile(self) -> mujoco.MjModel:
+        """The FR3 among its things: actuators take joint positions, `hand` half the opening."""
+        ...
+
+    def begin(
+        self, model: mujoco.MjModel, data: mujoco.MjData, random: np.random.Generator
+    ) -> None:
+        """Lay things out for another episode; the arm is left as it is."""
+        ...
+
+    def sense(self, data: mujoco.MjData) -> Floats:
+        """The numbers named in `names`."""
+        ...
 
 
 class Sim(Driver):
@@ -43,17 +68,11 @@ class Sim(Driver):
         self.random = np.random.default_rng(config.seed)
         self.kept: deque[tuple[Arm, float]] = deque()
         self.connected = False
+        self.world: World | None = None if config.world is None else build(config.world)
+        self.sensed = () if self.world is None else self.world.names
 
     def connect(self) -> None:
-        source = fr3.mjcf()
-        spec = mujoco.MjSpec.from_file(str(source))
-        spec.meshdir = str(source.parent / "meshes")
-        for i, name in enumerate(fr3.JOINTS):
-            servo = spec.actuator(name)
-            servo.gainprm[0] = fr3.STIFFNESS[i]
-            servo.biasprm[1:3] = -fr3.STIFFNESS[i], -fr3.DAMPING[i]
-            servo.forcelimited, servo.forcerange = 1, [-fr3.TORQUE[i], fr3.TORQUE[i]]
-        self.model = spec.compile()
+        self.model = _alone() if self.world is None else self.world.compile()
         self.model.body_gravcomp[1:] = 1.0
         self.data = mujoco.MjData(self.model)
         self.at = [self.model.joint(name).qposadr[0] for name in fr3.JOINTS]
@@ -63,6 +82,7 @@ class Sim(Driver):
         self.servos = [self.model.actuator(name).id for name in fr3.JOINTS]
         self.hand = self.model.actuator("hand").id
         self.data.ctrl[self.servos] = fr3.HOME
+        self.renew()
         mujoco.mj_forward(self.model, self.data)
         self.began = self.last = self.clock()
         self.kept.clear()
@@ -113,3 +133,23 @@ class Sim(Driver):
             mujoco.mj_step(self.model, self.data, steps)
             self.last += steps * self.model.opt.timestep
         return now
+
+    def sense(self) -> Floats:
+        return np.zeros(0) if self.world is None else self.world.sense(self.data)
+
+    def renew(self) -> None:
+        if self.world is not None:
+            self.world.begin(self.model, self.data, self.random)
+
+
+def _alone() -> mujoco.MjModel:
+    """The arm as its manufacturer ships it, and nothing else."""
+    source = fr3.mjcf()
+    spec = mujoco.MjSpec.from_file(str(source))
+    spec.meshdir = str(source.parent / "meshes")
+    for i, name in enumerate(fr3.JOINTS):
+        servo = spec.actuator(name)
+        servo.gainprm[0] = fr3.STIFFNESS[i]
+        servo.biasprm[1:3] = -fr3.STIFFNESS[i], -fr3.DAMPING[i]
+        servo.forcelimited, servo.forcerange = 1, [-fr3.TORQUE[i], fr3.TORQUE[i]]
+    return spec.compile()
