@@ -207,6 +207,7 @@ class Control:
             self._lost(error)
             return
         self.chain.clear()
+        self.follower.forget()  # it may have been said on another clock
         self.fault, self.mode = "", Mode.IDLE
         self._settle(self.arm, self._held(self.arm))
 

@@ -60,6 +60,10 @@ class Follower:
         self.starved = True
         self.action = np.zeros(0)
 
+    def forget(self) -> None:
+        """What was said so far; the next chunk is followed whatever its times are."""
+        self.chunk = self.old = None
+
     def take(self, chunk: Chunk) -> None:
         """A newer chunk; one that was made from something older than the last is not followed."""
         if self.chunk is not None and chunk.seen < self.chunk.seen:

@@ -57,10 +57,11 @@ class Rate:
         return self.deadline
 
     def _until(self, now: float) -> None:
-        left = self.deadline - now - (SPIN if self.spin else 0.0)
+        # A clock that went back (a machine that was put to sleep and moved) is not waited for.
+        left = min(self.deadline - now, self.period) - (SPIN if self.spin else 0.0)
         if left > 0:
             time.sleep(left)
-        while self.spin and self.clock() < self.deadline:
+        while self.spin and 0 < self.deadline - self.clock() < self.period:
             pass
 
     def percentile(self, share: float) -> float:

@@ -33,16 +33,21 @@ class Finite:
 class FreshConfig:
     """Ages in s: from `hold` on the arm comes to rest and waits for a newer command, from `stop` on
     that is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a
-    measurement may repeat itself to the last bit (0: any number; a noisy sensor never does)."""
+    measurement may repeat itself to the last bit (0: any number; a noisy sensor never does).
+    `pause`: two ticks further apart than that are a fault, nobody watched the arm meanwhile (0: the
+    missed ticks are counted, and that is all)."""
 
     hold: float
     stop: float
     state: float
     frozen: int = 0
+    pause: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.hold <= self.stop or self.state <= 0:
             raise ConfigError("safety.fresh needs 0 < hold <= stop and state above 0 (s)")
+        if self.frozen < 0 or self.pause < 0:
+            raise ConfigError("safety.fresh: frozen and pause should not be negative")
 
 
 class Fresh:
@@ -52,10 +57,14 @@ class Fresh:
 
     def __init__(self, config: FreshConfig) -> None:
         self.config = config
-        self.repeats, self.t, self.before = 0, -np.inf, b""
+        self._forget()
 
     def begin(self, arm: Arm) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self.repeats, self.t, self.before = 0, -np.inf, b""
+        self.now = np.inf
 
     def __call__(self, tick: Tick) -> None:
         config, age = self.config, tick.now - tick.seen
@@ -64,10 +73,18 @@ class Fresh:
         if tick.arm.t < self.t:
             tick.fault = tick.fault or "a measurement is older than the one before"
         self.t = max(self.t, tick.arm.t)
+        self._paused(tick)
         self._repeated(tick)
+        if age < -config.state:  # stamped by another clock: it would never grow old
+            tick.fault = tick.fault or f"the policy's observation is {-age:.3f} s from the future"
         if age > config.stop:
             tick.fault = tick.fault or f"the policy's last observation is {age:.3f} s old"
         tick.hold = tick.hold or age > config.hold
+
+    def _paused(self, tick: Tick) -> None:
+        gap, self.now = tick.now - self.now, tick.now
+        if 0 < self.config.pause < gap:
+            tick.fault = tick.fault or f"the control process paused for {gap:.3f} s"
 
     def _repeated(self, tick: Tick) -> None:
         if not self.config.frozen:

@@ -170,6 +170,27 @@ def test_frozen_sensors_are_a_fault_only_after_so_many_ticks() -> None:
     assert "have not changed in 3 ticks" in made.fault
 
 
+def test_a_pause_between_two_ticks_is_a_fault_where_one_wants_that() -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.5, pause=0.1)))
+    for now in (0.0, 0.09, 0.18):
+        made(START, now, arm(t=now), now)
+        assert not made.fault
+    made(START, 0.3, arm(t=0.3), 0.3)
+    assert made.fault == "the control process paused for 0.120 s"
+    made.clear()
+    made.begin(arm(t=9.0))
+    made(START, 9.0, arm(t=9.0), 9.0)
+    assert not made.fault, "what was before a new begin is no pause"
+
+
+def test_an_observation_from_the_future_is_a_fault() -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.05)))
+    made(START, 0.04, arm(), 0.0)
+    assert not made.fault, "as little as two clocks may be apart"
+    made(START, 60.0, arm(), 0.0)
+    assert "60.000 s from the future" in made.fault
+
+
 def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
     made = chain(Torque(LIMITS, patience=2))
     fine, hard = np.array([9.0, 4.0]), np.array([0.0, np.nan])

@@ -58,6 +58,15 @@ def test_the_histogram_bounds_the_lateness(clock: Clock) -> None:
     assert rate.percentile(1.0) == rate.worst
 
 
+def test_a_clock_that_goes_back_is_not_waited_for(clock: Clock) -> None:
+    rate = Rate(100, clock=clock)
+    rate.wait()
+    clock.now -= 3600
+    before = clock.now
+    rate.wait()
+    assert clock.now - before == pytest.approx(0.01 + 0.001)
+
+
 def test_a_real_loop_keeps_its_count() -> None:
     rate = Rate(200)
     began = time.monotonic()
