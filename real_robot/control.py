@@ -95,6 +95,7 @@ class Control:
     def connect(self) -> None:
         """Open the wire; the arm stays where it is. DriverError."""
         self.driver.connect()
+        self.driver.check(self.chain.limiter.limits)
         self.arm = self.driver.read()
         self._settle(self.arm, self.arm.q)
         self.mode = Mode.IDLE
@@ -119,6 +120,7 @@ class Control:
         self._measure(now)
         if self.boxes.request.receive():
             self._hear(now)
+            now = self.clock()  # a robot that is to recover takes its time
         if self.boxes.chunk.receive():
             self._take()
         if self.leave:
@@ -202,6 +204,7 @@ class Control:
 
     def _reset(self) -> None:
         try:
+            self.driver.recover()
             self.arm = self.driver.read()
         except DriverError as error:
             self._lost(error)

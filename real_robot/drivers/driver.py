@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from real_robot.arm import Arm, Floats
+from real_robot.arm import Arm, Floats, Limits
 
 
 class DriverError(RuntimeError):
@@ -48,6 +48,15 @@ class Driver(ABC):
 
     def renew(self) -> None:
         """An episode is over: a simulated world lays its things out again; people do elsewhere."""
+        return
+
+    def check(self, limits: Limits) -> None:
+        """Once connected: DriverError where `limits` ask for more than the arm itself allows."""
+        return
+
+    def recover(self) -> None:
+        """An operator has reset: clear what the robot itself latched, connect again if there is
+        need. It may take seconds; nothing of ours moves the arm then. DriverError."""
         return
 
     @abstractmethod

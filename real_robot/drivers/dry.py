@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from real_robot.arm import Arm, Floats
+from real_robot.arm import Arm, Floats, Limits
 from real_robot.drivers.driver import Driver
 
 
@@ -43,6 +43,12 @@ class Dry(Driver):
 
     def sense(self) -> Floats:
         return self.driver.sense()
+
+    def check(self, limits: Limits) -> None:
+        self.driver.check(limits)
+
+    def recover(self) -> None:
+        self.driver.recover()
 
     def stop(self) -> None:
         self.driver.stop()
