@@ -10,11 +10,13 @@ from embodied.core.build import Node
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Held-out starts: `episodes` from `seed`, in `num_envs` rows."""
+    """Held-out starts: `episodes` from `seed`, in `num_envs` rows. With a `grid`, one episode of
+    each of its tasks instead: so many values of every task parameter."""
 
     episodes: int = 200
     num_envs: int = 50
     seed: int = 10_000
+    grid: int = 0
 
 
 @dataclass(frozen=True)

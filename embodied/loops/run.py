@@ -18,6 +18,7 @@ from embodied.learners.learner import Learner
 from embodied.loops import alarm
 from embodied.loops.config import RunConfig
 from embodied.loops.evaluate import evaluate, film
+from embodied.loops.exam import Exam, grid
 from embodied.loops.feed import Feed
 from embodied.loops.keeper import Every, Keeper, Loop
 from embodied.loops.log import Log
@@ -49,7 +50,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
 
     def assess(step: int) -> None:
         if first:
-            result = {f"eval/{k}": v for k, v in parts.evaluate().items()}
+            result = {f"eval/{k}": v for k, v in parts.evaluate(step).items()}
             alarm.watch(parts.loop, log, step, result)
 
     def save(step: int) -> None:
@@ -105,18 +106,22 @@ class Parts:
     def eval_env(self) -> VecEnv:
         env = self._eval_env
         if env is None:
-            count = min(self.config.eval.num_envs, self.config.eval.episodes)
-            env = self._eval_env = build(self.config.env | {"num_envs": count})
+            settings = self.config.eval
+            tasks = grid(self.env.spec, settings.grid) if settings.grid else None
+            episodes = settings.episodes if tasks is None else len(tasks)
+            env = build(self.config.env | {"num_envs": min(settings.num_envs, episodes)})
+            env = self._eval_env = env if tasks is None else Exam(env, tasks)
         return env
 
-    def evaluate(self) -> dict[str, float]:
-        """Success and return on the held-out starts."""
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Success and return on the held-out starts, or tasks."""
         self.policy.eval()
-        settings = self.config.eval
-        result = evaluate(
-            self.policy, self.eval_env, settings.episodes, settings.seed, self.config.execute
-        )
+        settings, env = self.config.eval, self.eval_env
+        episodes = len(env.tasks) if isinstance(env, Exam) else settings.episodes
+        result = evaluate(self.policy, env, episodes, settings.seed, self.config.execute)
         self.policy.train()
+        if isinstance(env, Exam):
+            env.write(Path(self.config.output), step, result)
         return result.metrics()
 
     def film(self, folder: Path) -> None:
