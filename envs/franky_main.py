@@ -1,0 +1,114 @@
+"""The process behind `envs.franky`: `python -m envs.franky_main FOLDER`; it ends with its input.
+
+franky-sim's own loop sleeps a millisecond less what a step took, and so falls behind; this one
+keeps deadlines, and is real time where the machine has the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import mujoco
+import numpy as np
+from franky_sim import SimulationServer
+from franky_sim.mujoco_simulator import MujocoSimulator
+
+from embodied.core.build import build, parse
+from envs.fr3_world import addresses, mocaps
+from envs.franky import SETTINGS, Config
+from envs.wired import Wired
+from real_robot.seen import Seer
+
+STEP = 0.001  # s of physics
+LOOK = 10  # steps from one look at the things to the next
+BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes on late
+
+
+class Things:
+    """What stands before the arm, as the simulator knows it, told to whoever looks."""
+
+    def __init__(self, world: Wired, folder: Path, seed: int) -> None:
+        self.world, self.seer = world, Seer(folder, world.names)
+        self.random = np.random.default_rng(seed)
+
+    def put(self, worldbody: ElementTree.Element) -> None:
+        """The task's bodies, into a scene that is not yet compiled; its floor is the table."""
+        spec = mujoco.MjSpec()
+        self.world.task.edit(spec)
+        made = ElementTree.fromstring(spec.to_xml()).find("worldbody")
+        worldbody.extend(made if made is not None else [])
+
+    def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Where the task wants them."""
+        task = self.world.task
+        self.world.free, self.world.markers = addresses(model, task), mocaps(model, task)
+        self._lay(model, data)
+
+    def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Tell what is so now; lay out again where that was asked for."""
+        if self.seer.asked():
+            self._lay(model, data)
+            self.seer.renewed()
+        self.seer.tell(self.world.sense(data), time.monotonic())
+
+    def _lay(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        self.world.begin(model, data, self.random)
+        mujoco.mj_forward(model, data)
+
+
+def main(folder: Path) -> None:
+    """Until standard input ends."""
+    config: Config = parse(Config, json.loads((folder / SETTINGS).read_text()), "franky")
+    things = None if config.world is None else Things(build(config.world), folder, config.seed)
+    with MujocoSimulator() as sim:
+        sim.add_robot(initial_q=config.q, initial_hand_width=config.width)
+        if things is not None:
+            things.put(sim.worldbody)
+        with SimulationServer(sim, hostname_candidates=[config.host]) as server:
+            model, data = _pinched(sim)
+            if things is not None:
+                things.begin(model, data)
+                things.look(model, data)
+            names = [] if things is None else list(things.world.names)
+            print(json.dumps({"host": config.host, "names": names}), flush=True)
+            _run(server, (lambda: things.look(model, data)) if things is not None else None)
+
+
+def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    """Its model and data; firm friction as in training, or held things creep out of the hand."""
+    model, data = sim.model, sim.data
+    assert model is not None and data is not None
+    model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0
+    return model, data
+
+
+def _run(server: SimulationServer, look: Any) -> None:
+    over = threading.Event()
+    threading.Thread(target=_await_end, args=(over,), daemon=True).start()
+    due, steps = time.monotonic(), 0
+    while not over.is_set():
+        server.run_once(realtime=False)
+        steps += 1
+        if look is not None and steps % LOOK == 0:
+            look()
+        now = time.monotonic()
+        due = max(due + STEP, now - BEHIND)
+        if due > now:
+            time.sleep(due - now)
+
+
+def _await_end(over: threading.Event) -> None:
+    while os.read(0, 256):
+        pass
+    over.set()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,284 @@
+"""Franka: an FR3 and its hand through libfranka's protocol, joint impedance at 1 kHz in C++.
+
+What is sent here is a reference that the running controller picks up within a millisecond: torque =
+stiffness (reference - q) - damping dq, on top of the arm's own gravity compensation. Nothing starts
+without collision thresholds and a payload. What stops the arm itself (a reflex, the user stop, lost
+packets) is read, said in one line, and cleared only by an operator's reset.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.embodiments import fr3
+from real_robot.arm import Arm, Floats, Limits
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.drivers.franka_calls import FAILED, MODES, call, explain, franky
+from real_robot.drivers.franka_hand import Config as HandConfig
+from real_robot.drivers.franka_hand import Hand
+from real_robot.drivers.franka_limits import Own, misfit, own
+from real_robot.seen import Seen
+
+Seven = tuple[float, float, float, float, float, float, float]
+Six = tuple[float, float, float, float, float, float]
+HIGHEST_FORCE = 300.0  # N (and N m): a threshold above that is none
+STOP = 1.0  # s that ending the controller may take
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is mounted or held besides the hand that Desk knows: `mass` (kg), `center` (m, in the
+    flange's frame), `inertia` (kg m^2, 3 x 3 column by column)."""
+
+    mass: float
+    center: tuple[float, float, float]
+    inertia: tuple[float, float, float, float, float, float, float, float, float]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mass <= 3:
+            raise ConfigError("payload.mass is from 0 to 3 kg")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`host`: the arm's address. Above `contact_*` a contact is reported, above `collision_*` the
+    arm stops itself: N m of each joint, N and N m of the tool's x, y, z, roll, pitch, yaw. These,
+    and the payload, have no default: nobody knows them but you.
+
+    `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance; `realtime: false` does
+    without a real-time kernel; `silence` (s) without news after which the arm counts as lost;
+    `patience` (s) for what is asked before anything moves. `senses`: what measures the things
+    before the arm (`real_robot.seen`), where the policy wants to know.
+    """
+
+    host: str
+    contact_torque: Seven
+    collision_torque: Seven
+    contact_force: Six
+    collision_force: Six
+    payload: Payload
+    stiffness: Seven = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
+    damping: Seven = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
+    hand: HandConfig | None = None
+    realtime: bool = True
+    silence: float = 0.1
+    patience: float = 10.0
+    senses: Node | None = None
+
+    def __post_init__(self) -> None:
+        pairs = [
+            (self.contact_torque, self.collision_torque, fr3.TORQUE),
+            (self.contact_force, self.collision_force, np.full(6, HIGHEST_FORCE)),
+        ]
+        for contact, collision, most in pairs:
+            low, high = np.asarray(contact), np.asarray(collision)
+            if not (len(low) == len(high) == len(most)):
+                raise ConfigError("thresholds are 7 torques (joints) and 6 forces (the tool)")
+            if not ((low > 0) & (low <= high) & (high <= most)).all():
+                raise ConfigError(
+                    "thresholds should be 0 < contact <= collision <= the joint's torque limit "
+                    f"({fr3.TORQUE.tolist()} N m), or {HIGHEST_FORCE:.0f} N"
+                )
+        gains = np.array([self.stiffness, self.damping], float)
+        if gains.shape != (2, 7) or not ((gains > 0) & (gains <= 3000)).all():
+            raise ConfigError("stiffness and damping are 7 numbers each, above 0, up to 3000")
+        if not (self.silence > 0 and self.patience > 0):
+            raise ConfigError("silence and patience should be above 0 s")
+
+
+class Franka(Driver):
+    """Holds the pose by its own impedance from `connect` to `close`; then the arm's own brakes and
+    position controller do."""
+
+    joints = fr3.JOINTS
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.clock = config, clock
+        self.senses: Seen | None = None if config.senses is None else build(config.senses)
+        self.sensed = () if self.senses is None else self.senses.names
+        self._robot: Any = None
+        self._motion: Any = None
+        self._hand: Hand | None = None
+        self._own: Own | None = None
+        self._lost = ""
+        self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
+        self._tick, self._seen = -1, 0.0
+
+    def connect(self) -> None:
+        config = self.config
+        kernel = franky.RealtimeConfig.Enforce if config.realtime else franky.RealtimeConfig.Ignore
+
+        def dial() -> Any:
+            return franky.Robot(config.host, realtime_config=kernel)
+
+        try:
+            if self.senses is not None:
+                self.senses.connect()
+            self._robot = call(config.host, dial, config.patience, "answer")
+            self._check_mode()
+            self._own = self._limits()
+            if config.hand is not None:
+                self._hand = Hand(config.hand, config.host, config.patience)
+            call(config.host, self._set_up, config.patience, "take its settings")
+            call(config.host, self._hold, config.patience, "take control")
+        except DriverError:
+            self.close()
+            raise
+
+    def check(self, limits: Limits) -> None:
+        assert self._own is not None
+        if reason := misfit(limits, self._own):
+            raise DriverError(f"the Franka at {self.config.host}: {reason}")
+
+    def read(self) -> Arm:
+        robot = self._controlled()
+        try:
+            state = robot.state
+        except FAILED as error:
+            raise self._fail(error) from error
+        now, tick = self.clock(), state.time.to_msec()
+        if tick != self._tick:
+            self._tick, self._seen = tick, now
+        elif now - self._seen > self.config.silence:
+            # Not latched here: it may come back, the control process is what stops for good.
+            raise DriverError(
+                f"the Franka at {self.config.host} has said nothing for {now - self._seen:.2f} s: "
+                "look at its power, cable and Desk, then reset"
+            )
+        if self._hand is not None and self._hand.fault:
+            raise DriverError(self._hand.fault)
+        if self.senses is not None:
+            self._things = self.senses.read()
+        self._q = np.array(state.q)
+        return Arm(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
+
+    def write(self, q: Floats, width: float) -> None:
+        self._controlled()
+        own = self._own
+        assert own is not None
+        if not ((q >= own.low) & (q <= own.high)).all() or not np.isfinite(width):
+            raise DriverError(
+                f"the Franka at {self.config.host} was sent to {np.round(q, 3).tolist()}, {width}: "
+                "outside of its own limits"
+            )
+        self._motion.set_reference(franky.JointReference(q=q))
+        if self._hand is not None:
+            self._hand.wish = width
+
+    @property
+    def width(self) -> float:
+        return self._hand.width if self._hand is not None else 0.0
+
+    def sense(self) -> Floats:
+        return self._things
+
+    def renew(self) -> None:
+        if self.senses is not None:
+            self.senses.renew()
+
+    def stop(self) -> None:
+        if self._robot is None or self._lost:
+            return
+        try:
+            if self._robot.is_in_control:
+                self._motion.set_reference(franky.JointReference(q=self._robot.state.q))
+        except FAILED as error:
+            self._fail(error)
+
+    def recover(self) -> None:
+        """Clear a reflex, or connect again; what still runs is left alone."""
+        robot = self._robot
+        if robot is not None and not self._lost and robot.is_in_control:
+            if self._hand is None or not self._hand.fault:
+                return
+        else:
+            self._clear()
+        self.close()
+        self.connect()
+
+    def close(self) -> None:
+        if self._hand is not None:
+            self._hand.close()
+        if self._robot is not None and not self._lost:
+            try:
+                if self._robot.is_in_control:
+                    self._robot.move(franky.TorqueStopMotion(), asynchronous=True)
+                    self._robot.join_motion(STOP)
+            except FAILED as error:
+                self._fail(error)
+        self._robot = self._motion = self._hand = None
+        self._lost, self._tick = "", -1
+
+    def _clear(self) -> None:
+        """The arm's own error recovery, on a new connection if there is need."""
+        robot, host = self._robot, self.config.host
+        if robot is not None and "Timeout" not in self._lost:
+            call(host, robot.recover_from_errors, self.config.patience, "recover from its error")
+
+    def _limits(self) -> Own:
+        try:
+            return own(self._robot.model_urdf)
+        except ValueError as error:
+            raise DriverError(f"the Franka at {self.config.host}: {error}") from error
+
+    def _check_mode(self) -> None:
+        host = self.config.host
+        state = call(host, lambda: self._robot.state, self.config.patience, "tell its state")
+        self._q, mode = np.array(state.q), state.robot_mode.name
+        if mode in MODES:
+            said = str(state.current_errors or state.last_motion_errors)
+            errors = f" {said}" if mode == "Reflex" else ""
+            raise DriverError(f"the Franka at {host} is not ready: {MODES[mode]}{errors}")
+
+    def _set_up(self) -> bool:
+        config, load = self.config, self.config.payload
+        self._robot.set_collision_behavior(
+            list(config.contact_torque),
+            list(config.collision_torque),
+            list(config.contact_force),
+            list(config.collision_force),
+        )
+        self._robot.set_load(load.mass, list(load.center), list(load.inertia))
+        return True
+
+    def _hold(self) -> bool:
+        """The controller, at where the arm is."""
+        config, own = self.config, self._own
+        assert own is not None
+        motion = franky.JointImpedanceTrackingMotion(
+            stiffness=config.stiffness,
+            damping=config.damping,
+            lower_joint_limits=own.low,
+            upper_joint_limits=own.high,
+            joint_limit_activation_distance=0.03,
+        )
+        motion.set_reference(franky.JointReference(q=self._q))
+        self._robot.move(motion, asynchronous=True)
+        self._motion = motion
+        return True
+
+    def _controlled(self) -> Any:
+        """The robot, while our controller runs on it; DriverError with why it does not."""
+        robot = self._robot
+        if robot is None:
+            raise DriverError(f"the Franka at {self.config.host} is not connected")
+        if self._lost:
+            raise DriverError(self._lost)
+        if robot.is_in_control:
+            return robot
+        try:
+            robot.poll_motion()
+        except FAILED as error:
+            raise self._fail(error) from error
+        raise self._fail("its controller has ended")
+
+    def _fail(self, said: object) -> DriverError:
+        """Remember why: asking a robot that is gone takes a second each time."""
+        self._lost = self._lost or explain(self.config.host, said)
+        return DriverError(self._lost)
