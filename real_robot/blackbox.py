@@ -75,6 +75,15 @@ class BlackBox:
         first = max(0, after - self.slots + 1)
         return ring[np.arange(first, max(first, before)) % self.slots]
 
+    def since(self, count: int) -> tuple[NDArray[Any], int]:
+        """Copies of records number `count` on, as far as they are still there, and the number of
+        the next."""
+        after = int(self._count[0])
+        first = max(count, after - self.slots + 1)
+        ring = self._ring[np.arange(first, after) % self.slots]
+        lost = max(0, int(self._count[0]) - self.slots + 1 - first)
+        return ring[lost:], max(after, count)
+
     def save(self, path: Path) -> int:
         """Write all to `path` (.npz, key `state`), whole or not at all; how many there were.
 

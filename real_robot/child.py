@@ -5,16 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
 class Child:
-    """`python -m module folder`; what it prints goes to `folder/NAME.log`. It ends when its
-    standard input does, and so also when the daemon is gone."""
+    """`python -m module folder words...`; what it prints goes to `folder/LOG.log` (its name). It
+    ends when its standard input does, and so also when the daemon is gone."""
 
-    def __init__(self, name: str, module: str, folder: Path) -> None:
-        self.name, self.module, self.folder = name, module, folder
-        self.log = folder / f"{name}.log"
+    def __init__(
+        self, name: str, module: str, folder: Path, words: Sequence[str] = (), log: str = ""
+    ) -> None:
+        self.name, self.module, self.folder, self.words = name, module, folder, tuple(words)
+        self.log = folder / f"{log if log else name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.died = ""
         """How, once it did; empty while it lives, and after an `end` that was wanted."""
@@ -24,7 +28,7 @@ class Child:
         self.died = ""
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, str(self.folder)],
+                [sys.executable, "-m", self.module, str(self.folder), *self.words],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -49,12 +53,20 @@ class Child:
         self.died = f"the {self.name} process died ({how}){': ' + words if words else ''}"
         return True
 
+    def tell(self, word: bytes) -> None:
+        """Write a few bytes to its standard input; one that is gone hears nothing."""
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.write(word)
+                self.process.stdin.flush()
+
     def end(self, patience: float) -> None:
         """Ask it to go, and kill it after `patience` s."""
         if self.process is None:
             return
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(OSError):
+            self.process.stdin.close()
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:

@@ -39,13 +39,13 @@ def own(folder: Path) -> int:
             time.sleep(0.05)
 
 
-def when_left_alone(do: Callable[[str], None]) -> None:
-    """Call `do` with a reason when the daemon is gone or wants this process to go."""
+def when_left_alone(do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
+    """Call `do` with a reason when the daemon is gone or wants this process to go, and `told` when
+    it says anything else."""
 
     def watch() -> None:
-        # Nothing is ever said here: reading ends when the other end does.
         while os.read(0, 256):
-            pass
+            told()
         do("its daemon is gone")
 
     def on_signal(number: int, frame: FrameType | None) -> None:

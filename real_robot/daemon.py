@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,10 +26,12 @@ from real_robot.blackbox import BlackBoxError, keep_newest
 from real_robot.child import Child
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
-from real_robot.messages import Wish
+from real_robot.mailbox import Mailbox
+from real_robot.messages import READY, RECORDED, VERSION, Wish
 from real_robot.metrics import Endpoint, render
 from real_robot.requests import WISHES, Reply, Request, Verb
-from real_robot.watch import Watch
+from real_robot.succession import Succession
+from real_robot.watch import Watch, recording
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
@@ -36,7 +39,7 @@ ANSWER = 2.0  # s that the control process has for one
 AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
 SHOW = 0.5  # s between two pictures for whoever reads the metrics
 MOST_QUEUED, MOST_NOTES = 32, 30
-BOXES = ("state", "chunk", "request", "ring")
+BOXES = ("state", "chunk", "request", "ring", "recorded", READY)
 LOST = "; the robot's own watchdog acts, then `reset` starts again"
 
 
@@ -61,6 +64,9 @@ class Daemon:
         self.desk = Desk(folder, clock)
         self.control = Child("control", "real_robot.control_main", folder)
         self.policy = Child("policy", "real_robot.policy_main", folder)
+        self.recorder = Child("recorder", "real_robot.record_main", folder)
+        self.succession = Succession(folder, clock)
+        self.loading: tuple[Client, Request] | None = None
         self.queue: deque[tuple[Client, Request]] = deque(maxlen=MOST_QUEUED)
         self.pending: Pending | None = None
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
@@ -84,7 +90,9 @@ class Daemon:
                 self.endpoint.close()
             # The control process brings the arm to rest before it goes.
             self.control.end(patience=10.0)
+            self.succession.end()
             self.policy.end(patience=2.0)
+            self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
             self.desk.close()
             self._clear()
 
@@ -95,6 +103,7 @@ class Daemon:
         for client, request in asked:
             self._hear(client, request)
         self._settle()
+        self._hand_over()
         if self.pending is None and self.queue:
             self._pass_on(*self.queue.popleft())
         if self.endpoint is not None and self.clock() > self.shown + SHOW:
@@ -122,9 +131,12 @@ class Daemon:
         self._clear()
         self.boxes = self.deployment.boxes(self.folder, create=True)
         self.ring = self.deployment.ring(self.folder, len(self.names), create=True)
+        self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
         self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
         self.control.start()
         self.policy.start()
+        if self.deployment.recording:
+            self.recorder.start()
 
     def _clear(self) -> None:
         for name in BOXES:
@@ -136,8 +148,9 @@ class Daemon:
             self.watch.note(self.control.died + LOST)
             self._drop_all(self.control.died + LOST)
             self.save()
-        if self.policy.watch():
-            self.watch.note(self.policy.died)
+        for child in (self.policy, self.recorder):
+            if child.watch():
+                self.watch.note(child.died)
         if self.watch.look():
             self.save_at = now + AFTER
         if self.save_at is not None and now >= self.save_at:
@@ -151,6 +164,8 @@ class Daemon:
             self._answer(client, request, True)
         elif not self.control.alive:
             self._without_control(client, request)
+        elif verb == Verb.LOAD:
+            self._load(client, request)
         elif verb == Verb.RESET and (self.watch.mute or not self.policy.alive):
             self._revive(client, request)
         elif verb == Verb.ESTOP:
@@ -168,6 +183,7 @@ class Daemon:
         elif request.verb == Verb.RESET:
             self.control.end(0.0)
             self.policy.end(0.0)
+            self.recorder.end(10.0)
             self._start()
             self._answer(client, request, True, "starting the arm's processes again")
         else:
@@ -175,6 +191,8 @@ class Daemon:
 
     def _revive(self, client: Client, request: Request) -> None:
         """The policy anew; an arm that latched meanwhile is reset as well."""
+        if self.recorder.died:
+            self.recorder.start()
         self.policy.end(0.0)
         self.policy.start()
         self.watch.begin_policy()
@@ -182,6 +200,30 @@ class Daemon:
             self.queue.append((client, request))
         else:
             self._answer(client, request, True, "starting the policy again")
+
+    def _load(self, client: Client, request: Request) -> None:
+        if self.succession.child is not None:
+            self._answer(client, request, False, "another policy is being loaded; wait for it")
+            return
+        self.succession.begin(request.policy, self.policy)
+        self.loading = (client, request)
+
+    def _hand_over(self) -> None:
+        """To the policy that is to take over, once it is ready."""
+        if self.succession.child is None or (problem := self.succession.look()) is None:
+            return
+        if not problem:
+            try:
+                made = self.succession.replace(self.policy, self.deployment)
+                self.policy, self.deployment = made
+                self.watch.begin_policy()
+                self.watch.note(f"the policy is now {self.deployment.policy}")
+            except OSError as error:
+                self.succession.end()
+                problem = f"{error}; the one before goes on"
+        if self.loading is not None:
+            self._answer(*self.loading, not problem, problem)
+        self.loading = None
 
     def _pass_on(self, client: Client, request: Request) -> None:
         if client.gone and request.verb in (Verb.ARM, Verb.START):
@@ -218,14 +260,18 @@ class Daemon:
         self.queue.clear()
 
     def _answer(self, client: Client, request: Request, ok: bool, reason: str = "") -> None:
-        status = self.watch.status(self.control, self.policy)
+        status, about = self.watch.status(self.control, self.policy), self.deployment
+        status |= {"robot": about.robot, "dry": about.dry, "acting": about.policy}
+        if about.recording:
+            status["recorder"] = recording(self.recorder, self.recorded)
         status |= {"clients": len(self.desk.clients), "refused": self.desk.refused}
         self.desk.answer(client, Reply(request.number, ok, reason, status))
 
 
-def serve(folder: Path, deployment: Deployment) -> None:
+def serve(folder: Path, deployment: Deployment, tied: bool = False) -> None:
     """A daemon in `folder` until an operator quits or this process is told to end (SIGTERM,
-    Ctrl-C); DeskError, ConfigError."""
+    Ctrl-C; `tied`: its standard input ends, as when whoever started it is gone). DeskError,
+    ConfigError."""
     daemon = Daemon(folder, deployment)
     logging.raiseExceptions = False  # a log that cannot be written stops nothing
     log = RotatingFileHandler(folder / "daemon.log", maxBytes=1 << 20, backupCount=1)
@@ -236,6 +282,12 @@ def serve(folder: Path, deployment: Deployment) -> None:
     def end(number: int, frame: FrameType | None) -> None:
         daemon.done = True
 
+    def untie() -> None:
+        sys.stdin.buffer.read()
+        daemon.done = True
+
+    if tied:
+        threading.Thread(target=untie, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     daemon.serve()
@@ -243,6 +295,6 @@ def serve(folder: Path, deployment: Deployment) -> None:
 
 if __name__ == "__main__":
     try:
-        serve(Path(sys.argv[1]), Deployment.read(Path(sys.argv[1])))
+        serve(Path(sys.argv[1]), Deployment.read(Path(sys.argv[1])), "tied" in sys.argv[2:])
     except (ConfigError, DeskError) as error:
         sys.exit(f"daemon: {error}")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
@@ -17,7 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from real_robot.arm import Floats
 from real_robot.mailbox import Mailbox
-from real_robot.messages import MOST_ACTION, MOST_STEPS, Mode
+from real_robot.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
 from real_robot.observe import Observer
 
 Target = Callable[[Floats], Floats]
@@ -40,11 +42,12 @@ class Decider:
             raise ConfigError("a robot needs continuous actions")
         self.policy, self.observer, self.target = policy, observer, target
         self.state, self.chunk, self.dt = state, chunk, spec.dt
+        self.drawn = Drawn(policy)
+        policy.draw = self.drawn
         self.actor = Actor(policy, 1, execute=1)
         self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
         self.seen: Tensors = {}
 
-    @torch.inference_mode()
     def turn(self) -> bool:
         """Decide from the newest state; False where there is none that is new."""
         if not self.state.receive():
@@ -53,15 +56,24 @@ class Decider:
         mode = Mode(int(fields["mode"]))
         self.first = self.first or (mode == Mode.ARMED and self.mode != Mode.ARMED)
         self.mode = mode
-        sent = np.array(fields["sent"])
-        leaves = self.observer(
-            fields["q"], fields["dq"], self.target(sent), float(fields["width"]), fields["sensed"]
-        )
+        plan = self._decide(fields)
+        self.first = False
+        self._post(plan, fields)
+        return True
+
+    def rehearse(self) -> None:
+        """Decide, and tell nobody: what has to be loaded or compiled then is."""
+        if self.state.receive():
+            self._decide(self.state.fields[0])
+        self.first, self.state.seen = True, 0
+
+    @torch.inference_mode()
+    def _decide(self, fields: np.void) -> Floats:
+        """The plan [chunk, A] for what the state message shows."""
+        leaves = observed(self.observer, fields, self.target)
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         self.actor(self.seen, torch.tensor([self.first]))
-        self.first = False
-        self._post(self.actor.plan[0].reshape(self.policy.chunk, -1).numpy(), fields)
-        return True
+        return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()
 
     def _post(self, plan: Floats, fields: np.void) -> None:
         message = self.chunk.fields[0]
@@ -70,4 +82,26 @@ class Decider:
         message["number"], message["seen"] = self.number, fields["measured"]
         message["start"], message["steps"], message["size"] = fields["measured"], steps, size
         message["actions"][:steps, :size] = plan
+        noise = self.drawn.noise
+        message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
+        message["noise"][: message["drawn"]] = noise[:MOST_NOISE]
         self.chunk.send()
+
+
+class Drawn:
+    """Lets a policy draw its noise, and keeps the newest (flat), for the record."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._draw, self.noise = policy.draw, np.zeros(0, np.float32)
+
+    def __call__(self, n: int, explore: bool = False) -> Tensor:
+        drawn = self._draw(n, explore)
+        self.noise = drawn.detach().reshape(-1).numpy().astype(np.float32)
+        return drawn
+
+
+def observed(observer: Observer, fields: np.void, target: Target) -> dict[str, NDArray[np.float32]]:
+    """What a policy sees of a state message."""
+    sent = np.array(fields["sent"])
+    width, sensed = float(fields["width"]), fields["sensed"]
+    return observer(fields["q"], fields["dq"], target(sent), width, sensed)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 VERSION = 2
+READY = "policy.ready"
+"""The file with the process id of a policy that is ready to take over from another."""
 MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 64, 32, 2048, 240
 
 
@@ -94,3 +96,15 @@ policy decides the same again (0: it has none, or more than fits)."""
 
 REQUEST = np.dtype([("number", "<i8"), ("wish", "<i4")])
 """From the daemon."""
+
+RECORDED = np.dtype(
+    [
+        ("alive", "<i4"),
+        ("ended", "<i8"),  # episodes that ended since it began
+        ("episodes", "<i8"),  # of them, those that are on the disk
+        ("steps", "<i8"),  # of the newest
+        ("success", "<i4"),  # of the newest; -1: nobody knows
+        ("problem", f"S{TEXT}"),  # why the newest is not on the disk
+    ]
+)
+"""From the recorder, when it begins and after every episode."""

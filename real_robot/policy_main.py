@@ -1,12 +1,15 @@
-"""The policy process: `python -m real_robot.policy_main FOLDER`, started by the daemon.
+"""The policy process: `python -m real_robot.policy_main FOLDER [POLICY]`, started by the daemon.
 
-It has no hold on the arm: it may stall, die and be started again.
+It has no hold on the arm: it may stall, die and be started again. With POLICY it comes to take over
+from another: it loads, decides a few times for itself, says that it is ready (a file), and speaks
+when the daemon has let the other one go.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -16,27 +19,34 @@ from embodied.core.checkpoint import CheckpointError, load_policy
 from real_robot.control_main import when_left_alone
 from real_robot.decide import Decider
 from real_robot.deployment import Deployment
+from real_robot.fit import observer, require_actions, require_rate
 from real_robot.mailbox import MailboxError
-from real_robot.observe import Observer
+from real_robot.messages import READY
 from real_robot.rate import Rate
 
+REHEARSALS = 5
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, policy: str = "") -> None:
     """Decide once a step of the policy, until the daemon is gone. CheckpointError, ConfigError,
     MailboxError."""
-    when_left_alone(lambda reason: os._exit(0))  # also out of a policy that never comes back
+    turn = threading.Event()
+    # Also out of a policy that never comes back.
+    when_left_alone(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
     deployment = Deployment.read(folder)
-    policy = load_policy(deployment.policy)
-    spec, joints = policy.spec, deployment.joints
-    if abs(spec.dt - deployment.step) > 1e-9:
-        raise ConfigError(
-            f"the policy decides every {spec.dt} s; the deployment's step is {deployment.step}"
-        )
-    observer = Observer(spec, joints, deployment.forward(), deployment.given, deployment.sensed)
-    boxes = deployment.boxes(folder)
-    decider = Decider(policy, observer, boxes.state, boxes.chunk, deployment.target())
-    rate = Rate(1 / spec.dt)
+    acting = load_policy(policy if policy else deployment.policy)
+    require_rate(acting.spec, deployment)
+    require_actions(acting.spec, deployment)
+    boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
+    decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target())
+    rate = Rate(1 / acting.spec.dt)
+    if policy:
+        for _ in range(REHEARSALS):
+            rate.wait()
+            decider.rehearse()
+        (folder / READY).write_text(str(os.getpid()))
+        turn.wait()
     while True:
         rate.wait()
         decider.turn()
@@ -44,6 +54,6 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), *sys.argv[2:3])
     except (CheckpointError, MailboxError, ConfigError) as error:
         sys.exit(f"policy: {error}")

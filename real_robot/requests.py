@@ -29,6 +29,8 @@ class Verb(StrEnum):
     STOP = "stop"
     ESTOP = "estop"
     RESET = "reset"
+    HOME = "home"
+    LOAD = "load"
     QUIT = "quit"
 
 
@@ -38,6 +40,7 @@ WISHES = {
     Verb.STOP: Wish.STOP,
     Verb.ESTOP: Wish.ESTOP,
     Verb.RESET: Wish.RESET,
+    Verb.HOME: Wish.HOME,
     Verb.QUIT: Wish.QUIT,
 }
 ALWAYS = (Verb.STATUS, Verb.STOP, Verb.ESTOP)  # however old, they make nothing move
@@ -50,15 +53,17 @@ class RequestError(ValueError):
 @dataclass(frozen=True)
 class Request:
     """`number` counts up within a connection; `time` (s) is when it was asked, on the monotonic
-    clock that all processes of a machine share."""
+    clock that all processes of a machine share; `policy` is the run or checkpoint to `load`."""
 
     number: int
     time: float
     verb: Verb
+    policy: str = ""
 
     def line(self) -> bytes:
         """As it goes over the wire."""
         about = {"version": PROTOCOL, "number": self.number, "time": self.time, "verb": self.verb}
+        about |= {"policy": self.policy} if self.verb == Verb.LOAD else {}
         return json.dumps(about).encode() + b"\n"
 
     def late(self, now: float) -> str:
@@ -92,13 +97,18 @@ def parse(line: bytes) -> Request:
     version, number, time = (message.get(key) for key in ("version", "number", "time"))
     if version.__class__ is not int or version != PROTOCOL:
         raise RequestError(f"version {_shown(version)} is not spoken here, only {PROTOCOL}")
-    if unequal := set(message) ^ {"version", "number", "time", "verb"}:
-        raise RequestError(f"it should have version, number, time, verb; look at {_shown(unequal)}")
+    keys = ["version", "number", "time", "verb"]
+    keys += ["policy"] if message.get("verb") == Verb.LOAD else []
+    if unequal := set(message) ^ {*keys}:
+        raise RequestError(f"it should have {', '.join(keys)}; look at {_shown(unequal)}")
     if not isinstance(number, int) or number is True or not 0 < number <= MOST_NUMBER:
         raise RequestError(f"number {_shown(number)} should count up from 1")
     if not isinstance(time, int | float) or isinstance(time, bool) or not abs(time) <= MOST_NUMBER:
         raise RequestError(f"time {_shown(time)} should be s on the monotonic clock")
-    return Request(number, float(time), _verb(message["verb"]))
+    policy = message.get("policy", "")
+    if not isinstance(policy, str):
+        raise RequestError(f"policy {_shown(policy)} should be a folder's name")
+    return Request(number, float(time), _verb(message["verb"]), policy)
 
 
 def parse_reply(line: bytes) -> Reply:

@@ -23,15 +23,16 @@ def default_folder() -> Path:
     return memory_folder() / f"embodied-robot-{os.geteuid()}"
 
 
-def ask(folder: Path, verb: Verb | str, timeout: float = 5.0) -> Reply:
-    """What the daemon in `folder` says to `verb`, within `timeout` s. ToolError, RequestError."""
+def ask(folder: Path, verb: Verb | str, timeout: float = 5.0, policy: str = "") -> Reply:
+    """What the daemon in `folder` says to `verb`, within `timeout` s; `policy` is what to load.
+    ToolError, RequestError."""
     if verb not in list(Verb):
         raise RequestError(f"nobody knows the verb {verb!r} (known: {', '.join(Verb)})")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(timeout)
         try:
             connect(line, folder / SOCKET, time.monotonic() + timeout)
-            line.sendall(Request(1, time.monotonic(), Verb(verb)).line())
+            line.sendall(Request(1, time.monotonic(), Verb(verb), policy).line())
             return parse_reply(_line(line, time.monotonic() + timeout))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ToolError(f"no daemon is at work in {folder}; start one first") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 from real_robot.child import Child
 from real_robot.control import Boxes
+from real_robot.mailbox import Mailbox
 from real_robot.messages import Mode
 from real_robot.requests import Verb
 
@@ -20,7 +21,8 @@ WHEN = {
     Verb.ARM: "an arm can be armed when it is IDLE",
     Verb.START: "an arm can be started when it is ARMED, the policy has just spoken, and the arm "
     "is where it was sent",
-    Verb.STOP: "an arm can be stopped when it is ARMED, RUNNING or STOPPING",
+    Verb.STOP: "an arm can be stopped when it is ARMED, RUNNING, HOMING or STOPPING",
+    Verb.HOME: "an arm with a home can go there when it is IDLE",
     Verb.RESET: "an arm can be reset when it is in ESTOP, at rest, and its wire works",
     Verb.QUIT: "first stop: one can quit when the arm is IDLE, DISCONNECTED or in ESTOP",
 }
@@ -111,6 +113,7 @@ class Watch:
             "measured": {"age": now - float(fields["measured"]) if self.ticks else None},
             "q": [_finite(value) for value in fields["q"]],
             "sent": [_finite(value) for value in fields["sent"]],
+            "sensed": [_finite(value) for value in fields["sensed"]],
             "stages": {
                 name: {"count": int(count), "changed": _finite(changed)}
                 for name, count, changed in stages
@@ -145,3 +148,19 @@ class Watch:
 def _finite(value: float) -> float | None:
     """None for what JSON has no number for."""
     return float(value) if math.isfinite(value) else None
+
+
+def recording(recorder: Child, told: Mailbox) -> dict[str, Any]:
+    """How the recorder does: episodes that `ended`, `episodes` of them that are on the disk."""
+    told.receive()
+    fields = told.fields[0]
+    return {
+        "pid": recorder.pid,
+        "died": recorder.died,
+        "ready": bool(fields["alive"]),
+        "ended": int(fields["ended"]),
+        "episodes": int(fields["episodes"]),
+        "steps": int(fields["steps"]),
+        "success": None if fields["success"] < 0 else bool(fields["success"]),
+        "problem": bytes(fields["problem"]).decode(errors="replace"),
+    }

@@ -1,0 +1,149 @@
+"""The recorder: `python -m real_robot.record_main FOLDER`, started by the daemon.
+
+It reads what the other processes leave in memory and has no hold on anything: it may stall or die,
+or find the disk full, and the arm does not mind. Every finished episode is safe on the disk before
+the next is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.checkpoint import CheckpointError, load_spec
+from embodied.core.lerobot import DatasetError
+from embodied.core.recording import EpisodeWriter
+from embodied.core.spec import SpecMismatch
+from real_robot.blackbox import BlackBox
+from real_robot.control_main import when_left_alone
+from real_robot.deployment import Deployment
+from real_robot.fit import observer
+from real_robot.mailbox import Mailbox, MailboxError
+from real_robot.messages import RECORDED, VERSION
+from real_robot.rate import Rate
+from real_robot.record import Episode, Scribe, seen_spec
+
+PER_STEP = 4  # looks in a step of the policy
+
+
+@dataclass
+class Recorder:
+    """`look` often; `tell` is where the daemon reads how it goes."""
+
+    folder: Path
+    ring: BlackBox
+    chunk: Mailbox
+    tell: Mailbox
+
+    def __post_init__(self) -> None:
+        self.deployment = Deployment.read(self.folder)
+        self.spec = seen_spec(load_spec(self.deployment.policy))
+        self.stages = list(self.deployment.chain().names)
+        self.noise = 0
+        self.scribe: Scribe | None = None
+        self.writer: EpisodeWriter | None = None
+        self.place = Path(self.deployment.recording)
+        self.count = self.number = 0
+        self.tell.fields["alive"] = 1
+        self.tell.send()
+
+    def look(self) -> None:
+        """Take what is new."""
+        if self.chunk.receive():
+            self._hear(self.chunk.fields[0])
+        records, self.count = self.ring.since(self.count)
+        if self.scribe is None:
+            return
+        for tick in records:
+            episode = self.scribe.take(tick)
+            if episode is not None:
+                self._keep(episode)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def _hear(self, message: np.void) -> None:
+        drawn, before = int(message["drawn"]), self.number
+        self.number = int(message["number"])
+        if self.scribe is None or self.number < before:
+            self._begin(drawn)
+        if self.scribe is not None and drawn:
+            self.scribe.hear(float(message["seen"]), message["noise"][:drawn])
+
+    def _begin(self, noise: int) -> None:
+        """The first policy speaks, or another one: as before, where they see and draw the same."""
+        self.deployment = Deployment.read(self.folder)
+        full = load_spec(self.deployment.policy)
+        spec = seen_spec(full)
+        if self.scribe is not None and (spec, noise) == (self.spec, self.noise):
+            return
+        if self.scribe is not None:
+            self._elsewhere()
+        self.spec, self.noise = spec, noise
+        watch = observer(full, self.deployment)
+        self.scribe = Scribe(spec, watch, self.deployment.target(), noise)
+
+    def _elsewhere(self) -> None:
+        """What comes now does not fit into the dataset that was begun."""
+        self.close()
+        first, number = Path(self.deployment.recording), 2
+        while first.with_name(f"{first.name}-{number}").exists():
+            number += 1
+        self.writer, self.place = None, first.with_name(f"{first.name}-{number}")
+
+    def _keep(self, episode: Episode) -> None:
+        fields = self.tell.fields
+        try:
+            self._write(episode)
+            fields["episodes"] += 1
+            fields["problem"] = b""
+        except (DatasetError, SpecMismatch, OSError) as error:
+            fields["problem"] = str(error).encode()[:239]
+        fields["ended"] += 1
+        fields["success"] = -1 if episode.success is None else int(episode.success)
+        fields["steps"] = len(episode.rows["action"])
+        self.tell.send()
+
+    def _write(self, episode: Episode) -> None:
+        about: dict[str, Any] = {
+            "policy": self.deployment.policy,
+            "given": self.deployment.given,
+            "dry": self.deployment.dry,
+            "stages": self.stages,
+            "fault": episode.fault,
+            "recorded": time.time(),
+        }
+        if self.writer is None:
+            self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot)
+        self.writer.add(episode.rows, info=about)
+
+
+def main(folder: Path) -> None:
+    """Until the daemon is gone. ConfigError, CheckpointError, MailboxError."""
+    gone = threading.Event()
+    when_left_alone(lambda reason: gone.set())
+    deployment = Deployment.read(folder)
+    ring = deployment.ring(folder, len(deployment.chain().names), create=False)
+    tell = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
+    recorder = Recorder(folder, ring, deployment.boxes(folder).chunk, tell)
+    rate = Rate(PER_STEP / deployment.step)
+    while not gone.is_set():
+        rate.wait()
+        recorder.look()
+    recorder.look()
+    recorder.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (CheckpointError, MailboxError, ConfigError, DatasetError) as error:
+        sys.exit(f"recorder: {error}")
