@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian, fr3
 from embodied.embodiments.cartesian import CartesianDelta
@@ -21,12 +22,17 @@ from envs.fr3_world import ROBOT_NAMES, Drawn, Given, addresses, mocaps
 from envs.mujoco import Floats, MujocoVecEnv, Outcome, Rows
 from envs.tasks.task import View
 
+VIEWS = ("front", "wrist")
+
 
 @dataclass(frozen=True)
 class Config:
     """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
     None: the task's own), `cameras` are "front" and "wrist"; `drawing` "light" shows them boxes
     instead of meshes and no arm, which is hundreds of times faster without a GPU.
+
+    `portraits` are the cameras that rewards see it with, side by side (none: the first of
+    `cameras`, else "front").
 
     `clouds` adds the leaf `points`: what cameras measure, as a point cloud in the base frame.
     `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
@@ -38,6 +44,7 @@ class Config:
     num_envs: int = 16
     reward: Literal["sparse", "shaped"] = "sparse"
     cameras: tuple[str, ...] = ()
+    portraits: tuple[str, ...] = ()
     image_size: int = 96
     drawing: Literal["full", "light"] = "full"
     clouds: clouds.Config | None = None
@@ -55,7 +62,11 @@ class Fr3(MujocoVecEnv):
     """B FR3s with one of the tasks of `envs.tasks` in front of each."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config, self.portraits = config, tuple(config.portraits)
+        if unknown := [name for name in self.portraits if name not in VIEWS]:
+            raise ConfigError(
+                f"env.portraits: no camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
+            )
         more = drawn_from(config.randomize)
         self.given = Given(config.task, config.reward, config.ranges, more)
         self.what, self.parameters = self.given.task, self.given.parameters

@@ -52,6 +52,8 @@ class MujocoVecEnv(VecEnv):
     """Stages computed at the new state after each control step (mjSTAGE_VEL: fresh `xpos`)."""
     draws: int = 0
     """How many uniform numbers `place` is given for each row it begins."""
+    portraits: tuple[str, ...] = ()
+    """The cameras of `photographs`."""
 
     def __init__(
         self,
@@ -186,15 +188,22 @@ class MujocoVecEnv(VecEnv):
         model, data = self.scene(row)
         return torch.from_numpy(self.cameras.picture(model, data, None, width, height))
 
+    @property
+    def views(self) -> int:
+        return max(len(self.portraits), 1)
+
     def photographs(self, rows: Tensor, size: int) -> Tensor:
-        """As the cameras of the observations see rows: the first one named, or the model's."""
+        """As `portraits` see rows, else the first camera of the observations, or of the model."""
         if self.cameras is None:
             self.cameras = Cameras((), 0)
-        shots = torch.empty(len(rows), size, size, 3, dtype=torch.uint8)
-        name = self.cameras.names[0] if self.cameras.names else None
+        names = self.portraits or self.cameras.names[:1] or (None,)
+        shots = torch.empty(len(rows), size, len(names), size, 3, dtype=torch.uint8)
         for shot, row in zip(shots, rows.tolist(), strict=True):
-            shot[:] = torch.from_numpy(self.cameras.picture(*self.sight(row), name, size, size))
-        return shots
+            model, data = self.sight(row)
+            for view, name in enumerate(names):
+                picture = self.cameras.picture(model, data, name, size, size)
+                shot[:, view] = torch.from_numpy(picture)
+        return shots.flatten(2, 3)
 
     def close(self) -> None:
         if self.cameras is not None:

@@ -129,7 +129,7 @@ def _robot(task: str, album: Album, seed: int, tracks: int, shown: Progress) -> 
     rows = tracks if tracks else ROWS
     env = build(
         {"_target_": "envs.fr3.Fr3", "task": task, "num_envs": rows, "drawing": "light"}
-        | {"threads": 1, "seed": seed, "horizon": 60}
+        | {"threads": 1, "seed": seed, "horizon": 60, "portraits": ["front", "wrist"]}
     )
     obs = env.reset(seed)
     script = Scripted(Script(task, 1.0 if tracks else 0.7), env.spec)

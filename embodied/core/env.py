@@ -96,9 +96,14 @@ class VecEnv(ABC):
         """A picture of one row, uint8 [height, width, 3]."""
         raise NotImplementedError(f"{type(self).__name__} has no camera")
 
+    @property
+    def views(self) -> int:
+        """V: how many cameras' pictures stand side by side in a photograph."""
+        return 1
+
     def photographs(self, rows: Tensor, size: int) -> Tensor:
         """Pictures of `rows` [n] (int64), as cheap as the world can draw them, uint8
-        [n, size, size, 3]; `render` unless the world knows better."""
+        [n, size, V size, 3]; `render` unless the world knows better."""
         shots = [self.render(int(row), size, size) for row in rows]
         return torch.stack(shots) if shots else torch.empty(0, size, size, 3, dtype=torch.uint8)
 

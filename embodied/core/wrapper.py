@@ -62,6 +62,10 @@ class Wrapper(VecEnv):
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         return self.env.render(row, width, height)
 
+    @property
+    def views(self) -> int:
+        return self.env.views
+
     def photographs(self, rows: Tensor, size: int) -> Tensor:
         return self.env.photographs(rows, size)
 

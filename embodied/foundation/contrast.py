@@ -76,12 +76,14 @@ class Corpus:
     def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
         """Reduce every picture, in `plan.variants`, to what of it is not learned: `moments` of each
         world [V, N, F] and of `nothing` [n, F]; read from `folder` where they are there."""
-        random = torch.Generator().manual_seed(plan.seed)
-        self.nothing = moments(towers, blanks(300, towers.shape.side, random), 0, random)
+        random, self.single = torch.Generator().manual_seed(plan.seed), towers.look.each.size
+        empty = blanks(300, towers.shape.side, towers.shape.views, random)
+        self.nothing = moments(towers, empty, 0, random)
         self.moments: list[Tensor] = []
         for scenes in self.worlds:
             random.manual_seed(plan.seed)
-            path = folder / f"moments-{scenes.world}-{len(scenes)}-{plan.variants}.safetensors"
+            sort = f"{len(scenes)}-{plan.variants}-{towers.shape.views}"
+            path = folder / f"moments-{scenes.world}-{sort}.safetensors"
             if not path.exists():
                 each = [moments(towers, scenes.pictures, v, random) for v in range(plan.variants)]
                 save_file({"moments": torch.stack(each)}, path.with_suffix(".part"))
@@ -181,7 +183,7 @@ def drawn(corpus: Corpus, plan: Plan, step: int) -> Batch:
     sentences = [*captions, *([] for _ in strays), *([text] for each in rungs for text in each)]
     true = torch.cat([true, torch.zeros(len(true), len(strays), dtype=torch.bool)], 1)
     return Batch(
-        torch.cat(seen).float(),
+        glimpsed(torch.cat(seen).float(), corpus.single, random),
         texts,
         true,
         rungs,
@@ -208,6 +210,12 @@ def joined(phrases: Sequence[str], random: torch.Generator) -> str:
     return link.join(phrases)
 
 
+def glimpsed(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
+    """Every fourth picture [N, F] without the views after its first, which has `single` numbers."""
+    moments[torch.rand(len(moments), generator=random) < 0.25, single:] = torch.nan
+    return moments
+
+
 def stray(random: torch.Generator) -> str:
     """A sentence that is true of no scene."""
     count = int(torch.randint(3, 9, (1,), generator=random))
@@ -215,11 +223,11 @@ def stray(random: torch.Generator) -> str:
     return " ".join(STRAYS[pick] for pick in picks.tolist())
 
 
-def blanks(count: int, side: int, random: torch.Generator) -> Tensor:
-    """Pictures of nothing: one colour, darkness, noise, uint8 [count, side, side, 3]."""
+def blanks(count: int, side: int, views: int, random: torch.Generator) -> Tensor:
+    """Pictures of nothing: one colour, darkness, noise, uint8 [count, side, views side, 3]."""
     colour = torch.randint(256, (count, 1, 1, 3), generator=random)
     colour[::3] = 0
-    noise = torch.randint(-60, 61, (count, side, side, 3), generator=random)
+    noise = torch.randint(-60, 61, (count, side, views * side, 3), generator=random)
     noise[: count // 2] //= 20
     return (colour + noise).clamp(0, 255).to(torch.uint8)
 
@@ -239,7 +247,7 @@ def moments(towers: Towers, pictures: Tensor, variant: int, random: torch.Genera
 
 def varied(pictures: Tensor, random: torch.Generator) -> Tensor:
     """Another light, other colours, some noise, and for every fifth a coarser picture."""
-    count, side = len(pictures), pictures.shape[1]
+    count, (side, width) = len(pictures), pictures.shape[1:3]
     gain = 0.8 + 0.4 * torch.rand(count, 1, 1, 1, generator=random)
     tint = 0.92 + 0.16 * torch.rand(count, 1, 1, 3, generator=random)
     shift = 24 * torch.rand(count, 1, 1, 1, generator=random) - 12
@@ -248,8 +256,9 @@ def varied(pictures: Tensor, random: torch.Generator) -> Tensor:
     strength = 8 * torch.rand(count, 1, 1, 1, generator=random) - 4
     changed = pictures.float() * (gain * tint) + (shift + strength * grain)
     coarse = changed[::5].permute(0, 3, 1, 2)
-    coarse = functional.interpolate(coarse, (2 * side // 3, 2 * side // 3), mode="area")
-    changed[::5] = functional.interpolate(coarse, (side, side), mode="bilinear").permute(0, 2, 3, 1)
+    coarse = functional.interpolate(coarse, (2 * side // 3, 2 * width // 3), mode="area")
+    coarse = functional.interpolate(coarse, (side, width), mode="bilinear")
+    changed[::5] = coarse.permute(0, 2, 3, 1)
     return changed.clamp(0, 255).to(torch.uint8)
 
 
@@ -364,8 +373,9 @@ def polished(
     index = torch.randint(len(corpus.worlds[world]), (plan.batch,), generator=random)
     variant = torch.randint(plan.variants, (plan.batch,), generator=random)
     none = torch.randint(len(corpus.nothing), (plan.batch // 20,), generator=random)
-    looks = torch.cat([corpus.moments[world][variant, index], corpus.nothing[none]])
-    seen = functional.normalize(towers.look.of(looks.float().to(marks.device)), dim=1)
+    looks = torch.cat([corpus.moments[world][variant, index], corpus.nothing[none]]).float()
+    looks = glimpsed(looks, corpus.single, random).to(marks.device)
+    seen = functional.normalize(towers.look.of(looks), dim=1)
     facts = torch.zeros(len(seen), corpus.count)
     facts[: plan.batch] = corpus.facts(world, index).float()
     facts[plan.batch :, -1] = 1

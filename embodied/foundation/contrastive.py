@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError
 from embodied.foundation import simclip
-from embodied.foundation.image_text import ImageText
+from embodied.foundation.image_text import ImageText, views_of
 
 MODES = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}  # PIL's numbers for how to resize
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -118,6 +118,12 @@ class Contrastive:
         return functional.normalize(_pooled(said), dim=1)
 
     def _images(self, pictures: Tensor) -> Tensor:
+        """Of several views the mean of what each looks like."""
+        views = pictures.chunk(views_of(pictures), dim=2)
+        seen = torch.stack([self._view(view) for view in views])
+        return functional.normalize(seen.mean(0), dim=1)
+
+    def _view(self, pictures: Tensor) -> Tensor:
         seen = self.model.get_image_features(pixel_values=self.prepare(pictures.to(self._device)))
         return functional.normalize(_pooled(seen), dim=1)
 

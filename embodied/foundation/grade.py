@@ -18,6 +18,7 @@ from torch.nn import functional
 from embodied.core.pictures import encode_png
 from embodied.foundation.captions import Scenes
 from embodied.foundation.contrast import Corpus, Plan, blanks
+from embodied.foundation.image_text import views_of
 from embodied.foundation.simclip import BLANK, SimClip, Towers, save, words_of
 
 SAID = 5  # phrasings a fact is asked in
@@ -162,7 +163,8 @@ def followed(model: SimClip, tracks: Scenes) -> dict[str, float]:
         cosines.append(spearman(cosine[rows], true))
         flat.append(float((score[rows].diff().abs() < 1e-3).float().mean()))
         starts.append(float(score[rows][0]))
-    nothing = blanks(32, tracks.pictures.shape[1], torch.Generator().manual_seed(0))
+    random, views = torch.Generator().manual_seed(0), views_of(tracks.pictures)
+    nothing = blanks(32, tracks.pictures.shape[1], views, random)
     return {
         "ladder": mean(ladders),
         "cosine": mean(cosines),
@@ -215,7 +217,9 @@ def sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
             scenes.pictures[order.flip(0)[: 4 * count : 4]],
         ]
     edged = [functional.pad(row, (0, 0, 0, GAP, 0, GAP), value=255) for row in rows]
-    return torch.cat([torch.cat(list(row), 1) for row in edged])
+    lines = [torch.cat(list(row), 1) for row in edged]
+    widest = max(line.shape[1] for line in lines)
+    return torch.cat([functional.pad(x, (0, 0, 0, widest - x.shape[1]), value=255) for x in lines])
 
 
 def written(card: dict[str, Any]) -> str:
@@ -257,8 +261,10 @@ def written(card: dict[str, Any]) -> str:
             f"- {world}: worst told are {', '.join(row['worst'])}."
             for world, row in card["worlds"].items()
         ],
-        "- Depth along the line of sight: one camera, no shadows; what is in front of or behind a",
-        "  thing looks near it until it covers it or is covered.",
+        "- Depth along the line of sight where only one view is shown: what is in front of or",
+        "  behind a thing looks near it until it covers it or is covered. Pictures of the FR3 were",
+        "  front and wrist cameras side by side (env.portraits=[front,wrist]), for every fourth",
+        "  the front camera alone.",
         "- Anything that no caption speaks of: speeds, other objects, other robots, other worlds.",
         "  A sentence with mostly unknown words is refused a ladder and scored by its plain",
         "  cosine, which means nothing.",

@@ -8,6 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 
+def views_of(pictures: Tensor) -> int:
+    """How many square views stand side by side in pictures [N, H, W, 3]; 1 where W is no multiple
+    of H."""
+    height, width = pictures.shape[1:3]
+    return width // height if height and width % height == 0 else 1
+
+
 class ImageText(Protocol):
     """A dual encoder, frozen. `name` says which one, for provenance and caches."""
 
@@ -18,7 +25,8 @@ class ImageText(Protocol):
     """Pictures are brought to side x side pixels inside."""
 
     def images(self, pictures: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] to unit vectors [N, D] (float32)."""
+        """uint8 [N, H, W, 3] to unit vectors [N, D] (float32); where W is a multiple of H, views
+        of one scene stand side by side."""
         ...
 
     def texts(self, sentences: Sequence[str]) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
+from embodied.foundation.image_text import views_of
 
 HOME = Path(__file__).with_name("weights")
 WORD = re.compile(r"[a-z0-9]+")
@@ -32,9 +33,11 @@ LIKE = 0.7  # cosine of a sentence and a rung that mean the same
 
 @dataclass(frozen=True)
 class Shape:
-    """Pictures of `side` x `side` pixels; `buckets` for hashed pieces of words; `size` D."""
+    """Pictures of up to `views` views, `side` x `side` pixels each; `buckets` for hashed pieces of
+    words; `size` D."""
 
     side: int = 96
+    views: int = 1
     size: int = 128
     buckets: int = 4096
     width: int = 128
@@ -106,15 +109,15 @@ class Moments(nn.Module):
 
 
 class Look(nn.Module):
-    """Pictures [N, 3, side, side] in [0, 1] to [N, D]."""
+    """Pictures [N, 3, side, V side] in [0, 1] to [N, D]."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.moments = Moments(shape.side)
-        size = self.moments.size
+        self.each, self.views = Moments(shape.side), shape.views
+        size = self.each.size * shape.views
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("deviation", torch.ones(size))
         self.head = nn.Sequential(
@@ -128,14 +131,27 @@ class Look(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         return self.of(self.moments(pictures))
 
+    def moments(self, pictures: Tensor) -> Tensor:
+        """What is not learned of pictures, [N, F]; NaN for views that are not there. Views beyond
+        those that it was trained with are not looked at."""
+        views = pictures.chunk(views_of(pictures.permute(0, 2, 3, 1)), dim=3)[: self.views]
+        seen = torch.cat([self.each(view) for view in views], 1)
+        missing = (self.views - len(views)) * self.each.size
+        return functional.pad(seen, (0, missing), value=torch.nan)
+
     def of(self, moments: Tensor) -> Tensor:
-        """Of what `moments` returned, [N, F]."""
-        return self.head(((moments - self.mean) / self.deviation).clamp(-8, 8))
+        """Of what `moments` returned, [N, F]; what is missing counts as the mean."""
+        scaled = ((moments - self.mean) / self.deviation).clamp(-8, 8)
+        return self.head(scaled.nan_to_num(0.0))
 
     def fit(self, moments: Tensor) -> None:
         """Set the scale of every number from those of many pictures [N, F]."""
-        self.mean.copy_(moments.mean(0))
-        self.deviation.copy_(moments.std(0).clamp(min=0.02))
+        there = ~moments.isnan()
+        count, known = there.sum(0).clamp(min=2), moments.nan_to_num(0.0)
+        mean = known.sum(0) / count
+        square = ((known - mean) * there).square().sum(0) / (count - 1)
+        self.mean.copy_(mean)
+        self.deviation.copy_(square.sqrt().clamp(min=0.02))
 
 
 class Read(nn.Module):
@@ -201,11 +217,12 @@ class Towers(nn.Module):
 
 
 def prepared(pictures: Tensor, side: int) -> Tensor:
-    """uint8 [N, H, W, 3] as float32 [N, 3, side, side] in [0, 1]; the aspect is not kept."""
-    chw = pictures.permute(0, 3, 1, 2).float() / 255
-    if chw.shape[-2:] == (side, side):
+    """uint8 [N, H, W, 3] as float32 [N, 3, side, V side] in [0, 1] of V views; the aspect of a
+    single one is not kept."""
+    chw, size = pictures.permute(0, 3, 1, 2).float() / 255, (side, views_of(pictures) * side)
+    if chw.shape[-2:] == size:
         return chw
-    return functional.interpolate(chw, (side, side), mode="bilinear", antialias=True)
+    return functional.interpolate(chw, size, mode="bilinear", antialias=True)
 
 
 class SimClip:

@@ -15,14 +15,14 @@ from embodied.rewards.watched import PICTURE, Watched
 
 @dataclass(frozen=True)
 class Config:
-    """Pictures of `size` x `size` pixels."""
+    """Pictures of `size` x `size` pixels, one of each view."""
 
     size: int = 64
 
 
 class Photographed(Watched):
-    """`env` with `privileged/picture`, uint8 [B, size, size, 3]."""
+    """`env` with `privileged/picture`, uint8 [B, size, V size, 3] of V views."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
-        leaf = Leaf((config.size, config.size, 3), "uint8", 0, 255)
+        leaf = Leaf((config.size, env.views * config.size, 3), "uint8", 0, 255)
         super().__init__(env, PICTURE, leaf, lambda index: env.photographs(index, config.size))

@@ -69,8 +69,8 @@ class Watched(Wrapper):
 
 
 def pictured(env: VecEnv, size: int) -> Watched:
-    """`env` with pictures of `size` x `size` pixels, uint8 [B, size, size, 3]."""
-    leaf = Leaf((size, size, 3), "uint8", 0, 255)
+    """`env` with its photographs, uint8 [B, size, V size, 3] of V views."""
+    leaf = Leaf((size, env.views * size, 3), "uint8", 0, 255)
     return Watched(env, PICTURE, leaf, lambda index: env.photographs(index, size))
 
 

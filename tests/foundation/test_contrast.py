@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from embodied.commands.reward.train_encoder import settings
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.foundation.contrast import Corpus, Plan, between, blanks, train
 from embodied.foundation.grade import grade, spearman
-from embodied.foundation.simclip import Shape, SimClip, Towers, load, save
+from embodied.foundation.image_text import views_of
+from embodied.foundation.simclip import Look, Shape, SimClip, Towers, load, save
 from envs.scenes import collect, told_of
 
 
@@ -61,12 +62,43 @@ def test_a_ladder_is_learned_from_scratch_and_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(value, towers.state_dict()[key])
 
 
+def test_views_stand_side_by_side() -> None:
+    """Two views are both looked at, one is enough, and what is missing counts as the mean."""
+    look = Look(Shape(views=2))
+    left, right = torch.rand(2, 5, 3, 96, 96)
+    both, single = look.moments(torch.cat([left, right], 3)), look.moments(left)
+    half = look.each.size
+    torch.testing.assert_close(both[:, :half], look.each(left))
+    torch.testing.assert_close(both[:, half:], look.each(right))
+    assert single.shape == both.shape and bool(single[:, half:].isnan().all())
+    look.fit(torch.cat([both, single]))
+    torch.testing.assert_close(look.mean[half:], both[:, half:].mean(0))
+    torch.testing.assert_close(look.deviation[half:], both[:, half:].std(0).clamp(min=0.02))
+    filled = single.clone()
+    filled[:, half:] = look.mean[half:]
+    torch.testing.assert_close(look.of(single), look.of(filled))
+
+
+def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
+    node = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 2, "drawing": "light"}
+    env = build({**node, "portraits": ["front", "wrist"]})
+    env.reset(0)
+    shots = env.photographs(torch.tensor([1, 0]), 24)
+    assert env.views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
+    alone = build(node)
+    alone.reset(0)
+    assert torch.equal(alone.photographs(torch.tensor([1, 0]), 24), shots[:, :, :24])
+    assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])
+    with pytest.raises(ConfigError, match=r"no camera 'wrst'.*wrist"):
+        build({**node, "portraits": ["wrst"]})
+
+
 def test_nothing_is_seen_in_a_blank() -> None:
     model = load()
     ladder = model.ladder("the hand is touching the green ball")
     assert ladder is not None
     rungs = torch.stack([model.texts(each).mean(0) for each in ladder])
-    seen = model.images(blanks(12, 96, torch.Generator().manual_seed(3)))
+    seen = model.images(blanks(12, 96, 2, torch.Generator().manual_seed(3)))
     assert bool(((seen @ rungs.T).argmax(1) == 0).all())
 
 

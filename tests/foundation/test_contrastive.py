@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from embodied.core.build import ConfigError
 from embodied.foundation.contrastive import Contrastive, Preparation, open_image_text
@@ -139,6 +140,14 @@ def test_batches_do_not_change_embeddings(tmp_path: Path) -> None:
     model = open_image_text(str(clip_folder(tmp_path)))
     many = pictures().repeat(30, 1, 1, 1)
     torch.testing.assert_close(model.images(many)[:3], model.images(many[:3]), atol=1e-6, rtol=0)
+
+
+def test_two_views_look_like_their_mean(tmp_path: Path) -> None:
+    model = open_image_text(str(clip_folder(tmp_path)))
+    square = pictures()[:, :32, :32]
+    other = square.flip(2)
+    mean = functional.normalize((model.images(square) + model.images(other)) / 2, dim=1)
+    torch.testing.assert_close(model.images(torch.cat([square, other], 2)), mean)
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "just-a-word"])

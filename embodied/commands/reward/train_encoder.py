@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from embodied.foundation.simclip import Shape
 
     torch.set_num_threads(int(given["threads"]))
-    out, seed, shape = Path(given["out"]), int(given["seed"]), Shape()
+    out, seed, shape = Path(given["out"]), int(given["seed"]), Shape(views=2)
     count = int(given["pictures"])
     worlds = given["worlds"].split(",") if given["worlds"] else known()
     began = time.monotonic()
