@@ -1,0 +1,167 @@
+"""Trajectories: saved simulator states along the episodes of someone who can do something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError
+from embodied.core.env import NotSavable, VecEnv, require_finite
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+
+OWN = ("generator", "stream")
+"""What a row keeps of its own when it takes another's state: where its chance comes from."""
+CLOCKS = ("count", "elapsed", "age")
+"""What begins anew: its episode has only begun."""
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """M saved states of E episodes, in the order of (episode, time).
+
+    `states`: what `get_state` gave [M, ...]; `episode` [M] (int64) and `time` [M] (steps since its
+    start); `left` [M]: steps that were still to come; `togo` [M]: their discounted, `after` [M]
+    their undiscounted return. Of each episode: `returns` [E], `lengths` [E], `won` [E] (NaN where
+    the world does not know).
+    """
+
+    states: Tensors
+    episode: Tensor
+    time: Tensor
+    left: Tensor
+    togo: Tensor
+    after: Tensor
+    returns: Tensor
+    lengths: Tensor
+    won: Tensor
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def only(self, episodes: Tensor) -> Trajectories:
+        """Those episodes [k] (int64), in that order."""
+        rows = torch.cat([(self.episode == each).nonzero().flatten() for each in episodes])
+        number = torch.full((len(self.returns),), -1)
+        number[episodes] = torch.arange(len(episodes))
+        each = {key: getattr(self, key)[rows] for key in ("time", "left", "togo", "after")}
+        whole = {key: getattr(self, key)[episodes] for key in ("returns", "lengths", "won")}
+        places = number[self.episode[rows]]
+        return replace(self, states=tt.take(self.states, rows), episode=places, **each, **whole)
+
+
+@torch.no_grad()
+def play(
+    player: Policy, env: VecEnv, episodes: int, every: int, seed: int, gamma: float
+) -> Trajectories:
+    """`episodes` of `player`, without exploration, and the state at every `every`-th step.
+
+    Each row contributes its first ones, so that quick ends are not favoured. ConfigError where the
+    world cannot be set to a saved state. Global randomness is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        obs = env.reset(seed)
+        try:
+            env.set_state(env.get_state())
+        except NotSavable as error:
+            raise ConfigError(f"this world has no saved states to begin from: {error}") from error
+        tape = _Tape(env.num_envs, episodes, every, gamma)
+        actor = Actor(player, env.num_envs)
+        first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        while not tape.full:
+            tape.save(env)
+            step = env.step(actor(obs, first))
+            require_finite(step.reward, step.next_obs, type(env).__name__)
+            tape.add(step.reward, step.log.get("success"), step.ended)
+            obs, first = step.obs, step.ended
+    return tape.trajectories()
+
+
+class _Tape:
+    """What rows have lived through, until each has had its share of episodes."""
+
+    def __init__(self, rows: int, episodes: int, every: int, gamma: float) -> None:
+        self.rows, self.episodes, self.every, self.gamma = rows, episodes, every, gamma
+        self.quota = -(-episodes // rows)
+        self.turn = [0] * rows
+        self.kept: list[list[tuple[int, Tensors]]] = [[] for _ in range(rows)]
+        self.rewards: list[list[float]] = [[] for _ in range(rows)]
+        self.won = [float("nan")] * rows
+        self.done: dict[int, tuple[list[tuple[int, Tensors]], list[float], float]] = {}
+
+    @property
+    def full(self) -> bool:
+        return min(self.turn) >= self.quota
+
+    def save(self, env: VecEnv) -> None:
+        """The state of each row whose step number is due."""
+        due = [row for row in range(self.rows) if len(self.rewards[row]) % self.every == 0]
+        if not due:
+            return
+        state = env.get_state()
+        for row in due:
+            part = {key: value[row].cpu().clone() for key, value in state.items()}
+            self.kept[row].append((len(self.rewards[row]), part))
+
+    def add(self, reward: Tensor, success: Tensor | None, ended: Tensor) -> None:
+        for row, gain in enumerate(reward.tolist()):
+            self.rewards[row].append(gain)
+            if success is not None:
+                self.won[row] = float(self.won[row] == 1.0 or bool(success[row]))
+        for row in ended.nonzero().flatten().tolist():
+            number = self.turn[row] * self.rows + row
+            if number < self.episodes:
+                self.done[number] = (self.kept[row], self.rewards[row], self.won[row])
+            self.kept[row], self.rewards[row], self.won[row] = [], [], float("nan")
+            self.turn[row] += 1
+
+    def trajectories(self) -> Trajectories:
+        episode, time, left, togo, after, states = [], [], [], [], [], []
+        for number in sorted(self.done):
+            kept, rewards, _ = self.done[number]
+            discounted, plain = _ahead(rewards, self.gamma), _ahead(rewards, 1.0)
+            for at, state in kept:
+                episode.append(number)
+                time.append(at)
+                left.append(len(rewards) - at)
+                togo.append(discounted[at])
+                after.append(plain[at])
+                states.append(state)
+        played = [self.done[number] for number in sorted(self.done)]
+        return Trajectories(
+            tt.stack(states),
+            torch.tensor(episode),
+            torch.tensor(time),
+            torch.tensor(left),
+            torch.tensor(togo),
+            torch.tensor(after),
+            torch.tensor([sum(rewards) for _, rewards, _ in played]),
+            torch.tensor([len(rewards) for _, rewards, _ in played]),
+            torch.tensor([won for _, _, won in played]),
+        )
+
+
+def _ahead(rewards: list[float], gamma: float) -> list[float]:
+    """The discounted sum of what is still to come at each step."""
+    sums = [0.0] * (len(rewards) + 1)
+    for at in reversed(range(len(rewards))):
+        sums[at] = rewards[at] + gamma * sums[at + 1]
+    return sums[:-1]
+
+
+def moved(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensors:
+    """`state` [B, ...] with `rows` [n] where `saved` [M, ...] was at `index` [n]: chance stays the
+    row's own, clocks begin anew."""
+    new = tt.each(state, torch.clone)
+    for key, value in new.items():
+        kind = key.rsplit("/", 1)[-1]
+        if kind in CLOCKS:
+            value[rows] = 0
+        elif kind not in OWN:
+            value[rows] = saved[key][index].to(value)
+    return new
