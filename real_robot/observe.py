@@ -9,7 +9,7 @@ beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,13 @@ class Observer:
         known |= {f"lead_{axis}": float(value) for axis, value in ahead}
         known |= {name: float(value) for name, value in zip(self.sensed, sensed, strict=True)}
         return {**known, "width": width, **self.given}
+
+
+def names_of(joints: int, given: Iterable[str], sensed: Iterable[str]) -> tuple[str, ...]:
+    """All that can be seen of an arm of so many joints, by name."""
+    robot = [f"q{i}" for i in range(1, joints + 1)] + [f"dq{i}" for i in range(1, joints + 1)]
+    robot += [f"{what}_{axis}" for what in ("tool", "lead") for axis in AXES] + ["width"]
+    return tuple(dict.fromkeys([*robot, *given, *sensed]))
 
 
 def _made(name: str, known: Mapping[str, float]) -> float | None:

@@ -42,6 +42,11 @@ class Driver(ABC):
     def width(self) -> float:
         """How far the hand was measured to be open, m (0 without a hand)."""
 
+    def reach(self) -> tuple[Floats, Floats] | None:
+        """Joint positions [n], low and high, that its calibration knows to be reachable; None where
+        it was not calibrated."""
+        return None
+
     def sense(self) -> Floats:
         """The numbers named in `sensed`, at the time of the last `read`."""
         return np.zeros(0)

@@ -158,6 +158,13 @@ class ServoBus(Driver):
         share = (self._motion[hand.id].position - hand.closed) / (hand.open - hand.closed)
         return min(max(share, 0.0), 1.0) * hand.width
 
+    def reach(self) -> tuple[Floats, Floats]:
+        ends = [((j.low, j.high) if j.sign > 0 else (j.high, j.low)) for j in self.config.joints]
+        low, high = (
+            (np.array(each, float) - self._zero) / self._gain for each in zip(*ends, strict=True)
+        )
+        return low, high
+
     def stop(self) -> None:
         if self._connected:
             with suppress(DriverError):  # a wire that is gone: the servos' watchdog has to act

@@ -1,0 +1,184 @@
+"""Put a policy on a robot: check, arm, run, record, stop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied.commands import add_overrides, require_at_least, take
+from embodied.core.build import ConfigError, Node
+
+if TYPE_CHECKING:
+    from embodied.commands.deploy.session import Session, Status
+    from embodied.commands.deploy.site import Site
+
+KNOWN = Path.home() / ".cache" / "embodied" / "robots"
+PLAIN = 2.0  # s between two lines where there is no terminal
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "robot=NAME policy=RUN, and settings such as episodes=5")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied deploy robot=sim policy=outputs/RUN\n"
+        "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
+        "  embodied deploy robot=so101_fake demonstrator=reach seconds=8\n"
+        "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
+        "  embodied robot check robot=so101 policy=outputs/RUN\n"
+        "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from embodied.commands.deploy.site import site
+
+    node, policy = composed(args.words, args.config_dir)
+    output = _output(node, args.words)
+    with site(node, policy, output) as here:
+        if not show_checks(here, known_file(here)):
+            raise ConfigError("nothing was started: see what failed above")
+        _deploy(here, node, output)
+
+
+def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
+    """The `deploy` configuration, and the policy that acts (None: a script does)."""
+    from embodied.compose import compose
+
+    policy, rest = take(words, "policy")
+    node = compose("deploy", rest, folders).node
+    require_at_least(node, {"episodes": 1, "seconds": 0.1})
+    if policy is not None and node.get("demonstrator"):
+        raise ConfigError("either policy=RUN or demonstrator=NAME acts, not both")
+    return node, policy
+
+
+def known_file(site: Site) -> Path:
+    """Where the last good calibration of that robot is kept."""
+    return KNOWN / f"{site.deployment.robot}.json"
+
+
+def show_checks(site: Site, known: Path, connect: bool = False) -> bool:
+    """Print a line for each; whether none failed."""
+    from embodied.commands.deploy.check import check
+
+    fine = True
+    for line in check(site, known, connect):
+        print(line, flush=True)
+        fine = fine and line.fine is not False
+    return fine
+
+
+def _output(node: Node, words: list[str]) -> Path:
+    if node["output"]:
+        output = Path(node["output"])
+    else:
+        name = take(words, "robot")[0]
+        output = Path("outputs") / "deploy" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output} is there already; name another output=")
+    output.mkdir(parents=True, exist_ok=True)
+    return output.resolve()
+
+
+def _deploy(site: Site, node: Node, output: Path) -> None:
+    from dataclasses import replace
+
+    from embodied.commands.deploy.session import Session, Stopped
+    from real_robot.desk import DeskError
+    from real_robot.tool import ToolError, default_folder
+
+    made = replace(
+        site.deployment,
+        records=str(output / "blackbox"),
+        recording=str(output / "recording") if node["record"] else "",
+        dry=site.deployment.dry or node["dry"],
+    )
+    folder = Path(node["folder"]) if node["folder"] else default_folder()
+    problem = ""
+    try:
+        with Session(folder, made, output, Live()) as session:
+            try:
+                print(f"starting in {folder} ...", flush=True)
+                session.ready()
+                if _agreed(node, made.robot, made.dry):
+                    session.run(node["episodes"], node["seconds"], node["home"])
+            except Stopped as error:
+                problem = str(error)
+                session.stop()
+            except KeyboardInterrupt:
+                print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
+                session.stop()
+    except (DeskError, ToolError) as error:
+        raise ConfigError(str(error)) from error
+    _tell(session, output, problem)
+    if problem:
+        raise ConfigError(problem)
+    if not site.played:
+        _remember(site)
+
+
+def _agreed(node: Node, robot: str, dry: bool) -> bool:
+    if node["yes"]:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
+    moves = "nothing moves (dry)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
+    return input(f"{robot} is held. From here on {moves}. Go on? [y/N] ").strip().lower() == "y"
+
+
+class Live:
+    """One line that says how it goes, over and over on a terminal."""
+
+    def __init__(self) -> None:
+        self.said = 0.0
+
+    def __call__(self, status: Status, ran: float, success: bool | None) -> None:
+        line = live_line(status, ran, success)
+        if sys.stdout.isatty():
+            print(f"\r{line:<110}", end="\n" if status["mode"] != "RUNNING" else "", flush=True)
+        elif time.monotonic() > self.said + PLAIN or success:
+            self.said = time.monotonic()
+            print(line, flush=True)
+
+
+def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
+    """Mode, rate, late ticks, interventions, success."""
+    control = status["control"]
+    acted = [
+        f"{name} {stage['count']}" for name, stage in status["stages"].items() if stage["count"]
+    ]
+    known = "" if success is None else f"  success {'yes' if success else 'not yet'}"
+    late = f"late {1e3 * control['late']:.1f} ms (worst {1e3 * control['worst']:.0f})"
+    return (
+        f"{status['mode']:8} {ran:5.1f} s  {control['rate']:.1f} Hz  {late}  missed "
+        f"{control['missed']}  interventions: {', '.join(acted) if acted else 'none'}{known}"
+    )
+
+
+def _tell(session: Session, output: Path, problem: str) -> None:
+    """The summary, on the screen and as a file, and what to type next."""
+    about = session.summary() | {"problem": problem}
+    (output / "summary.json").write_text(json.dumps(about, indent=1))
+    print()
+    for number, each in enumerate(session.episodes, 1):
+        kept = "recorded" if each.recorded else "not recorded"
+        print(f"  episode {number}: {each.seconds:.1f} s, {each.end}, {kept}")
+    if about["successes"] is not None:
+        print(f"  success  {about['successes']} of {len(session.episodes)}")
+    print(f"  folder   {output}")
+    if any(each.recorded for each in session.episodes):
+        print(f"next: embodied demos info {output / 'recording'}")
+
+
+def _remember(site: Site) -> None:
+    """Signs, zeros and ranges of a deployment that went well, for the next check."""
+    from embodied.commands.deploy.check import calibration
+
+    if found := calibration(site):
+        KNOWN.mkdir(parents=True, exist_ok=True)
+        known_file(site).write_text(json.dumps(found, indent=1))

@@ -1,0 +1,103 @@
+"""A site: a robot's YAML, a policy and what plays the robot, made into one Deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core.build import ConfigError, Node, build
+from real_robot.deployment import Deployment
+
+TARGET = "real_robot.deployment.Deployment"
+AS_TRAINED = "as_trained"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is deployed, and what it was trained in (None: nobody wrote that down)."""
+
+    deployment: Deployment
+    trained: Node | None
+    played: bool
+    """Whether a counterpart plays the robot, or a simulation is it."""
+
+
+@contextmanager
+def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
+    """The site that a composed `deploy` node describes, with its counterpart at work; ConfigError.
+
+    Without `policy`, the script `node["demonstrator"]` is made one, below `output`.
+    """
+    robot = dict(node["robot"])
+    if robot.pop("_target_", "") != TARGET:
+        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+    script: Node = {"env": node.get("demonstrator")}
+    trained = script if policy is None else trained_with(Path(policy))
+    robot = _as_trained(robot, trained)
+    # What the policy is and senses is known in a moment; everything else is checked before
+    # anything starts.
+    Deployment.parse({**robot, "policy": ""})
+    counterpart: Any = build(robot["counterpart"]) if robot.get("counterpart") else None
+    try:
+        if counterpart is not None:
+            robot["driver"] = {**robot["driver"], **counterpart.start()}
+        driver = build(robot["driver"])
+        robot["sensed"] = list(driver.sensed)
+        if policy is None:
+            policy = _scripted(node, robot, output)
+        made = Deployment.parse({**robot, "policy": str(Path(policy).resolve())})
+        trained = None if trained is script else trained
+        yield Site(made, trained, counterpart is not None or hasattr(driver, "world"))
+    finally:
+        if counterpart is not None:
+            counterpart.stop()
+
+
+def trained_with(policy: Path) -> Node | None:
+    """The run.yaml of the run that a policy is from, where there is one."""
+    from embodied.core import checkpoint
+
+    file = checkpoint.find(policy).parent.parent / "run.yaml"
+    return yaml.safe_load(file.read_text()) if file.exists() else None
+
+
+def _as_trained(robot: Node, trained: Node | None) -> Node:
+    """Where a world's task is "as_trained": the task, and its ranges, of the policy's run."""
+    made = dict(robot)
+    for part in ("driver", "counterpart"):
+        world = (made.get(part) or {}).get("world")
+        if world and world.get("task") == AS_TRAINED:
+            made[part] = {**made[part], "world": {**world, **_task_of(trained, part)}}
+    return made
+
+
+def _task_of(trained: Node | None, part: str) -> Node:
+    env: Mapping[str, Any] = (trained or {}).get("env") or {}
+    if not isinstance(env.get("task"), str):
+        raise ConfigError(
+            f"nobody knows which task stands before the robot: robot.{part}.world.task=reach "
+            "(or lift, push, insert)"
+        )
+    return {"task": env["task"], "ranges": dict(env.get("ranges") or {})}
+
+
+def _scripted(node: Node, robot: Node, output: Path) -> str:
+    """A checkpoint of the demonstrator, for what this robot can see and do."""
+    from embodied.core.checkpoint import save
+    from embodied.core.spec import Leaf, Spec
+    from real_robot.observe import names_of
+
+    if not node.get("demonstrator"):
+        raise ConfigError("say what is to act: policy=RUN, or a script: demonstrator=reach")
+    controller: Any = build(robot["controller"])
+    # Its names are the controller's and the driver's; everything that can be seen is shown.
+    names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
+    act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
+    spec = Spec(obs={"state": Leaf((len(names),), names=names)}, act=act, dt=robot["step"])
+    policy = build(node["demonstrator"], spec=spec)
+    return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))
