@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from viser import Icon, ViserServer
 
+from embodied.viewer.episode import success_by
 from embodied.viewer.plots import Plots, is_discrete
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
+from embodied.viewer.timeline import Timeline
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
@@ -46,8 +48,8 @@ class Page:
 
     def __init__(self, server: ViserServer, viewer: Viewer) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
-        self.spec = self.session.env.spec
-        self.stage = Stage(server, self.session)
+        self.spec = self.session.spec
+        self.stage = Stage(server, self.session.witness, self.session.now.sight)
         self.scene = self.stage.scene
         _theme(server)
         self._status_part()
@@ -71,12 +73,6 @@ class Page:
     def stale(self) -> bool:
         return any(part.stale for part in self.parts)
 
-    @property
-    def rests(self) -> bool:
-        """Whether the page stays at the end of an episode: the environment itself is already at
-        its next start, which would be shown too early."""
-        return bool(self.session.episode.end)
-
     def changed(self) -> None:
         """The session has moved on, or a setting is another."""
         for part in self.parts:
@@ -97,8 +93,7 @@ class Page:
             part(force)
 
     def _status_part(self) -> None:
-        env = self.session.env
-        text = self.spec.text or getattr(getattr(env, "config", None), "id", type(env).__name__)
+        text = self.session.title
         self.server.gui.add_markdown(f"**{text[:1].upper()}{text[1:]}**")
         self.status = self.server.gui.add_markdown("")
         self.note = self.server.gui.add_markdown(
@@ -109,12 +104,14 @@ class Page:
     def _play_part(self) -> None:
         gui, viewer = self.server.gui, self.viewer
         self.play = gui.add_button("Play", icon=Icon.PLAYER_PLAY)
-        self.play.on_click(
-            lambda _: viewer.press(lambda: viewer.pause() if viewer.playing else viewer.play())
+        self.play.on_click(lambda _: viewer.press(viewer.toggle))
+        self.timeline = Timeline(self.server, viewer)
+        self._buttons("Step", {"Back": viewer.back, "Step": viewer.step, "Newest": viewer.newest})
+        self._buttons("Episode", {"Restart": viewer.reset, "Next": viewer.next})
+        self.onward = gui.add_button(
+            "Go on from here", hint="forget what came later (key B)", visible=False
         )
-        row = gui.add_button_group("Episode", ("Step", "Restart", "Next"))
-        actions = {"Step": viewer.step, "Restart": viewer.reset, "Next": self._next}
-        row.on_click(lambda event: viewer.press(actions[event.target.value]))
+        self.onward.on_click(lambda _: viewer.press(viewer.branch))
         self.speed = gui.add_slider(
             "Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds in a second"
         )
@@ -174,8 +171,9 @@ class Page:
 
         control.on_update(pressed)
 
-    def _next(self) -> None:
-        self.viewer.reset(self.session.episode.seed + 1)
+    def _buttons(self, label: str, actions: dict[str, Callable[[], None]]) -> None:
+        row = self.server.gui.add_button_group(label, tuple(actions))
+        row.on_click(lambda event: self.viewer.press(actions[event.target.value]))
 
     def _follow(self, on: bool) -> None:
         if self.scene is not None:
@@ -199,8 +197,8 @@ class Page:
             self.viewer.set_task(task)
 
     def _draw_stage(self) -> None:
-        if not self.rests:
-            self.stage.draw()
+        self.stage.draw(self.session.now.sight)
+        self.timeline.show(self.session.episode, self.session.at)
 
     def _draw_plots(self) -> None:
         self.plots.draw(self.session.episode)
@@ -215,38 +213,40 @@ class Page:
         )
         self.policy.value, self.speed.value = self.session.chosen, viewer.speed
         self.explore.value = self.session.explore
+        self.onward.visible = not self.session.live and self.session.now.state is not None
         if self.spec.task is not None:
             self.fixed.value = self.session.task is not None
 
     def status_text(self) -> str:
         """Step, time, return, success and who acts, as Markdown."""
-        episode = self.session.episode
-        success = {None: "unknown", True: "**yes**", False: "no"}[episode.success]
+        session, now = self.session, self.session.now
+        past = session.episode.moments[: session.at + 1]
+        success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
         lines = [
-            f"Step **{episode.steps}** · {episode.steps * self.spec.dt:.2f} s"
-            + (f" · *{episode.end}*" if episode.end else ""),
-            f"Return **{sum(episode.rewards):.3g}** · success {success}",
-            f"Acting: {self.session.chosen}{self._last_action()}",
+            f"Step **{now.step}** of {session.episode.steps} · {now.step * self.spec.dt:.2f} s"
+            + (f" · *{now.end}*" if now.end else ""),
+            f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}",
+            f"Acting: {session.chosen}{self._last_action()}",
         ]
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
-        lines += filter(None, (self.stage.flat, self.stage.trouble))
+        lines += filter(None, (session.witness.flat, session.witness.trouble))
         if self.viewer.problem:
             lines.append(f"**Stopped:** {self.viewer.problem}")
         return "  \n".join(lines)
 
     def _last_action(self) -> str:
         """The name of the last of discrete actions."""
-        act, actions = self.spec.act, self.session.episode.actions
-        if not (is_discrete(act) and act.names and actions):
+        act, action = self.spec.act, self.session.now.action
+        if not (is_discrete(act) and act.names and action):
             return ""
-        return f" · **{act.names[int(actions[-1][0])]}**"
+        return f" · **{act.names[int(action[0])]}**"
 
     def _draw_camera(self) -> None:
         self.picture.visible = self.camera.value
-        if not self.camera.value or self.rests:
-            return
-        picture = self.stage.camera()
+        if not self.camera.value or not self.session.live or self.session.episode.end:
+            return  # The camera sees where the world is, which is another moment.
+        picture = self.session.witness.camera()
         if picture is None:
             self.camera.value = self.picture.visible = False
             self._draw_status()

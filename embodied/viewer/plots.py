@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from viser import GuiUplotHandle, ViserServer, uplot
 
 from embodied.core.spec import Leaf, Spec
-from embodied.viewer.session import CURVES, Episode
+from embodied.viewer.episode import CURVES, Episode
 
 POINTS = 400
 NAMED = 24
@@ -55,7 +55,7 @@ class Observed:
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`."""
-        seen = episode.seen[self.name]
+        seen = episode.seen(self.name)
         self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
 
 

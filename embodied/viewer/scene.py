@@ -30,7 +30,7 @@ class Scene:
         self.undrawn = 0
         self._sent: tuple[Array, Array] | None = None
         self.restyle()
-        self.show()
+        self.show(*look.poses())
         self._aim()
 
     def restyle(self) -> None:
@@ -49,9 +49,9 @@ class Scene:
                 self.styles[key] = shape.style
         self.undrawn = len(self.styles) - len(self.meshes)
 
-    def show(self) -> None:
-        """Send the poses of the bodies that moved; one message each for place and turn."""
-        places, turns = self.look.poses()
+    def show(self, places: Array, turns: Array) -> None:
+        """Send the poses [N, 3] and [N, 4] of the bodies that moved; one message each for place and
+        turn."""
         before = self._sent
         with self.server.atomic():
             for body, frame in enumerate(self.frames):

@@ -1,83 +1,62 @@
-"""One episode after another, of one environment row and whoever acts in it."""
+"""One episode after another, of one environment row and whoever acts in it; each kept whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from embodied.core.actor import Actor
-from embodied.core.build import build, nearest
-from embodied.core.checkpoint import load_policy
-from embodied.core.env import VecEnv
-from embodied.core.spec import Leaf, Spec
+from embodied.core import tensors as tt
+from embodied.core.build import nearest
+from embodied.core.env import NotSavable, Step, VecEnv
+from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.viewer.launch import Run, ViewerError
-from embodied.viewer.scripts import script_for
+from embodied.viewer.choices import Acts, Remembers
+from embodied.viewer.episode import Episode, Mind, Moment
+from embodied.viewer.launch import ViewerError
+from embodied.viewer.witness import Sight, Witness
 
-CURVES = 8
-"""Elements of an action or observation in a plot: more cannot be told apart."""
-
-
-class Acts(Protocol):
-    """What `Actor` offers: actions [1, A] for observations, with or without exploration."""
-
-    explore: bool
-
-    def __call__(self, obs: Tensors, first: Tensor) -> Tensor: ...
-
-
-class Still:
-    """Always the zero action (the middle of every range; the first of discrete actions)."""
-
-    explore = False
-
-    def __init__(self, spec: Spec) -> None:
-        self.action = spec.act.zeros(1)
-
-    def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
-        return self.action
-
-
-@dataclass(slots=True)
-class Episode:
-    """What has happened since the start that `seed` gives; `end` says how it ended, if it did.
-
-    `seen` holds, by name, the first elements of what each action led to.
-    """
-
-    seed: int
-    rewards: list[float] = field(default_factory=list)
-    actions: list[list[float]] = field(default_factory=list)
-    seen: dict[str, list[list[float]]] = field(default_factory=dict)
-    success: bool | None = None
-    end: str = ""
-
-    @property
-    def steps(self) -> int:
-        return len(self.rewards)
+KEPT = 512 * 2**20
+"""Bytes of world states that are kept of an episode; later moments cannot be gone on from."""
 
 
 class Session:
     """Steps row 0 of `env`; every episode starts from a seed of its own, the one after the last.
 
     `choices` names who may act; each is made when it is first chosen. `task` [D] in [0, 1] fixes
-    the task vector of all episodes (None: drawn anew for each).
+    the task vector of all episodes (None: drawn anew for each). `now` is the moment that is looked
+    at, number `at` of the episode's; `advance` goes through what is kept, and then on.
     """
+
+    recorded = False
 
     def __init__(self, env: VecEnv, choices: Mapping[str, Callable[[], Acts]], chosen: str) -> None:
         self.env, self.choices, self.explore = env, choices, False
+        self.spec, self.witness = env.spec, Witness(env)
         self.made: dict[str, Acts] = {}
         self.task: Tensor | None = None
         self.choose(chosen)
-        self.episode = Episode(0)
-        self.obs: Tensors = {}
-        self.shown: Tensors = {}
+        self.episode, self.at = Episode(0), 0
         self.curves = [name for name, leaf in env.spec.obs.items() if is_curve(leaf)]
         self.first = torch.ones(1, dtype=torch.bool)
+        self._savable, self._room = True, KEPT
+
+    @property
+    def title(self) -> str:
+        """What there is to see."""
+        config = getattr(self.env, "config", None)
+        return self.spec.text or getattr(config, "id", type(self.env).__name__)
+
+    @property
+    def now(self) -> Moment:
+        return self.episode.moments[self.at]
+
+    @property
+    def live(self) -> bool:
+        """Whether nothing is kept after the moment that is looked at."""
+        return self.at == len(self.episode.moments) - 1
 
     def choose(self, name: str) -> None:
         """Let `name` act from the next step on, as if its episode began there."""
@@ -92,29 +71,99 @@ class Session:
         """Start the episode that `seed` (and `task`, where it is fixed) gives."""
         torch.manual_seed(seed)
         task = None if self.task is None else self.task[None]
-        self.obs = self.env.reset(seed, task)
-        self.shown = self.obs
+        obs = row_of(self.env.reset(seed, task))
+        self._room = KEPT
+        start = Moment(0, self.witness.see(obs), obs, obs, self._state())
         self.first = torch.ones(1, dtype=torch.bool)
-        self.episode = Episode(seed, seen={name: [] for name in self.curves})
+        self.episode = Episode(seed, [start], self.chosen, self.witness.shapes())
+        self.at = 0
 
     def advance(self) -> None:
-        """One control step; after the end of an episode, the start of the next one instead."""
-        if self.episode.end:
-            return self.begin(self.episode.seed + 1)
+        """On by one moment: a kept one, else a control step; after the end, the next start."""
+        if not self.live:
+            self.at += 1
+        elif self.episode.end:
+            self.begin(self.episode.seed + 1)
+        else:
+            self._step()
+
+    def seek(self, at: int) -> None:
+        """Look at the kept moment number `at`, counted from the oldest."""
+        self.at = min(max(at, 0), len(self.episode.moments) - 1)
+
+    def branch(self) -> None:
+        """Forget what came after the moment that is looked at, and go on from there: with another
+        policy, or other luck. ViewerError where the world cannot go back."""
+        if self.live:
+            return
+        state = self.now.state
+        if state is None:
+            raise ViewerError("this world cannot go on from an earlier moment; press Restart")
+        obs = self.env.set_state({key: value.clone() for key, value in state.items()})
+        now, moments = self.now, self.episode.moments[: self.at + 1]
+        moments[-1] = replace(now, obs=row_of(obs))
+        self.episode.moments = moments
+        same = now.mind is not None and now.mind.who == self.chosen
+        self.first = torch.full((1,), not same)
+        if same and now.mind is not None and isinstance(self.acts, Remembers):
+            self.acts.set_state(now.mind.actor)
+            torch.set_rng_state(now.mind.luck)
+
+    def _step(self) -> None:
+        before = self.now
         self.acts.explore = self.explore
-        action = self.acts(self.obs, self.first)
+        action = self.acts(before.obs, self.first)
         step = self.env.step(action)
-        # At the end of an episode, what it led to, not the next start.
-        self.obs, self.shown, self.first = step.obs, step.next_obs, step.ended
-        episode = self.episode
-        episode.rewards.append(float(step.reward[0]))
-        episode.actions.append(action[0].float().reshape(-1).tolist())
-        for name, values in episode.seen.items():
-            values.append(firsts(step.next_obs[name]))
-        if "success" in step.log:
-            episode.success = bool(episode.success) or bool(step.log["success"][0])
-        if bool(step.ended[0]):
-            episode.end = "ended" if bool(step.terminated[0]) else "out of time"
+        self.first = step.ended
+        shown = row_of(step.next_obs)
+        ended = bool(step.ended[0])
+        sight = self.witness.after(shown, ended, before.sight)
+        self._keep(self._moment(before, action, step, shown, sight))
+
+    def _moment(
+        self, before: Moment, action: Tensor, step: Step, shown: Tensors, sight: Sight
+    ) -> Moment:
+        """What is kept of one step. At the end of an episode that is what it led to, not the next
+        start, where the world is already."""
+        ended = bool(step.ended[0])
+        end = ("ended" if bool(step.terminated[0]) else "out of time") if ended else ""
+        plan: Tensor | None = getattr(self.acts, "plan", None)
+        decided: Tensor = getattr(self.acts, "decided", self.first)
+        return Moment(
+            step=before.step + 1,
+            sight=sight,
+            shown=shown,
+            obs=row_of(step.obs),
+            state=None if ended else self._state(),
+            action=action[0].float().reshape(-1).tolist(),
+            reward=float(step.reward[0]),
+            success=bool(step.log["success"][0]) if "success" in step.log else None,
+            plan=None if plan is None else plan[0].detach().clone(),
+            place=int(getattr(self.acts, "cursor", torch.ones(1))[0]) - 1,
+            fresh=bool(decided[0]),
+            end=end,
+            mind=self._mind(),
+        )
+
+    def _mind(self) -> Mind | None:
+        if not isinstance(self.acts, Remembers):
+            return None
+        return Mind(self.chosen, self.acts.get_state(), torch.get_rng_state())
+
+    def _keep(self, moment: Moment) -> None:
+        forgotten = self.episode.add(moment)
+        self.at += 1 - forgotten
+
+    def _state(self) -> Tensors | None:
+        if not self._savable or self._room <= 0:
+            return None
+        try:
+            state = {key: value.clone() for key, value in self.env.get_state().items()}
+        except NotSavable:
+            self._savable = False
+            return None
+        self._room -= sum(value.numel() * value.element_size() for value in state.values())
+        return state
 
     @property
     def drawn_task(self) -> list[float] | None:
@@ -124,41 +173,16 @@ class Session:
             return None if self.task is None else self.task.tolist()
         return [float(value) for value in task[0]]
 
-    def describe(self) -> str:
-        """The state in words, or nothing where the environment has none."""
-        try:
-            return self.env.describe(0)
-        except NotImplementedError:
-            return ""
+    def close(self) -> None:
+        """Let go of the world."""
+        self.env.close()
+
+
+def row_of(obs: Tensors) -> Tensors:
+    """Row 0 [1, ...], ours to keep: worlds may write where they wrote before."""
+    return tt.each(obs, lambda value: value[:1].clone())
 
 
 def is_curve(leaf: Leaf) -> bool:
     """Whether a leaf is numbers over time, neither a picture nor points."""
     return len(leaf.shape) < 2 and leaf.size > 0
-
-
-def firsts(value: Tensor) -> list[float]:
-    """The first elements of row 0."""
-    return value[0].reshape(-1)[:CURVES].float().tolist()
-
-
-def choices_for(env: VecEnv, run: Run | None) -> tuple[dict[str, Callable[[], Acts]], str]:
-    """Who may act in `env`: the run's checkpoints, the script for its task, random, nobody."""
-    spec = env.spec
-    found: dict[str, Callable[[], Acts]] = {}
-    if run is not None:
-        for folder in run.checkpoints:
-            found[_label(folder.name)] = lambda folder=folder: Actor(
-                load_policy(folder, spec), 1, run.execute
-            )
-    script = script_for(env)
-    if script is not None:
-        found["demonstrator"] = lambda: Actor(build(script, spec=spec), 1)
-    random = {"_target_": "policies.random.Random"}
-    found["random"] = lambda: Actor(build(random, spec=spec), 1)
-    found["zero"] = lambda: Still(spec)
-    return found, next(iter(found)) if run is None else _label(run.chosen.name)
-
-
-def _label(checkpoint: str) -> str:
-    return f"checkpoint {checkpoint}"

@@ -31,7 +31,7 @@ class Sights:
 
     def __init__(self, server: ViserServer, session: Session, alone: bool) -> None:
         self.server, self.session = server, session
-        leaves, self.described = session.env.spec.obs, bool(session.describe())
+        leaves = session.spec.obs
         self.images: dict[str, GuiImageHandle] = {}
         self.clouds: dict[str, PointCloudHandle] = {}
         self.points = [name for name, leaf in leaves.items() if is_cloud(name, leaf)]
@@ -46,7 +46,7 @@ class Sights:
                 "Observations", expand_by_default=alone, visible=bool(session.curves)
             ):
                 self.observed = [
-                    Observed(server, name, leaves[name], session.env.spec.dt)
+                    Observed(server, name, leaves[name], session.spec.dt)
                     for name in session.curves[:PLOTTED]
                 ]
         panel.dock_left()
@@ -54,20 +54,18 @@ class Sights:
 
     def words(self) -> None:
         """The world's own description, else the numbers of what it shows."""
-        if not self.described:
-            said = readout(self.session.env.spec.obs, self.session.shown)
-        elif self.session.episode.end:
-            return  # The environment itself is already at its next start.
-        else:
-            said = self.session.describe()
-            said = said if len(said) <= LONG else f"{said[:LONG]} ..."
+        now = self.session.now
+        said = now.sight.words
+        if not said:
+            said = readout(self.session.spec.obs, now.shown)
+        said = said if len(said) <= LONG else f"{said[:LONG]} ..."
         self.text.content = said.replace("\n", "  \n")
 
     def pictures(self) -> None:
         """Images and clouds of points."""
-        leaves = self.session.env.spec.obs
+        leaves = self.session.spec.obs
         for name, handle in self.images.items():
-            handle.image = picture_of(self.session.shown[name][0], leaves[name])
+            handle.image = picture_of(self.session.now.shown[name][0], leaves[name])
         for name in self.points:
             self._cloud(name)
 
@@ -77,7 +75,7 @@ class Sights:
             observed.draw(self.session.episode)
 
     def _cloud(self, name: str) -> None:
-        places, colours = cloud_of(self.session.shown[name][0])
+        places, colours = cloud_of(self.session.now.shown[name][0])
         if name in self.clouds:
             self.clouds[name].points, self.clouds[name].colors = places, colours
             return

@@ -39,7 +39,7 @@ def test_the_picture_is_the_worlds_own_and_moves_with_it(file: Path) -> None:
         assert np.array_equal(shown, env.render(0, wide, high).numpy())
         assert not np.array_equal(shown, before)
         assert viewer.page.sights.text.content.split()[:4] == env.describe(0).split()[:4]
-        assert viewer.page.stage.trouble == ""
+        assert viewer.session.witness.trouble == ""
 
 
 def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
@@ -50,7 +50,9 @@ def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
         viewer.step()
         viewer.refresh()
         assert viewer.session.episode.end == "out of time"
-        assert np.array_equal(viewer.page.stage.screen.picture.image, last)
+        end = viewer.page.stage.screen.picture.image
+        # What the last action led to: near where it was, and not yet the next start.
+        assert 0 < np.mean(end != last) < 0.2
         viewer.step()
         viewer.refresh()
         assert not np.array_equal(viewer.page.stage.screen.picture.image, last)

@@ -114,7 +114,7 @@ def test_frames_in_the_page_follow_the_scene(scene, look) -> None:
         np.testing.assert_allclose(before[1], (2, 0, 3), atol=1e-6)
         for _ in range(20):
             scene.step()
-        drawn.show()
+        drawn.show(*look.poses())
         np.testing.assert_allclose(drawn.frames[1].position, scene.entities[1].pose.p, atol=1e-6)
         assert drawn.frames[1].position[2] < 2.99
         assert (np.array(drawn.frames[0].position) == before[0]).all()
@@ -134,7 +134,7 @@ def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
         newcomer.set_initial_pose(sapien.Pose([0, 1, 0]))
         entity = newcomer.build_kinematic(name="newcomer")
         drawn.restyle()
-        drawn.show()
+        drawn.show(*look.poses())
         assert len(drawn.frames) == 4 and len(drawn.meshes) == 7
         np.testing.assert_allclose(drawn.frames[3].position, (0, 1, 0), atol=1e-6)
         gone = drawn.names[3]
@@ -165,4 +165,4 @@ def test_a_maniskill_world_is_drawn_where_it_is() -> None:
         viewer.reset(5)
         viewer.refresh()
         assert np.abs(seen - drawn.frames[cube].position).max() > 0.001
-        assert viewer.page.stage.flat == ""
+        assert viewer.session.witness.flat == ""

@@ -1,0 +1,66 @@
+"""The timeline: every kept moment of the episode under one slider, and the keys that move it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from viser import Icon, ViserServer
+from viser._messages import GuiSliderMark
+
+from embodied.viewer.episode import Episode
+
+if TYPE_CHECKING:
+    from embodied.viewer.viewer import Viewer
+
+MARKS = 12
+"""Successes that are marked: more would hide the slider."""
+
+
+class Timeline:
+    """`show` sends where the session is."""
+
+    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+        self.server, self.viewer = server, viewer
+        self.slider = server.gui.add_slider(
+            "Moment", 0, 1, 1, 0, hint="any step of this episode; ticks are successes (arrow keys)"
+        )
+        self.marked: tuple[int, ...] = ()
+        self.keys = [self._key(*each) for each in self._meanings()]
+
+        async def moved(event: Any) -> None:
+            value = self.slider.value
+            if event.client_id is not None:
+                viewer.press(lambda: viewer.scrub(value))
+
+        self.slider.on_update(moved)
+
+    def show(self, episode: Episode, at: int) -> None:
+        """The slider's range, its place and its marks."""
+        first, last = episode.moments[0].step, max(episode.steps, 1)
+        if (self.slider.min, self.slider.max) != (first, last):
+            self.slider.min, self.slider.max = first, last
+        self.slider.value = episode.moments[at].step
+        marks = tuple(episode.wins[-MARKS:])
+        if marks != self.marked:
+            self.marked = marks
+            self.slider._marks = tuple(GuiSliderMark(step, "success") for step in marks)
+
+    def _meanings(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
+        """What each key does, with its name in the page's list of commands."""
+        viewer = self.viewer
+        return [
+            ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),
+            ("One step on", "arrowright", Icon.PLAYER_TRACK_NEXT, viewer.step),
+            ("One step back", "arrowleft", Icon.PLAYER_TRACK_PREV, viewer.back),
+            ("To the start of the episode", "home", Icon.CHEVRONS_LEFT, lambda: viewer.scrub(0)),
+            ("To the newest moment", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
+            ("Restart the episode", "R", Icon.REFRESH, viewer.reset),
+            ("Next episode", "N", Icon.PLAYER_SKIP_FORWARD, viewer.next),
+            ("Go on from here", "B", Icon.GIT_BRANCH, viewer.branch),
+        ]
+
+    def _key(self, label: str, key: Any, icon: Any, action: Callable[[], None]) -> Any:
+        command = self.server.gui.add_command(label, hotkey=key, icon=icon)
+        command.on_trigger(lambda _: self.viewer.press(action))
+        return command

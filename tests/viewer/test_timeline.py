@@ -1,0 +1,191 @@
+"""Every step is kept: looked at again, gone on from, and what ended stays to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import build
+from embodied.viewer import ViewerError
+from embodied.viewer import episode as kept
+from embodied.viewer.choices import choices_for
+from embodied.viewer.episode import Episode, Moment
+from embodied.viewer.light import lighter
+from embodied.viewer.session import Session
+from embodied.viewer.shapes import ball, box
+from embodied.viewer.viewer import Viewer
+from embodied.viewer.witness import Sight
+from tests import worlds
+
+LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Session]:
+    session = Session(*of_lift())
+    yield session
+    session.close()
+
+
+def of_lift():
+    env = build(LIFT)
+    choices, _ = choices_for(env, None)
+    return env, choices, "demonstrator"
+
+
+@pytest.fixture
+def session(opened: Session) -> Session:
+    opened.choose("demonstrator")
+    opened.begin(3)
+    return opened
+
+
+def poses_of_state(session: Session, moment: Moment) -> np.ndarray:
+    """Body places from the kept state alone."""
+    model = session.env.model
+    data = mujoco.MjData(model)
+    state = moment.state["physics"][0].numpy()
+    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
+    mujoco.mj_forward(model, data)
+    return data.xpos
+
+
+def test_every_moment_is_kept_as_it_was(session: Session) -> None:
+    places = []
+    for _ in range(8):
+        places.append(session.witness.look.poses()[0])
+        session.advance()
+    moments = session.episode.moments
+    assert [moment.step for moment in moments] == list(range(9))
+    for moment, place in zip(moments, places, strict=False):
+        np.testing.assert_allclose(moment.sight.places, place, atol=1e-12)
+        np.testing.assert_allclose(
+            poses_of_state(session, moment)[1:], moment.sight.places[1:], atol=2e-6
+        )
+    session.seek(2)
+    assert session.now is moments[2] and not session.live
+    for _ in range(6):
+        session.advance()
+    # What was kept is walked through again; nothing new has happened.
+    assert session.live and session.episode.moments == moments
+    session.seek(-4)
+    assert session.at == 0
+
+
+def test_going_on_from_an_earlier_moment_forgets_what_came_later(session: Session) -> None:
+    for _ in range(12):
+        session.advance()
+    before = session.episode.moments[:]
+    session.seek(6)
+    session.branch()
+    assert session.live and session.episode.steps == 6
+    # The same policy does the same again.
+    for _ in range(6):
+        session.advance()
+    again = session.episode.moments
+    np.testing.assert_array_equal(again[-1].sight.places, before[-1].sight.places)
+    assert torch.equal(again[-1].state["physics"], before[-1].state["physics"])
+    session.seek(6)
+    session.choose("zero")
+    session.branch()
+    for _ in range(6):
+        session.advance()
+    assert np.abs(session.now.sight.places - before[12].sight.places).max() > 0.01
+
+
+def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
+    while not session.episode.end:
+        session.advance()
+    last, before = session.episode.moments[-1], session.episode.moments[-2]
+    assert session.episode.success and session.episode.wins == [last.step]
+    assert last.state is None and before.state is not None
+    cube = next(i for i, name in enumerate(session.witness.look.bodies()) if "cube" in name)
+    rise = last.sight.places[cube, 2] - before.sight.places[cube, 2]
+    # Lifted further, not back on the table, where the next episode has it.
+    assert 0 < rise < 0.05 and last.sight.places[cube, 2] > 0.1
+    assert "z 1" in last.sight.words.partition("cube")[2]
+    # The world is at its next start: an earlier moment can still be gone on from.
+    session.seek(len(session.episode.moments) - 4)
+    session.branch()
+    while not session.episode.end:
+        session.advance()
+    assert session.episode.steps == last.step
+
+
+def test_a_world_that_cannot_be_saved_says_so() -> None:
+    env = worlds.Reach(1)
+    env.get_state = lambda: (_ for _ in ()).throw(kept_error())
+    session = Session(env, *choices_for(env, None))
+    session.begin(0)
+    session.advance()
+    session.advance()
+    session.seek(1)
+    with pytest.raises(ViewerError, match="cannot go on from an earlier moment"):
+        session.branch()
+
+
+def kept_error() -> Exception:
+    from embodied.core.env import NotSavable
+
+    return NotSavable("no")
+
+
+def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
+    monkeypatch.setattr(kept, "LONGEST", 20)
+    episode = Episode(0)
+    forgotten = [episode.add(Moment(i, Sight(), {}, {}, action=[0.0])) for i in range(30)]
+    # The 21st is one too many: 2 go; so it goes on at every second.
+    assert forgotten.count(2) == 5 and sum(forgotten) == 10
+    assert (episode.moments[0].step, episode.steps, len(episode.moments)) == (10, 29, 20)
+
+
+def test_successes_count_once_while_they_last() -> None:
+    flags = [None, False, True, True, False, True]
+    moments = [Moment(i, Sight(), {}, {}, success=flag) for i, flag in enumerate(flags)]
+    episode = Episode(0, moments)
+    assert episode.wins == [2, 5] and episode.success
+    assert Episode(0, moments[:2]).success is False
+    assert Episode(0, moments[:1]).success is None
+
+
+def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
+    with Viewer(build(LIFT), port=0) as viewer:
+        viewer.choose("demonstrator")
+        viewer.reset(3)
+        viewer.step(10)
+        session = viewer.session
+        end = session.episode.moments[-1]
+        viewer.back(3)
+        assert session.at == 7 and viewer.page.timeline.slider.value != 7
+        viewer.refresh()
+        slider = viewer.page.timeline.slider
+        assert (slider.min, slider.max, slider.value) == (0, 10, 7)
+        shown = np.stack([frame.position for frame in viewer.page.scene.frames])
+        np.testing.assert_allclose(shown, session.episode.moments[7].sight.places, atol=2e-6)
+        assert "Step **7** of 10" in viewer.page.status.content
+        assert viewer.page.onward.visible
+        viewer.step(3)
+        assert session.episode.moments[-1] is end and session.live
+        viewer.scrub(4)
+        viewer.branch()
+        assert session.episode.steps == 4
+        viewer.refresh()
+        assert slider.max == 4 and not viewer.page.onward.visible
+
+
+def test_meshes_get_lighter_and_keep_their_form() -> None:
+    vertices, faces = ball(0.1)
+    assert len(faces) > 600
+    light, triangles = lighter((vertices, faces), 20)
+    assert 100 < len(triangles) < 0.8 * len(faces)
+    assert np.abs(np.linalg.norm(light, axis=1) - 0.1).max() < 0.004
+    a, b, c = (light[triangles[:, i]].astype(float) for i in range(3))
+    volume = np.einsum("fx,fx->f", a, np.cross(b, c)).sum() / 6
+    # 4/3 pi r^3, and a polyhedron inside is a little smaller: faces look outwards.
+    assert 0.9 < volume / (4 / 3 * np.pi * 1e-3) < 1.0
+    few = box(np.ones(3))
+    assert lighter(few) is few
