@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from embodied.core.pictures import encode_png
 from embodied.foundation.captions import Scenes
-from embodied.foundation.contrast import Corpus, Plan, blanks
+from embodied.foundation.corpus import Corpus, Plan, blanks
 from embodied.foundation.image_text import views_of
 from embodied.foundation.simclip import BLANK, SimClip, Towers, save, words_of
 

@@ -9,7 +9,8 @@ import torch
 
 from embodied.commands.reward.train_encoder import settings
 from embodied.core.build import ConfigError, build
-from embodied.foundation.contrast import Corpus, Plan, between, blanks, train
+from embodied.foundation.contrast import between, train
+from embodied.foundation.corpus import Corpus, Plan, blanks
 from embodied.foundation.grade import grade, spearman
 from embodied.foundation.image_text import views_of
 from embodied.foundation.simclip import Look, Shape, SimClip, Towers, load, save

@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> None:
     given = settings(args.words)
     import torch
 
-    from embodied.foundation.contrast import Plan, train
+    from embodied.foundation.contrast import train
+    from embodied.foundation.corpus import Plan
     from embodied.foundation.grade import publish
     from embodied.foundation.simclip import Shape
 
