@@ -1,0 +1,140 @@
+"""Ask a robot's daemon, from any terminal, or check a robot before anything moves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied.commands import add_overrides, take
+from embodied.core.build import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from real_robot.requests import Reply
+
+SAYS = {
+    "status": "how it is, and what was noted last",
+    "arm": "hold the arm, ready to start",
+    "start": "let the policy move it",
+    "stop": "to rest, within its limits",
+    "estop": "the same from anything, and latched",
+    "reset": "clear what is latched; start again what died",
+    "home": "to where episodes begin",
+    "load": "another policy takes over: embodied robot load RUN",
+    "quit": "end the daemon; the arm stays held",
+}
+LOADING = 150.0  # s
+ANSWER = 10.0  # s
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="|".join([*SAYS, "check"]), required=True)
+    for word, sentence in SAYS.items():
+        own = kinds.add_parser(word, help=sentence)
+        what = "folder=DIR, where the daemon was told to work elsewhere"
+        add_overrides(own, f"RUN, {what}" if word == "load" else what)
+        own.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    checking = kinds.add_parser("check", help="all that can be looked at before anything moves")
+    add_overrides(checking, "robot=NAME policy=RUN; connect=true: open the wire, too")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied robot check robot=so101 policy=outputs/RUN\n"
+        "  embodied robot status\n"
+        "  embodied robot stop\n"
+        "  embodied robot load outputs/OTHER"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.kind == "check":
+        _check(args)
+    else:
+        _ask(args)
+
+
+def _ask(args: argparse.Namespace) -> None:
+    from real_robot.requests import RequestError
+    from real_robot.tool import ToolError, ask, default_folder
+
+    folder, words = take(args.words, "folder")
+    policy = ""
+    if args.kind == "load":
+        if len(words) != 1:
+            raise ConfigError("say which policy: embodied robot load RUN")
+        policy, words = str(_checkpoint(words[0])), []
+    if words:
+        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], ['folder=DIR'])}")
+    place = Path(folder) if folder else default_folder()
+    try:
+        reply = ask(place, args.kind, LOADING if policy else ANSWER, policy)
+    except (ToolError, RequestError) as error:
+        raise ConfigError(str(error)) from error
+    if args.json:
+        print(json.dumps(reply.status, indent=1))
+    elif args.kind == "status":
+        print("\n".join(status_lines(reply.status)))
+    _said(args.kind, reply)
+
+
+def _checkpoint(policy: str) -> Path:
+    from embodied.core.checkpoint import find
+
+    return find(Path(policy)).resolve()
+
+
+def _said(verb: str, reply: Reply) -> None:
+    """One line; a refusal is a mistake."""
+    if not reply.ok:
+        raise ConfigError(f"{verb} was refused: {reply.reason}")
+    if verb != "status":
+        print(f"{verb}: done{f' ({reply.reason})' if reply.reason else ''}")
+
+
+def status_lines(status: dict[str, Any]) -> list[str]:
+    """What people want to know first."""
+    control, policy = status["control"], status["policy"]
+    lines = [f"{status['robot']} is {status['mode']}{' (dry)' if status['dry'] else ''}"]
+    if status["fault"]:
+        lines.append(f"  fault     {status['fault']}; look, then: embodied robot reset")
+    late = f"late {1e3 * control['late']:.1f} ms (worst {1e3 * control['worst']:.1f})"
+    lines.append(
+        f"  control   {_process(control)}, {control['rate']:.1f} Hz, {late}, "
+        f"{control['missed']} ticks missed"
+    )
+    lines.append(f"  policy    {_process(policy)}, spoke {policy['age']:.2f} s ago")
+    lines.append(f"            {status['acting']}")
+    acted = [f"{name} {each['count']}" for name, each in status["stages"].items() if each["count"]]
+    lines.append(f"  safety    {', '.join(acted) if acted else 'has changed nothing'}")
+    if "recorder" in status:
+        lines.append(f"  recorder  {_recorder(status['recorder'])}")
+    lines.append(f"  joints    {', '.join(_number(each) for each in status['q'])}")
+    return [*lines, *(f"  note      {note}" for note in status["notes"][-5:])]
+
+
+def _process(about: dict[str, Any]) -> str:
+    return f"process {about['pid']}" if about["pid"] else about["died"] or "not there"
+
+
+def _recorder(about: dict[str, Any]) -> str:
+    problem = f"; NOT the newest: {about['problem']}" if about["problem"] else ""
+    return f"{_process(about)}, {about['episodes']} of {about['ended']} episodes on disk{problem}"
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3f}"
+
+
+def _check(args: argparse.Namespace) -> None:
+    from embodied.commands.deploy import composed, known_file, show_checks
+    from embodied.commands.deploy.site import site
+
+    connect, words = take(args.words, "connect")
+    node, policy = composed(words, args.config_dir)
+    with tempfile.TemporaryDirectory() as scratch, site(node, policy, Path(scratch)) as here:
+        fine = show_checks(here, known_file(here), connect == "true")
+    print("nothing speaks against it" if fine else "not like this: see what failed")
+    if not fine:
+        sys.exit(1)
