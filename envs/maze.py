@@ -12,7 +12,6 @@ The level is the task vector (maze_levels.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -33,23 +32,21 @@ DT = 0.1  # seconds: a grid knows no time; this is how fast films of it are
 
 @dataclass(frozen=True)
 class Config:
-    """`side` cells each way, up to `blocks` of them walls in the world's own draw; `view`: cells
-    seen each way, straight ahead and to both sides (odd). `levels`: what rows play that are given
-    no task: random ones, or those that are held out, one after the other (row i begins with the
-    ith). `horizon` in steps."""
+    """`side` cells each way, up to `blocks` of them walls where levels are drawn; `view`: cells
+    seen each way, straight ahead and to both sides (odd); `horizon` in steps."""
 
     side: int = 9
     blocks: int = 28
     view: int = 5
     horizon: int = 100
-    levels: Literal["random", "held_out"] = "random"
     num_envs: int = 32
     seed: int = 0
 
 
 class Maze(VecEnv):
     """`view` [V, V] symbols (empty, wall, goal), the agent in the middle of the lowest row, looking
-    up, walls do not hide; `facing` [1]. Arriving ends an episode and is success."""
+    up, walls do not hide; `facing` [1]. Arriving ends an episode and is success. `held_out` [N, D]
+    are the tasks of mazes that are for evaluation."""
 
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0 or config.view < 3 or config.horizon < 1:
@@ -59,6 +56,7 @@ class Maze(VecEnv):
             )
         self.config, self.num_envs = config, config.num_envs
         self.levels = MazeLevels(config.side, config.blocks)
+        self.held_out = torch.from_numpy(self.levels.held_out).float()
         self.spec = self._spec()
         n = config.num_envs
         self.every = np.arange(n)
@@ -69,7 +67,7 @@ class Maze(VecEnv):
         self.cells = np.full((n, self.width**2), WALL, np.uint8)
         self.strides = WAYS @ np.array([self.width, 1])
         self.looks = self._looks(config.view)
-        self.place, self.goal, self.facing, self.age, self.played = np.zeros((5, n), np.int64)
+        self.place, self.goal, self.facing, self.age = np.zeros((4, n), np.int64)
         self.begun = False
 
     def _spec(self) -> Spec:
@@ -99,7 +97,6 @@ class Maze(VecEnv):
             raise ValueError("maze: the first reset has to be of all rows (mask=None)")
         if seed is not None:
             self.streams.seed(seed, torch.from_numpy(rows))
-            self.played[rows] = 0
         if task is not None and task.shape != self.task.shape:
             expected = self.task.shape
             raise ValueError(f"maze: task is {tuple(task.shape)}, expected {expected}")
@@ -129,10 +126,8 @@ class Maze(VecEnv):
         return Step(obs, following, torch.from_numpy(reward), arrived, torch.from_numpy(late), log)
 
     def _begin(self, rows: np.ndarray, task: Floats | None) -> None:
-        """New episodes in `rows` [n], of levels `task` [n, D]; without, as the settings say."""
-        if task is None:
-            held = self.config.levels == "held_out"
-            task = self._next_held_out(rows) if held else self._drawn(rows)
+        """New episodes in `rows` [n], of levels `task` [n, D] or random ones."""
+        task = self._drawn(rows) if task is None else task
         plans = self.levels.decode(task)
         side, inside = self.config.side, slice(self.pad, self.pad + self.config.side)
         grid = self.cells.reshape(-1, self.width, self.width)
@@ -141,11 +136,6 @@ class Maze(VecEnv):
         self.place[rows], self.goal[rows] = (row + self.pad) * self.width + column + self.pad
         self.cells[rows, self.goal[rows]] = GOAL
         self.facing[rows], self.age[rows], self.task[rows] = plans.facing, 0, task
-        self.played[rows] += 1
-
-    def _next_held_out(self, rows: np.ndarray) -> Floats:
-        held = self.levels.held_out
-        return held[(rows + self.played[rows]) % len(held)]
 
     def _drawn(self, rows: np.ndarray) -> Floats:
         """Random levels from the rows' own generators, each drawn until it has a way."""
@@ -166,7 +156,7 @@ class Maze(VecEnv):
         }
 
     def get_state(self) -> Tensors:
-        numbers = np.stack([self.place, self.facing, self.age, self.played], 1)
+        numbers = np.stack([self.place, self.facing, self.age], 1)
         return {
             "task": torch.from_numpy(self.task.copy()),
             "numbers": torch.from_numpy(numbers),
@@ -175,7 +165,7 @@ class Maze(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         self._begin(self.every, state["task"].numpy())
-        self.place, self.facing, self.age, self.played = state["numbers"].numpy().T.copy()
+        self.place, self.facing, self.age = state["numbers"].numpy().T.copy()
         self.streams.state = state["stream"].clone()
         self.begun = True
         return self._observe()

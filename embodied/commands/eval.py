@@ -49,6 +49,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.core.build import build
     from embodied.loops import report
     from embodied.loops.evaluate import evaluate
+    from embodied.loops.exam import Exam, held_out
 
     saved = checkpoint.find(path)
     trained = trained_with(saved)
@@ -59,6 +60,10 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
     env = build(node["env"] | {"num_envs": count})
+    tasks = held_out(env)
+    if tasks is not None:
+        tasks = tasks[: node["episodes"]]
+        node["episodes"], env = len(tasks), Exam(env, tasks)
     try:
         policy = checkpoint.load_policy(saved, env.spec)
         policy = asked_for(policy, node["policy"], saved, trained).to(device_of(node["device"]))

@@ -31,6 +31,10 @@ class Learner(nn.Module):
     decision, as rows close different numbers of chunks). `carry/*` [B, ...] is what the policy
     remembered before the first decision (not yet forgotten where that one is `first`). The actor
     stores no densities or values: `update` begins by computing them with the parameters that acted.
+
+    A learner whose `estimates` are not None leaves there what it made of its last batch, in the
+    world's own rewards: `advantage` and `value` [T, B]; and where that batch had `learn` [T, B]
+    (bool), it made no gradient of the decisions where it is false.
     """
 
     data: ClassVar[Literal["offline", "replay", "rollout"]]
@@ -42,6 +46,7 @@ class Learner(nn.Module):
     n_step: int = 1
     columns: tuple[str, ...] = ()
     priority: Tensor | None = None
+    estimates: Tensors | None = None
     node: dict[str, Any]
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:

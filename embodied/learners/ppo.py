@@ -125,6 +125,7 @@ class Ppo(Descent):
         self.value = self._critic(spec)
         self.actor_seen, self.critic_seen = Observed(policy.encoder), Observed(self.value.encoder)
         self.returns = Returns(config.reward_clip)
+        self.estimates = None if config.scale_rewards else {}
         self.memory = torch.empty(0)  # the critic's, [B, width], before the next batch
         rates = (config.lr, config.critic_lr or config.lr)
         self.register_buffer("rates", torch.tensor(rates))  # of actor and critic
@@ -178,19 +179,25 @@ class Ppo(Descent):
             reward = self.returns.scale(reward, discount, batch["ended"], valid)
         trace = (batch["ended"], valid, value, following, self.config.lam)
         advantage = gae(reward, discount, *trace)
+        if self.estimates is not None:
+            self.estimates = {"advantage": advantage, "value": value}
         target = advantage + value
-        share = valid / valid.sum().clamp(min=1)
+        learn = valid & batch["learn"] if "learn" in batch else valid
+        share = learn / learn.sum().clamp(min=1)
         missed, spread = variance(advantage, share), variance(target, share)
         metrics = {"explained": 1 - missed / spread.clamp(min=1e-8)}
         if self.config.advantage == "batch":
             advantage = normalized(advantage, share)
         table |= {"old": old, "value": value, "target": target, "advantage": advantage}
         if self.remembers:
-            table |= {"first": batch["first"], "valid": valid}
-            return each(table, lambda leaf: leaf.transpose(0, 1)) | kept, metrics
+            table |= {"first": batch["first"], "valid": learn}
+            lives = each(table, lambda leaf: leaf.transpose(0, 1)) | kept
+            if "learn" in batch:  # rows with nothing to learn from make no minibatches
+                lives = take(lives, learn.any(0).nonzero().flatten())
+            return lives, metrics
         flat = each(table, lambda leaf: leaf.flatten(0, 1))
-        if not bool(valid.all()):
-            flat = take(flat, valid.flatten().nonzero().flatten())
+        if not bool(learn.all()):
+            flat = take(flat, learn.flatten().nonzero().flatten())
         return flat, metrics
 
     def _look(self, batch: Tensors, carry: Tensors) -> Before:
@@ -224,6 +231,8 @@ class Ppo(Descent):
     def _learn(self, table: Tensors, size: int) -> dict[str, Tensor]:
         """Epochs of shuffled minibatches of exactly `size`; means over them."""
         count = parallel.least(len(table["old"]))  # processes make the same steps
+        if not count:
+            return {}
         seen: list[Tensors] = []
         device = table["old"].device
         for _ in range(self.config.epochs):

@@ -11,7 +11,8 @@ from embodied.core.build import Node
 @dataclass(frozen=True)
 class EvalConfig:
     """Held-out starts: `episodes` from `seed`, in `num_envs` rows. With a `grid`, one episode of
-    each of its tasks instead: so many values of every task parameter."""
+    each of its tasks instead: so many values of every task parameter. In a world that keeps tasks
+    for evaluation: one of each of the first `episodes` of those."""
 
     episodes: int = 200
     num_envs: int = 50

@@ -36,6 +36,11 @@ def grid(spec: Spec, each: int) -> Tensor:
     return torch.tensor(list(itertools.product(middles, repeat=spec.task.size)))
 
 
+def held_out(env: VecEnv) -> Tensor | None:
+    """The tasks [N, D] that a world keeps for evaluation; None where it keeps none."""
+    return getattr(env, "held_out", None)
+
+
 class Exam(Wrapper):
     """Row r of B plays tasks r, r + B, r + 2B, ... of `tasks` [N, D], and begins again after them:
     the order in which `evaluate` lists its episodes."""

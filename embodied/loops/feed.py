@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -31,6 +32,8 @@ from embodied.loops.offline import Offline
 from embodied.loops.replay import ReplayLoop, Schedule
 from embodied.loops.rollout import RolloutLoop
 from embodied.teachers.diary import FILE, Diary
+from embodied.teachers.estimates import Estimates
+from embodied.teachers.resets import ResetDistribution
 from embodied.teachers.taught import Taught
 from embodied.teachers.teacher import Teacher
 
@@ -52,6 +55,7 @@ class Feed:
         self.policy, self.learner = policy, learner
         self.episodes = read_demos(config, env)
         self.kept: dict[str, Kept] = {}
+        self.estimates: Estimates | None = None
         self.notes: dict[str, float] = {}
         if config.weighting is not None and self.episodes is None:
             raise ConfigError("a weighting is of demonstrations: demos=DIR")
@@ -71,10 +75,29 @@ class Feed:
             raise ConfigError("a teacher chooses what is played; this learner plays nothing")
         assert config.teacher is not None
         seed, folder = parallel.own_seed(config.seed), Path(config.output)
-        teacher: Teacher = build(config.teacher, spec=self.env.spec, seed=seed, folder=folder)
+        levels = getattr(self.env, "levels", None)
+        teacher: Teacher = build(
+            config.teacher,
+            spec=self.env.spec,
+            env=self.env,
+            seed=seed,
+            folder=folder,
+            levels=levels,
+        )
         diary = Diary(folder / FILE) if parallel.rank() == 0 else None
-        self.env = Taught(self.env, teacher, diary)
-        self.kept = {"teacher": teacher, **({} if diary is None else {"diary": diary})}
+        if "estimates" in teacher.needs:
+            if kind != "rollout" or self.learner.estimates is None:
+                raise ConfigError(
+                    "this teacher needs to hear what the student expected: learner=ppo "
+                    "learner.scale_rewards=false"
+                )
+            self.estimates = Estimates(teacher)
+        if "states" in teacher.needs:
+            self.env = cast(ResetDistribution, teacher).around(self.env, diary)
+        else:
+            self.env = Taught(self.env, teacher, diary, self.estimates)
+        kept = {"teacher": teacher, "diary": diary, "estimates": self.estimates}
+        self.kept = {name: part for name, part in kept.items() if part is not None}
 
     def _offline(self) -> Offline:
         if self.episodes is None:
@@ -242,7 +265,7 @@ class Feed:
         seed = parallel.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
         loop = RolloutLoop(rollout, learner, reward)
-        loop.kept = self.kept
+        loop.kept, loop.estimates = self.kept, self.estimates
         return loop
 
     def _rows(self, episodes: Episodes) -> Tensors:

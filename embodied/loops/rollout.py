@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core import parallel
 from embodied.core import tensors as tt
+from embodied.core.env import Step
 from embodied.core.plain import pack, unpack
 from embodied.core.reward import Clocked, Kept, Noting, Reward
 from embodied.core.tensors import Tensors
@@ -17,6 +18,7 @@ from embodied.data.segment import Segment
 from embodied.learners.learner import Learner
 from embodied.loops import alarm
 from embodied.loops.keeper import Keeper
+from embodied.teachers.estimates import Estimates
 
 
 class RolloutLoop:
@@ -34,6 +36,7 @@ class RolloutLoop:
         self.steps = learner.horizon * rollout.actor.execute
         self.segment = Segment(rows, learner.horizon, device)
         self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
+        self.estimates: Estimates | None = None  # the learner's, for a teacher that needs them
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
         self.age = 0
         self.newest: tuple[Tensors, Tensor] | None = None  # the last batch and what it was paid
@@ -47,7 +50,7 @@ class RolloutLoop:
                 closed = self.rollout.closed
                 self.reward.note(rows, self.every if closed is None else closed, step)
             if rows:
-                self._store(rows, step.ended)
+                self._store(rows, step)
             self.age += 1
             metrics: dict[str, Tensor] = {}
             if self.age == self.steps:
@@ -64,12 +67,14 @@ class RolloutLoop:
         self.segment.clear()
         self.age = 0
 
-    def _store(self, rows: Tensors, ended: Tensor) -> None:
-        closed, first = self.rollout.closed, self.rollout.began
+    def _store(self, rows: Tensors, step: Step) -> None:
+        closed, marks = self.rollout.closed, {"ended": step.ended, "first": self.rollout.began}
+        if self.estimates is not None:
+            marks |= {key: step.log[key] for key in ("ticket", "learn")}
         if closed is None:
-            self.segment.add({**rows, "ended": ended, "first": first}, None)
+            self.segment.add({**rows, **marks}, None)
             return
-        rows = {**rows, "ended": ended[closed], "first": first[closed]}
+        rows = {**rows, **tt.take(marks, closed)}
         fresh = (~self.stale[closed]).nonzero().flatten()
         self.stale[closed] = False
         self.segment.add(tt.take(rows, fresh), closed[fresh])
@@ -78,8 +83,16 @@ class RolloutLoop:
         batch = {**self.segment.batch(), **tt.nest(self.carry, "carry")}
         metrics = self._rewarded(batch, step)
         metrics = self.learner.update(batch) | metrics
+        self._tell(batch)
         self._open()
         return metrics
+
+    def _tell(self, batch: Tensors) -> None:
+        """What the learner made of the batch goes to the teacher that needs it."""
+        if self.estimates is None or self.learner.estimates is None:
+            return
+        parts = {"ticket": batch["ticket"], **self.learner.estimates}
+        self.estimates.tell(**{key: part[batch["valid"]] for key, part in parts.items()})
 
     def _rewarded(self, batch: Tensors, step: int) -> dict[str, Tensor]:
         """Put the reward's own numbers into `batch`; what it learned from them."""

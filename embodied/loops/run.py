@@ -18,7 +18,7 @@ from embodied.learners.learner import Learner
 from embodied.loops import alarm
 from embodied.loops.config import RunConfig
 from embodied.loops.evaluate import evaluate, film
-from embodied.loops.exam import Exam, grid
+from embodied.loops.exam import Exam, grid, held_out
 from embodied.loops.feed import Feed
 from embodied.loops.keeper import Every, Keeper, Loop
 from embodied.loops.log import Log
@@ -107,7 +107,8 @@ class Parts:
         env = self._eval_env
         if env is None:
             settings = self.config.eval
-            tasks = grid(self.env.spec, settings.grid) if settings.grid else None
+            tasks = grid(self.env.spec, settings.grid) if settings.grid else held_out(self.env)
+            tasks = tasks if tasks is None or settings.grid else tasks[: settings.episodes]
             episodes = settings.episodes if tasks is None else len(tasks)
             env = build(self.config.env | {"num_envs": min(settings.num_envs, episodes)})
             env = self._eval_env = env if tasks is None else Exam(env, tasks)

@@ -11,16 +11,26 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.diary import Diary
+from embodied.teachers.estimates import Estimates
 from embodied.teachers.teacher import Outcome, Teacher
 
 
 class Taught(Wrapper):
     """Each row that ends begins again with the task that the teacher chose for it, and the teacher
-    hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to."""
+    hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to.
 
-    def __init__(self, env: VecEnv, teacher: Teacher, diary: Diary | None = None) -> None:
+    With `estimates` the outcomes go there, to wait for the student's; `log["learn"]` [B] (bool) is
+    then whether it learns from the step."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        teacher: Teacher,
+        diary: Diary | None = None,
+        estimates: Estimates | None = None,
+    ) -> None:
         super().__init__(env)
-        self.teacher, self.diary = teacher, diary
+        self.teacher, self.diary, self.estimates = teacher, diary, estimates
         zeros = torch.zeros(self.num_envs, device=self.device)
         self.memory = {
             "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
@@ -29,6 +39,8 @@ class Taught(Wrapper):
             "length": zeros.clone(),
             "task": torch.zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
         }
+        if estimates is not None:
+            self.memory["learn"] = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -36,6 +48,8 @@ class Taught(Wrapper):
         """Episodes that are broken off by this teach nothing."""
         if mask is None:
             self.teacher.pending.clear()
+            if self.estimates is not None:
+                self.estimates.clear()
         return self._begin(self.rows(mask), seed)
 
     def step(self, action: Tensor) -> Step:
@@ -45,13 +59,14 @@ class Taught(Wrapper):
         memory["length"] = memory["length"] + 1
         won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
         memory["won"] = torch.maximum(memory["won"], won)
-        log = {**step.log, "ticket": memory["ticket"]}
+        log = step.log | {key: memory[key] for key in ("ticket", "learn") if key in memory}
         if not step.ended.any():
             return replace(step, log=log)
         following = {key: value.clone() for key, value in step.next_obs.items()}
         at = step.ended.nonzero().flatten()
         outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
-        self.teacher.update(memory["ticket"][at], outcome)
+        hears = self.teacher.update if self.estimates is None else self.estimates.end
+        hears(memory["ticket"][at], outcome)
         self._write(memory["ticket"][at], memory["task"][at.cpu()], outcome)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)
@@ -69,6 +84,9 @@ class Taught(Wrapper):
         for key in ("return", "won", "length"):
             memory[key] = memory[key].masked_fill(rows, 0)
         memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
+        if "learn" in memory:
+            learn = self.teacher.trains(ticket).to(self.device)
+            memory["learn"] = memory["learn"].index_copy(0, at, learn)
         memory["task"] = memory["task"].index_copy(0, at.cpu(), task)
         mask = None if rows.all() else rows
         return self.env.reset(seed, memory["task"].to(self.device), mask)

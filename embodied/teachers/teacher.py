@@ -25,11 +25,19 @@ from embodied.teachers.space import Floats, TaskSpace
 @dataclass(frozen=True)
 class Outcome:
     """What came of n episodes: undiscounted `ret` [n], `success` [n] (1 or 0; NaN where the world
-    does not know), `length` [n] in steps."""
+    does not know), `length` [n] in steps.
+
+    For a teacher that needs "estimates", what the student thought of them, as means over their
+    steps: `gain` [n] of its advantages where they are above 0, `error` [n] of their size, `value`
+    [n] of the values it expected (NaN where it was not asked).
+    """
 
     ret: Tensor
     success: Tensor
     length: Tensor
+    gain: Tensor | None = None
+    error: Tensor | None = None
+    value: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,10 @@ class Teacher(ABC):
     Their random numbers come from `random` only, and what they remember from `remembered`, which is
     what `get_state` saves: a resumed run goes on exactly.
     """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """With "estimates", outcomes come with the student's own, later than the episode's end, and
+    `trains` is asked which episodes it learns from."""
 
     remembered: ClassVar[tuple[str, ...]] = ()
     """Attributes that change: numbers, text, arrays, tensors, lists and dictionaries of these."""
@@ -81,7 +93,7 @@ class Teacher(ABC):
         """Episodes `ticket` [n] have ended. One whose score is not a number teaches nothing."""
         known = [self.pending.pop(number) for number in ticket.tolist()]
         scores = self.scores(outcome)
-        fine = np.isfinite(scores)
+        fine = np.isfinite(scores).reshape(len(scores), -1).all(axis=1)
         if not fine.all():
             if not self.dropped:
                 warnings.warn(
@@ -95,8 +107,12 @@ class Teacher(ABC):
             points = np.stack([point for point, _ in kept])
             self.learn(points, scores[fine], [memo for _, memo in kept])
 
+    def trains(self, ticket: Tensor) -> Tensor:
+        """[n] (bool): whether the student learns from episodes `ticket` [n], or only plays them."""
+        return torch.ones(len(ticket), dtype=torch.bool)
+
     def scores(self, outcome: Outcome) -> Floats:
-        """[n] in [0, 1]; NaN stays NaN."""
+        """[n] in [0, 1] (some teachers: rows [n, k] of numbers); NaN stays NaN."""
         if self.config.signal == "success":
             return outcome.success.double().cpu().numpy().clip(0, 1)
         low, high = self.config.returns

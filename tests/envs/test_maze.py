@@ -158,17 +158,6 @@ def test_labyrinths_have_one_way() -> None:
         assert (steps[~maze.walls] >= 0).all() and steps.reshape(-1)[maze.goal] == steps.max()
 
 
-def test_rows_play_the_held_out_ones_in_order() -> None:
-    world = Maze(Config(num_envs=3, horizon=1, levels="held_out"))
-    world.reset(7)
-    held = world.levels.held_out
-    assert np.array_equal(world.task, held[:3])
-    world.step(torch.zeros(3, dtype=torch.int64))
-    assert np.array_equal(world.task, held[1:4])
-    world.reset(8)
-    assert np.array_equal(world.task, held[:3])
-
-
 def test_rows_do_not_depend_on_each_other() -> None:
     few, many = Maze(Config(num_envs=2)), Maze(Config(num_envs=5))
     few.reset(3)

@@ -1,0 +1,254 @@
+"""Levels: the library's arithmetic by hand, what a score is, who learns from what, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core.build import ConfigError, build
+from embodied.core.plain import pack, unpack
+from embodied.teachers.estimates import Estimates
+from embodied.teachers.library import Library
+from embodied.teachers.plr import AGAIN, EDIT, NEW, Plr
+from embodied.teachers.taught import Taught
+from embodied.teachers.teacher import Outcome
+from envs.maze import Config, Maze
+
+NODE = {"_target_": "embodied.teachers.plr.Plr", "size": 8, "fill": 0.5}
+
+
+@pytest.fixture(scope="module")
+def world() -> Maze:
+    return Maze(Config(side=5, blocks=8, num_envs=3, horizon=6))
+
+
+def made(world: Maze, seed: int = 0, **settings: Any) -> Plr:
+    return build(NODE | settings, spec=world.spec, levels=world.levels, seed=seed)
+
+
+def outcome(gain: float, ret: float = 0.0, value: float = 0.0, n: int = 1) -> Outcome:
+    numbers = (ret, ret > 0, 5.0, gain, 2 * gain, value)
+    return Outcome(*(torch.full((n,), float(number)) for number in numbers))
+
+
+def filled(world: Maze, count: int = 4, **settings: Any) -> Plr:
+    """A teacher with so many levels in its library, scored 0.1, 0.2, ..."""
+    teacher = made(world, **settings)
+    for played in range(count):
+        teacher.update(teacher.sample(1)[1], outcome(0.1 * (played + 1)))
+    return teacher
+
+
+def library(*scores: float, beta: float = 0.5, staleness: float = 0.25, size: int = 4) -> Library:
+    books = Library(size, 1, beta, staleness)
+    for at, score in enumerate(scores):
+        assert books.offer(np.array([at / 10]), score, 0.0)
+    return books
+
+
+def test_chances_by_hand() -> None:
+    """Scores 0.2, 0.5, 0.1: ranks 2, 1, 3; beta 1/2 weighs them 1/4, 1, 1/9, 49/36 together. After
+    two more draws of the first, the others were drawn two draws ago."""
+    books = library(0.2, 0.5, 0.1)
+    score = np.array([9, 36, 4]) / 49
+    assert np.allclose(books.chances(), 0.75 * score + 0.25 / 3)  # all as old: as likely
+    books.clock, books.drawn[0] = 2, 2
+    assert np.allclose(books.chances(), 0.75 * score + 0.25 * np.array([0, 0.5, 0.5]))
+    assert books.chances().sum() == pytest.approx(1)
+
+
+def test_a_small_beta_takes_the_best() -> None:
+    books = library(0.2, 0.5, 0.1, beta=0.001, staleness=0.0)
+    assert np.allclose(books.chances(), [0, 1, 0])
+    random = np.random.default_rng(0)
+    assert {books.draw(random) for _ in range(5)} == {1} and books.clock == 5
+
+
+def test_the_least_likely_level_leaves_for_a_better_one() -> None:
+    books = library(0.2, 0.5, 0.1, 0.4)
+    assert not books.offer(np.array([0.9]), 0.1, 0.0)  # not higher than the lowest
+    assert books.offer(np.array([0.9]), 0.11, 0.7)
+    assert books.get(2) is None and books.find(np.array([0.2])) is None
+    number = books.find(np.array([0.9]))
+    assert number == 4 and books.best_of(number) == 0.7 and len(books) == 4
+    books.rate(2, 9.0, 9.0)  # late news of a level that has left
+    assert books.score.max() == 0.5
+    # A stale level is likely to be drawn, and stays although its score is the lowest.
+    old = library(0.3, 0.1, 0.2, staleness=0.9, size=3)
+    old.clock, old.drawn[:] = 10, [10, 0, 10]
+    assert old.offer(np.array([0.9]), 0.25, 0.0)
+    assert old.find(np.array([0.1])) == 1 and old.find(np.array([0.2])) is None
+
+
+def test_draws_are_as_often_as_chances() -> None:
+    books, random = library(0.2, 0.5, 0.1, staleness=0.0), np.random.default_rng(0)
+    counts = np.bincount([books.draw(random) for _ in range(3000)], minlength=3)
+    assert np.allclose(counts / 3000, np.array([9, 36, 4]) / 49, atol=0.03)
+
+
+def test_new_levels_until_the_library_is_filled(world: Maze) -> None:
+    teacher = filled(world, 3, replay=1.0)
+    assert not teacher.ready and set(teacher.kinds) == {NEW}
+    teacher.update(teacher.sample(1)[1], outcome(0.4))
+    assert teacher.ready
+    known = {level.astype(np.float32).tobytes() for level in teacher.library.level[:4]}
+    tasks, _ = teacher.sample(20)
+    assert {task.numpy().tobytes() for task in tasks} <= known
+
+
+def test_replay_is_as_often_as_asked(world: Maze) -> None:
+    teacher = filled(world, replay=0.3)
+    teacher.kinds.clear()
+    teacher.sample(1000)
+    assert np.mean(np.array(teacher.kinds) == AGAIN) == pytest.approx(0.3, abs=0.05)
+
+
+def test_only_what_is_played_again_is_learned_from(world: Maze) -> None:
+    robust, plain = filled(world, robust=True), filled(world)
+    _, tickets = robust.sample(40)
+    kinds = [robust.pending[number][1][0] for number in tickets.tolist()]
+    assert robust.trains(tickets).tolist() == [kind == AGAIN for kind in kinds]
+    assert 5 < robust.trains(tickets).sum() < 35
+    assert plain.trains(plain.sample(40)[1]).all()
+
+
+def test_scores_by_hand(world: Maze) -> None:
+    """An episode that returned 0.7 where the student expected 0.2 on average."""
+    for score, expected in (("gain", 0.3), ("error", 0.6), ("maxmc", 0.5)):
+        teacher = made(world, score=score, replay=1.0, size=1, fill=1.0)
+        teacher.update(teacher.sample(1)[1], outcome(0.3, ret=0.7, value=0.2))
+        assert teacher.library.score[0] == pytest.approx(expected)
+        # Again, and worse: the best return is remembered, the newest expectation counts.
+        teacher.update(teacher.sample(1)[1], outcome(0.1, ret=0.0, value=0.6))
+        again = {"gain": 0.1, "error": 0.2, "maxmc": 0.7 - 0.6}[score]
+        assert teacher.library.score[0] == pytest.approx(again, abs=1e-6)
+        assert len(teacher.library) == 1
+
+
+def test_edits_follow_what_was_played_again(world: Maze) -> None:
+    teacher = filled(world, replay=1.0, robust=True, edits=2)
+    parents, tickets = teacher.sample(3)
+    assert teacher.trains(tickets).all()
+    teacher.update(tickets, outcome(0.5, n=3))
+    children, tickets = teacher.sample(3)
+    assert not teacher.trains(tickets).any() and list(teacher.kinds)[-3:] == [EDIT] * 3
+    assert world.levels.solvable(children.double().numpy()).all()
+    apart = (children != parents).sum(1)
+    assert (apart <= 4).all() and apart.sum() > 0  # a goal that moves may take a wall away
+    before = len(teacher.library)
+    teacher.update(tickets, outcome(0.9, n=3))
+    assert len(teacher.library) >= before + 2 and not teacher.queue  # of edits none is made
+    assert teacher.taken == len(teacher.library)
+
+
+def test_new_levels_may_be_the_simplest(world: Maze) -> None:
+    tasks, _ = made(world, first="plain").sample(20)
+    assert not tasks[:, :25].any() and len(tasks.unique(dim=0)) > 10
+
+
+def test_a_level_that_is_known_is_not_taken_twice(world: Maze) -> None:
+    teacher = filled(world, 2, replay=0.0)
+    level = teacher.library.level[0].copy()
+    teacher.learn(level[None], np.array([[0.9, 0.0, 0.0]]), [(NEW, -1)])
+    assert len(teacher.library) == 2 and teacher.library.score[0] == 0.9
+
+
+def test_a_resumed_library_goes_on_exactly(world: Maze) -> None:
+    teacher, other = filled(world, 12, edits=1), made(world, seed=3, edits=1)
+    other.set_state(unpack(pack(teacher.get_state())))
+    for _ in range(30):
+        ends = []
+        for each in (teacher, other):
+            tasks, tickets = each.sample(2)
+            each.update(tickets, outcome(float(tasks.sum()) % 1, n=2))
+            ends.append(tasks)
+        assert torch.equal(*ends)
+    assert np.array_equal(teacher.library.chances(), other.library.chances())
+
+
+def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
+    """Two batches; ticket 0 ends in the second, 1 is still running."""
+    teacher = made(world)
+    heard: list[Outcome] = []
+    teacher.learn = lambda points, scores, memos: heard.append(scores)  # type: ignore[assignment]
+    _, tickets = teacher.sample(2)
+    parts = Estimates(teacher)
+    parts.tell(torch.tensor([0, 0, 1]), torch.tensor([0.4, -0.2, 9.0]), torch.tensor([0.5, 0.1, 0]))
+    assert not heard
+    state = unpack(pack(parts.get_state()))
+    parts = Estimates(teacher)
+    parts.set_state(state)
+    parts.end(tickets[:1], Outcome(torch.tensor([0.8]), torch.ones(1), torch.tensor([3.0])))
+    parts.tell(torch.tensor([1, 0]), torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.9]))
+    assert len(heard) == 1
+    # gain (0.4 + 0 + 0.5) / 3, return, value (0.5 + 0.1 + 0.9) / 3
+    assert np.allclose(heard[0], [[0.3, 0.8, 0.5]])
+    assert teacher.pending.keys() == {1} and parts.sums.keys() == {1} and not parts.ended
+
+
+def test_an_episode_whose_steps_were_never_told_teaches_nothing(world: Maze) -> None:
+    teacher = made(world)
+    _, tickets = teacher.sample(2)
+    parts = Estimates(teacher)
+    ends = torch.tensor([0.8, 0.8])
+    parts.end(tickets, Outcome(ends, ends, ends))
+    with pytest.warns(UserWarning, match="not a number"):
+        parts.tell(tickets[:1], torch.ones(1), torch.ones(1))
+    assert teacher.dropped == 1 and len(teacher.library) == 1
+
+
+def test_a_world_says_who_learns(world: Maze) -> None:
+    """`learn` belongs to the episode of the step, not to the one that begins after it."""
+    teacher = filled(world, robust=True)
+    parts = Estimates(teacher)
+    taught = Taught(world, teacher, estimates=parts)
+    taught.reset(0)
+    seen: dict[int, set[bool]] = {}
+    for _ in range(60):
+        step = taught.step(torch.zeros(3, dtype=torch.int64))
+        for ticket, learn in zip(step.log["ticket"], step.log["learn"], strict=True):
+            seen.setdefault(int(ticket), set()).add(bool(learn))
+        if not step.ended.any():
+            continue
+        for ticket in step.log["ticket"][step.ended].tolist():
+            assert seen[ticket] == {teacher.pending[ticket][1][0] == AGAIN}
+    assert {True, False} <= set().union(*seen.values())
+    taught.reset()
+    assert not parts.ended and len(teacher.pending) == 3
+
+
+@pytest.mark.parametrize("name", ["dr", "plr", "accel"])
+def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
+    node = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
+    with pytest.raises(ConfigError, match="needs a world made of levels"):
+        build(node, spec=world.spec, seed=0)
+    with pytest.raises(ConfigError, match="levels are taken whole"):
+        build(node | {"box": {"start": [0, 1]}}, spec=world.spec, levels=world.levels, seed=0)
+    small = Maze(Config(side=6, blocks=3))
+    with pytest.raises(ConfigError, match="has 39 numbers, its levels have 28"):
+        build(node, spec=small.spec, levels=world.levels, seed=0)
+
+
+def test_settings_that_make_no_sense(world: Maze) -> None:
+    wrong = (
+        ({"replay": 1.5}, "replay=1.5"),
+        ({"size": 0}, "size=0"),
+        ({"beta": 0.0}, "beta=0"),
+        ({"edits": -1}, "edits=-1"),
+        ({"robust": True, "replay": 0.0}, "replay above 0"),
+    )
+    for settings, text in wrong:
+        with pytest.raises(ConfigError, match=text):
+            made(world, **settings)
+
+
+def test_an_outcome_without_estimates_is_refused(world: Maze) -> None:
+    teacher = made(world)
+    _, ticket = teacher.sample(1)
+    with pytest.raises(ConfigError, match="what the student expected"):
+        teacher.update(ticket, Outcome(torch.ones(1), torch.ones(1), torch.ones(1)))
