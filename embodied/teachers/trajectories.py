@@ -26,7 +26,7 @@ class Trajectories:
 
     `states`: what `get_state` gave [M, ...]; `episode` [M] (int64) and `time` [M] (steps since its
     start); `left` [M]: steps that were still to come; `togo` [M]: their discounted, `after` [M]
-    their undiscounted return. Of each episode: `returns` [E], `lengths` [E], `won` [E] (NaN where
+    their undiscounted return (float64). Of each episode: `returns`, `lengths`, `won` [E] (NaN where
     the world does not know).
     """
 
@@ -138,9 +138,9 @@ class _Tape:
             torch.tensor(episode),
             torch.tensor(time),
             torch.tensor(left),
-            torch.tensor(togo),
-            torch.tensor(after),
-            torch.tensor([sum(rewards) for _, rewards, _ in played]),
+            torch.tensor(togo, dtype=torch.float64),
+            torch.tensor(after, dtype=torch.float64),
+            torch.tensor([sum(rewards) for _, rewards, _ in played], dtype=torch.float64),
             torch.tensor([len(rewards) for _, rewards, _ in played]),
             torch.tensor([won for _, _, won in played]),
         )

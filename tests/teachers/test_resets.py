@@ -1,0 +1,289 @@
+"""Starts from saved states: what is saved continues exactly, and who begins where, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.env import NotSavable
+from embodied.core.plain import pack, unpack
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.loops.log import Log
+from embodied.loops.run import train
+from embodied.teachers.diary import FILE, Diary
+from embodied.teachers.placed import Placed
+from embodied.teachers.resets import AS_USUAL, ResetDistribution
+from embodied.teachers.reverse import Reverse
+from embodied.teachers.snapshot import Snapshot, k_means
+from embodied.teachers.teacher import Outcome
+from embodied.teachers.trajectories import Trajectories, moved, play
+from envs.fr3 import Config, Fr3
+from envs.gym import Config as GymConfig
+from envs.gym import Gym
+from tests.loops.test_teaching import NODE, PPO
+
+SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+SNAPSHOT = "embodied.teachers.snapshot.Snapshot"
+REVERSE = "embodied.teachers.reverse.Reverse"
+
+
+def reach(rows: int = 2, horizon: int = 20) -> Fr3:
+    return Fr3(Config(task="reach", num_envs=rows, threads=1, horizon=horizon))
+
+
+def made(target: str, env: Any, **settings: Any) -> Any:
+    node = {"_target_": target, "player": SCRIPT, "episodes": 3, "every": 2, **settings}
+    return build(node, spec=env.spec, env=env, seed=0)
+
+
+def ends(n: int, score: float = 1.0) -> Outcome:
+    return Outcome(torch.full((n,), score), torch.full((n,), score), torch.ones(n))
+
+
+def paths(sizes: list[int], returns: list[float], togo: list[float] | None = None) -> Trajectories:
+    """Trajectories of so many states each, without a world."""
+    episode = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    time = torch.cat([torch.arange(size) for size in sizes])
+    left = torch.cat([torch.arange(size, 0, -1) for size in sizes])
+    values = torch.tensor(togo) if togo else left.double()
+    won = torch.tensor([float(each > 0) for each in returns])
+    lengths = torch.tensor(sizes)
+    obs = {"obs/state": values[:, None]}
+    return Trajectories(
+        obs, episode, time, left, values, left.double(), torch.tensor(returns), lengths, won
+    )
+
+
+@pytest.mark.parametrize("world", ["hopper", "reach"])
+def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
+    """From each saved state the player earns to the bit what it earned from there."""
+    env = reach() if world == "reach" else Gym(GymConfig("Hopper-v5", 2))
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=env.spec)
+    policy.eval()
+    saved = play(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
+    assert saved.returns.shape == (3,) and set(saved.episode.tolist()) == {0, 1, 2}
+    assert all(time % 5 == 0 for time in saved.time.tolist())
+    for number in (0, len(saved) // 2, len(saved) - 1):
+        env.reset(7)
+        row = int(saved.episode[number]) % 2  # networks round by place in the batch
+        rows = torch.tensor([row])
+        obs = env.set_state(moved(env.get_state(), rows, saved.states, torch.tensor([number])))
+        earned, discounted, steps, over = 0.0, 0.0, 0, False
+        with torch.no_grad():
+            while not over:
+                action, _ = policy.act(obs, policy.initial(2), policy.draw(2))
+                step = env.step(action[:, 0])
+                earned += float(step.reward[row])
+                discounted += 0.9**steps * float(step.reward[row])
+                steps, obs = steps + 1, step.obs
+                over = bool(step.terminated[row]) or steps >= int(saved.left[number])
+        assert steps == int(saved.left[number])
+        assert earned == pytest.approx(float(saved.after[number]), rel=1e-12)
+        assert discounted == pytest.approx(float(saved.togo[number]), rel=1e-12)
+
+
+def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() -> None:
+    env = reach()
+    saved = play(build(SCRIPT, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
+    env.reset(5)
+    for _ in range(4):
+        env.step(torch.zeros(2, 4))
+    before = env.get_state()
+    after = moved(before, torch.tensor([1]), saved.states, torch.tensor([1]))
+    assert torch.equal(after["generator"], before["generator"])
+    assert after["count"].tolist() == [4, 0]
+    assert torch.equal(after["physics"][1], saved.states["physics"][1])
+    assert torch.equal(after["physics"][0], before["physics"][0])
+    assert saved.time[1] == 3
+
+
+class Fixed(ResetDistribution):
+    """Begins in state 1 whenever it may."""
+
+    def keep(self, paths: Trajectories) -> Trajectories:
+        return paths
+
+    def propose(self, n: int) -> list[tuple[int, Any]]:
+        return [(1, "memo")] * n
+
+    def learn(self, states: list[int], scores: Any, memos: list[Any]) -> None:
+        self.heard = [
+            *getattr(self, "heard", []),
+            *zip(states, scores.tolist(), memos, strict=True),
+        ]
+
+
+def fixed(env: Any, **settings: Any) -> Fixed:
+    from embodied.teachers.resets import Config as Resets
+
+    return Fixed(Resets(player=SCRIPT, episodes=2, every=3, **settings), env.spec, env)
+
+
+def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) -> None:
+    env = reach(horizon=50)
+    resets = fixed(env, limit=2, steps=12)
+    world = Placed(env, resets, Diary(tmp_path / FILE))
+    obs = world.reset(3)
+    begun = resets.paths.states["obs/state"][1]
+    assert torch.equal(obs["state"], begun.expand(2, -1))
+    first = world.step(torch.zeros(2, 4))
+    assert not first.ended.any() and first.log["ticket"].tolist() == [0, 1]
+    second = world.step(torch.zeros(2, 4))
+    assert second.truncated.all() and not second.terminated.any()
+    assert torch.equal(second.obs["state"], begun.expand(2, -1))  # begun again
+    assert not torch.equal(second.next_obs["state"], begun.expand(2, -1))  # the true successor
+    assert resets.heard == [(1, 0.0, "memo")] * 2
+    for _ in range(4):  # 12 environment steps are done: from now on as usual
+        last = world.step(torch.zeros(2, 4))
+    assert last.truncated.all() and resets.clock == 12
+    assert not torch.equal(last.obs["state"], begun.expand(2, -1))
+    assert not torch.equal(last.obs["state"][0], last.obs["state"][1])
+    for _ in range(10):
+        assert not world.step(torch.zeros(2, 4)).truncated.any()  # the limit is of placed ones
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    longest = float(resets.paths.lengths.max())
+    assert len(lines) == 6 and lines[0]["length"] == 2
+    assert lines[0]["task"] == [pytest.approx(3 / longest, abs=1e-4)]
+
+
+def test_a_world_of_starts_continues_exactly() -> None:
+    env = reach()
+    world = Placed(env, made(SNAPSHOT, env, limit=5, usual=0.5))
+    world.reset(0)
+    for _ in range(3):
+        world.step(torch.zeros(2, 4))
+    state, teacher = world.get_state(), pack(world.resets.get_state())
+    runs = []
+    for _ in range(2):
+        obs = world.set_state(state)
+        world.resets.set_state(unpack(teacher))
+        steps = [world.step(torch.full((2, 4), 0.3)) for _ in range(12)]
+        runs.append(torch.cat([obs["state"], *(step.obs["state"] for step in steps)]))
+    assert torch.equal(*runs)
+
+
+def test_usual_episodes_and_those_without_a_score_teach_nothing() -> None:
+    env = reach()
+    resets = fixed(env, usual=0.5)
+    states, tickets = resets.sample(200)
+    assert 70 < int((states == AS_USUAL).sum()) < 130
+    with pytest.warns(UserWarning, match="not a number"):
+        resets.update(tickets[:50], ends(50, float("nan")))
+    assert resets.dropped == int((states[:50] == 1).sum()) and not hasattr(resets, "heard")
+    resets.update(tickets[50:199], ends(149))
+    assert len(resets.heard) == int((states[50:199] == 1).sum())
+    assert list(resets.pending) == [199]  # an episode that never ends
+    with pytest.raises(KeyError):
+        resets.update(tickets[:1], ends(1))
+
+
+def test_a_return_is_scored_against_what_the_player_still_earned() -> None:
+    env = reach()
+    resets = fixed(env, signal="return")
+    resets.paths = replace(resets.paths, after=torch.tensor([4.0, -2.0, *resets.paths.after[2:]]))
+    outcome = Outcome(torch.tensor([1.0, -3.0, -1.0]), torch.zeros(3), torch.ones(3))
+    assert resets.scores(np.array([0, 1, 1]), outcome).tolist() == [0.25, 0, 1]
+
+
+def test_snapshot_keeps_the_best_episodes_and_draws_clusters_evenly() -> None:
+    env = reach()
+    teacher: Snapshot = made(SNAPSHOT, env, best=2, clusters=2)
+    kept = teacher.keep(paths([3, 2, 4], [5.0, 1.0, 7.0]))
+    assert kept.returns.tolist() == [5, 7] and kept.episode.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert kept.time.tolist() == [0, 1, 2, 0, 1, 2, 3]
+    teacher.paths = paths([100], [1.0], [0.0] * 99 + [50.0])
+    teacher.begin()
+    assert sorted(map(len, teacher.members)) == [1, 99]
+    drawn = [state for state, _ in teacher.propose(400)]
+    assert 150 < drawn.count(99) < 250  # a cluster of one is drawn as often as that of 99
+    teacher.paths = paths([5], [1.0], [2.0] * 5)  # states that are all alike
+    teacher.begin()
+    assert len(teacher.members) == 1
+
+
+def test_k_means_finds_what_is_apart() -> None:
+    random = np.random.default_rng(0)
+    points = np.concatenate([random.normal(at, 0.1, (20, 2)) for at in (0, 3, 8)])
+    label = k_means(points, 3, random)
+    assert [len(set(label[at : at + 20])) for at in (0, 20, 40)] == [1, 1, 1]
+    assert len(set(label)) == 3
+    assert set(k_means(points[:2], 6, random)) == {0, 1}  # fewer states than clusters
+
+
+def test_reverse_goes_back_when_it_succeeds_and_only_then() -> None:
+    env = reach()
+    teacher: Reverse = made(REVERSE, env, batch=4, enough=0.5, width=2, stride=3, usual=0.0)
+    assert teacher.keep(paths([3, 2], [0.0, 1.0])).returns.tolist() == [1]  # those that succeeded
+    with pytest.raises(ConfigError, match="succeeds"):
+        teacher.keep(paths([3], [0.0]))
+    teacher.paths = paths([5], [1.0])
+    teacher.begin()
+    assert {state for state, _ in teacher.propose(50)} == {3, 4}  # the two before the end
+    late = (0, 5)
+    teacher.learn([4] * 3, np.array([1.0, 0.0, 0.0]), [late] * 3)
+    assert teacher.point[0] == 5
+    teacher.learn([4], np.array([1.0]), [late])  # two of four
+    assert teacher.point[0] == 2
+    teacher.learn([4] * 4, np.ones(4), [late] * 4)  # begun before it moved: not counted
+    assert teacher.point[0] == 2 and not teacher.recent[0]
+    assert {state for state, _ in teacher.propose(50)} == {0, 1}
+    teacher.learn([1] * 4, np.ones(4), [(0, 2)] * 4)
+    assert teacher.point[0] == 0
+    assert {state for state, _ in teacher.propose(5)} == {AS_USUAL}
+    teacher.update(teacher.sample(5)[1], ends(5))
+    assert teacher.metrics() == {"done": 1.0}
+
+
+class Closed(Wrapper):
+    def get_state(self) -> Tensors:
+        raise NotSavable("Closed cannot save its state")
+
+
+@pytest.mark.parametrize("target", [SNAPSHOT, REVERSE])
+def test_what_cannot_be(target: str) -> None:
+    env = reach()
+    with pytest.raises(ConfigError, match="no saved states"):
+        made(target, Closed(env))
+    with pytest.raises(ConfigError, match=r"teacher\.run=RUN"):
+        made(target, env, player=None)
+    with pytest.raises(ConfigError, match="needs env"):
+        build({"_target_": target, "player": SCRIPT}, spec=env.spec)
+    for wrong in ({"episodes": 0}, {"every": 0}, {"usual": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            made(target, env, **wrong)
+
+
+@pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
+@pytest.mark.parametrize("target", [SNAPSHOT, REVERSE])
+def test_a_run_is_resumed_exactly(tmp_path: Path, more: dict[str, Any], target: str) -> None:
+    teacher = {"_target_": target, "player": SCRIPT, "episodes": 3, "every": 2, "usual": 0.2}
+    teacher |= {"limit": 6, "steps": 360}
+    node = {**NODE, **more, "teacher": teacher, "env": {**NODE["env"], "horizon": 20}}
+
+    def run(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+        train({**node, "output": str(folder), **changes}, Log(folder, silent=True))
+        return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+
+    whole = run(tmp_path / "whole")
+    assert len(whole) > 40 and any(row["task"] != [0.0] for row in whole)
+    assert [row for row in whole if row["length"] > 6]  # as usual, in the end
+    run(tmp_path / "parts", steps=240)
+    again = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
+    assert again == whole
+
+
+def test_saved_states_are_tensors_of_one_length() -> None:
+    env = reach()
+    saved = play(build(SCRIPT, spec=env.spec), env, 3, 4, 0, 0.99)
+    assert tt.length(saved.states) == len(saved)
+    assert saved.only(torch.tensor([2, 0])).episode.unique().tolist() == [0, 1]
+    assert (saved.time + saved.left == saved.lengths[saved.episode]).all()
