@@ -17,8 +17,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class Study:
     """One row: `arms` are command lines over {work}, {out}, {seed}; `prepare` runs once before.
 
     `metric` is read from the last line of each arm's metrics.jsonl that has it. `baseline` and
-    `result` name arms.
+    `result` name arms; `also`: further arms against the same baseline, and what their rows say of
+    the method.
     """
 
     method: str
@@ -52,6 +54,7 @@ class Study:
     baseline: str
     result: str
     prepare: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -115,13 +118,14 @@ def write_down(name: str, study: Study, work: Path) -> None:
         "result": study.result,
         "scores": scores,
         "minutes": minutes,
+        "also": dict(study.also),
         "commit": git_revision(),
         "date": date.today().isoformat(),
     }
     folder = TABLE.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(row(facts), flush=True)
+    print("\n".join(rows(facts)), flush=True)
 
 
 def run_seed(study: Study, work: Path, seed: int) -> None:
@@ -159,6 +163,12 @@ def last(folder: Path, metric: str) -> float:
 
 def took(out: Path) -> float:
     return float(Path(f"{out}.done").read_text())
+
+
+def rows(facts: dict[str, Any]) -> list[str]:
+    """The line of a study's result, and one for each of its other methods."""
+    others = facts.get("also", {}).items()
+    return [row(facts), *[row({**facts, "result": arm, "method": name}) for arm, name in others]]
 
 
 def row(facts: dict[str, Any]) -> str:
@@ -203,7 +213,7 @@ def write_table() -> None:
         "",
         "| method | task | seeds | baseline | result | difference | min | date, commit |",
         "|---|---|---|---|---|---|---|---|",
-        *[row(f) for f in facts],
+        *[line for f in facts for line in rows(f)],
         "",
         "## What each row claims",
         "",

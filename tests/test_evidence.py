@@ -15,7 +15,7 @@ from embodied.core.build import ConfigError, parse
 @pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
 def test_studies_are_well_formed(file: Path) -> None:
     study: evidence.Study = parse(evidence.Study, yaml.safe_load(file.read_text()), file.stem)
-    assert {study.baseline, study.result} <= study.arms.keys()
+    assert {study.baseline, study.result, *study.also} <= study.arms.keys()
     for arm, line in study.arms.items():
         words = line.format(work="W", out=f"W/{arm}-0", seed=0).split()
         assert words[0] in ("embodied", "python")
@@ -43,9 +43,11 @@ def test_a_small_study_from_command_to_table(
         "arms": {
             "one": f"python {tmp_path}/score.py {{out}} {{seed}}",
             "two": f"python {tmp_path}/score.py {{out}} 1{{seed}}",
+            "half": f"python {tmp_path}/score.py {{out}} 5",
         },
         "baseline": "one",
         "result": "two",
+        "also": {"half": "half as much"},
     }
     tiny: evidence.Study = parse(evidence.Study, study, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
@@ -54,11 +56,12 @@ def test_a_small_study_from_command_to_table(
     assert evidence.finished(tiny, tmp_path / "work") == (0, 1)
     evidence.write_down("tiny", tiny, tmp_path / "work")
     facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
-    assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0]}
+    assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0], "half": [5.0, 5.0]}
     evidence.write_table()
     table = (tmp_path / "evidence.md").read_text()
     assert "| 10 [10, 10] |" in table
     assert "one: 0.5 (0, 1)" in table
+    assert "| half as much | writing numbers | 2 | one: 0.5 (0, 1) | half: 5 (5, 5) |" in table
 
 
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
