@@ -44,9 +44,11 @@ class Deployment:
 
     `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
     (empty: wherever the arm is) with the hand open by `home_width` m. `sensed` are the names of
-    what the driver knows beyond joints. `recording` is a folder for a dataset of what was done
-    (empty: none). `dry`: all is done, but the arm is held where it stands, and an imaginary one
-    follows. `counterpart` is a node of something with `start() -> settings of the driver` and
+    what the driver knows beyond joints. Success is what is sensed by that name, or the tool within
+    `goal_within` m of the goal (`goal_x`, `goal_y`, `goal_z` given or sensed). `recording` is a
+    folder for a dataset of what was done (empty: none). `dry`: all is done, but the arm is held
+    where it stands, and an imaginary one follows. `counterpart` is a node of something with
+    `start() -> settings of the driver` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     """
 
@@ -72,6 +74,7 @@ class Deployment:
     home: tuple[float, ...] = ()
     home_width: float | None = None
     sensed: tuple[str, ...] = ()
+    goal_within: float | None = None
     recording: str = ""
     dry: bool = False
     counterpart: Node | None = None

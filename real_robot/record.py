@@ -11,6 +11,7 @@ that had come to: the target it meant (`action/proposed`), what safety left of i
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +21,12 @@ from numpy.typing import NDArray
 
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from real_robot.arm import Floats
 from real_robot.decide import Target, observed
 from real_robot.messages import Mode
 from real_robot.observe import Observer
 
-Records = NDArray[Any]
+Judge = Callable[[Floats, Floats], bool | None]
 KEPT = 4096  # ticks, and noises, that are looked back upon
 
 
@@ -48,9 +50,11 @@ class Scribe:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
     whole. A row whose decision was not heard (the recorder was late) has zeros for noise."""
 
-    def __init__(self, spec: Spec, observer: Observer, target: Target, noise: int) -> None:
+    def __init__(
+        self, spec: Spec, observer: Observer, target: Target, noise: int, success: Judge
+    ) -> None:
         self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
-        self.success = observer.sensed.index("success") if "success" in observer.sensed else None
+        self.success = success
         self.ticks: OrderedDict[float, np.void] = OrderedDict()
         self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
         self.rows: list[dict[str, Any]] = []
@@ -97,9 +101,9 @@ class Scribe:
         if self.noise:
             nothing = np.zeros(self.noise, np.float32)
             row["noise"] = self.noises.get(float(begin["followed"]), nothing)
-        if self.success is not None:
-            row["success"] = bool(last["sensed"][self.success] > 0.5)
-            row["reward"] = float(row["success"])
+        done = self.success(last["q"], last["sensed"])
+        if done is not None:
+            row |= {"success": done, "reward": float(done)}
         self.rows.append(row)
 
     def _seen(self, tick: np.void) -> dict[str, NDArray[np.float32]]:
@@ -117,7 +121,7 @@ class Scribe:
         made["reward"] = made["reward"].float()
         made |= {f"next_obs/{k}": torch.as_tensor(v) for k, v in self._seen(last).items()}
         ended = torch.zeros(len(rows), dtype=torch.bool)
-        success = None if self.success is None else bool(made["success"][-1])
+        success = bool(made["success"][-1]) if "success" in made else None
         made |= {"terminated": ended.clone(), "truncated": ended}
         made["terminated"][-1] = bool(success)
         fault = bytes(after["fault"]).decode(errors="replace")

@@ -29,6 +29,7 @@ from real_robot.mailbox import Mailbox, MailboxError
 from real_robot.messages import RECORDED, VERSION
 from real_robot.rate import Rate
 from real_robot.record import Episode, Scribe, seen_spec
+from real_robot.success import Success
 
 PER_STEP = 4  # looks in a step of the policy
 
@@ -89,7 +90,8 @@ class Recorder:
             self._elsewhere()
         self.spec, self.noise = spec, noise
         watch = observer(full, self.deployment)
-        self.scribe = Scribe(spec, watch, self.deployment.target(), noise)
+        success = Success(self.deployment)
+        self.scribe = Scribe(spec, watch, self.deployment.target(), noise, success)
 
     def _elsewhere(self) -> None:
         """What comes now does not fit into the dataset that was begun."""

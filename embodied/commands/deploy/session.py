@@ -13,16 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from embodied.core.build import ConfigError
 from real_robot.deployment import Deployment
 from real_robot.desk import private
 from real_robot.requests import RequestError, Verb
+from real_robot.success import Success
 from real_robot.tool import ToolError, ask
 
 PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does much else
 LOOK = 0.1  # s
 LONGEST = 15.0  # s of an episode whose success is known, where nobody says how long
 LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
+INTERRUPTED = "stopped from the keyboard"
 Status = dict[str, Any]
 Show = Callable[[Status, float, bool | None], None]
 
@@ -46,14 +50,16 @@ class Episode:
 
 @dataclass
 class Session:
-    """As a context: a daemon in `folder` that ends when this process does. `success` is the place
-    of that number in what is sensed."""
+    """As a context: a daemon in `folder` that ends when this process does."""
 
     folder: Path
     deployment: Deployment
     output: Path
     show: Show
     episodes: list[Episode] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.success = Success(self.deployment)
 
     def __enter__(self) -> Self:
         private(self.folder)
@@ -101,8 +107,7 @@ class Session:
 
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
         """So many episodes; Stopped where an operator, a fault or a dead process ended them."""
-        known = "success" in self.deployment.sensed
-        if seconds is None and known:
+        if seconds is None and self.success.known:
             seconds = LONGEST
         for _ in range(episodes):
             if home and self.deployment.home:
@@ -111,7 +116,7 @@ class Session:
                 self._require_home()
             self._do(Verb.ARM)
             self._begin()
-            self.episodes.append(self._episode(seconds))
+            self._episode(seconds)
             self._until(self._is_idle, "the arm rests")
             self._recorded()
 
@@ -119,7 +124,8 @@ class Session:
         """To rest, from whatever it does; a second Ctrl-C is an emergency stop."""
         try:
             ask(self.folder, Verb.STOP, PATIENCE)
-            self._until(lambda s: s["mode"] in ("IDLE", "ESTOP", "DISCONNECTED"), "the arm rests")
+            self._until(self._is_idle, "the arm rests")
+            self._recorded()
         except KeyboardInterrupt:
             ask(self.folder, Verb.ESTOP, PATIENCE)
         except (ToolError, RequestError, Stopped):
@@ -146,14 +152,18 @@ class Session:
                 raise Stopped(f"it does not start: {reply.reason}")
             time.sleep(LOOK)
 
-    def _episode(self, seconds: float | None) -> Episode:
+    def _episode(self, seconds: float | None) -> None:
         began, first = time.monotonic(), self.status
         status, end, success = first, "", self._success(first)
         while not end:
-            time.sleep(LOOK)
-            status, ran = self.status, time.monotonic() - began
-            success = self._success(status)
-            self.show(status, ran, success)
+            try:
+                time.sleep(LOOK)
+                status, ran = self.status, time.monotonic() - began
+                success = self._success(status)
+                self.show(relative(status, first), ran, success)
+            except KeyboardInterrupt:
+                end = INTERRUPTED
+                continue
             if status["mode"] != "RUNNING":
                 end = status["fault"] or status["control"]["died"] or "an operator stopped it"
             elif success:
@@ -161,28 +171,24 @@ class Session:
             elif seconds is not None and ran >= seconds:
                 end = "time"
         ran = time.monotonic() - began
-        counts = {
-            name: stage["count"] - first["stages"][name]["count"]
-            for name, stage in status["stages"].items()
-        }
-        missed = status["control"]["missed"] - first["control"]["missed"]
-        made = Episode(ran, success, end, counts, missed)
+        since = relative(status, first)
+        counts = {name: stage["count"] for name, stage in since["stages"].items()}
+        self.episodes.append(Episode(ran, success, end, counts, since["control"]["missed"]))
+        if end == INTERRUPTED:
+            raise KeyboardInterrupt
         if status["mode"] != "RUNNING":
-            self.episodes.append(made)
             raise Stopped(end)
         self._do(Verb.STOP)
-        return made
 
     def _success(self, status: Status) -> bool | None:
-        names = self.deployment.sensed
-        if "success" not in names:
-            return None
-        value = status["sensed"][names.index("success")]
-        return value is not None and value > 0.5
+        numbers = [*status["q"], *status["sensed"]]
+        if any(number is None for number in numbers):
+            return False if self.success.known else None
+        return self.success(np.array(status["q"]), status["sensed"])
 
     def _recorded(self) -> None:
         """Wait until the recorder has dealt with the episode; a broken one is only told of."""
-        if not self.deployment.recording:
+        if not self.deployment.recording or not self.episodes:
             return
         ended = len(self.episodes)
         said = self._until(lambda s: _told(s["recorder"], ended), "the episode is recorded")
@@ -233,6 +239,16 @@ class Session:
                 raise Stopped(status[name]["died"])
         if status["mode"] == "ESTOP":
             raise Stopped(status["fault"])
+
+
+def relative(status: Status, first: Status) -> Status:
+    """`status` with what is counted since `first`."""
+    before = first["stages"]
+    stages = {
+        k: {**v, "count": v["count"] - before[k]["count"]} for k, v in status["stages"].items()
+    }
+    missed = status["control"]["missed"] - first["control"]["missed"]
+    return {**status, "stages": stages, "control": {**status["control"], "missed": missed}}
 
 
 def _told(recorder: Status, ended: int) -> bool:

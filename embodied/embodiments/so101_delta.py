@@ -1,0 +1,88 @@
+"""So101Delta: small tool motions in, joint-position targets out, for five-jointed servo arms.
+
+Damped least squares on the tool's place and pitch (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1
+e; the pitch and the roll stay as they were when it began. The reference never runs further from the
+measured tool than `lead`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.embodiments import so101
+from embodied.embodiments.arrays import Floats, constant, namespace, solve
+
+Reference = dict[str, Floats]
+PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
+
+
+@dataclass(frozen=True)
+class Config:
+    """`step` m is what an action of 1 moves the reference in one control step of `dt` s; `low` and
+    `high` bound the tool (m), `speed` is a share of the servos' own; `jaws` (m/s) their speed."""
+
+    dt: float = 0.05
+    step: float = 0.015
+    low: tuple[float, float, float] = (0.12, -0.22, 0.02)
+    high: tuple[float, float, float] = (0.34, 0.22, 0.28)
+    lead: float = 0.04
+    damping: float = 0.02
+    iterations: int = 3
+    speed: float = 0.5
+    jaws: float = 0.1
+
+
+class So101Delta:
+    """The action space of a small servo arm: tool velocity (dx, dy, dz) and the gripper (-1
+    closed, 1 open)."""
+
+    names: tuple[str, ...] = ("dx", "dy", "dz", "gripper")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def begin(self, q: Floats, width: Floats) -> Reference:
+        """The reference of arms that stand at `q` [B, 5] with jaws `width` [B] m open."""
+        place, pitch, _ = so101.forward(q)
+        copy = namespace(q).asarray
+        return {
+            "place": place,
+            "pitch": pitch,
+            "q": copy(q, copy=True),
+            "width": copy(width, copy=True),
+        }
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Joint targets [B, 5] (rad), jaw width target [B] (m) and the moved reference, for
+        `action` [B, 4] in [-1, 1] and measured joint angles `q` [B, 5]."""
+        config, xp = self.config, namespace(q)
+        here = so101.forward(q)[0]
+        ahead = reference["place"] + config.step * action[:, :3] - here
+        length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
+        place = here + ahead * xp.clip(config.lead / length, None, 1.0)
+        place = xp.clip(place, constant(config.low, place), constant(config.high, place))
+        joints = self.solved(place, reference["pitch"], reference["q"])
+        aim, change = (action[:, -1] + 1) / 2 * so101.OPEN, config.jaws * config.dt
+        width = reference["width"] + xp.clip(aim - reference["width"], -change, change)
+        moved = {"place": place, "pitch": reference["pitch"], "q": joints, "width": width}
+        return joints, width, moved
+
+    def solved(self, place: Floats, pitch: Floats, q: Floats) -> Floats:
+        """Joint targets [B, 5] for tools at `place` [B, 3] with `pitch` [B], within the joint and
+        velocity limits of the last target `q` [B, 5]."""
+        config, start, xp = self.config, q, namespace(q)
+        most = config.speed * so101.VELOCITY * config.dt
+        low, high = constant(so101.LOWER, q), constant(so101.UPPER, q)
+        scale = constant([1.0, 1.0, 1.0, PITCH], q)
+        for _ in range(config.iterations):
+            at, facing, jacobian = so101.forward(q)
+            error = xp.concatenate([place - at, (pitch - facing)[:, None]], 1) * scale
+            jacobian = jacobian * scale[:, None]
+            square = jacobian @ jacobian.mT + constant(config.damping**2 * np.eye(4), q)
+            q = q + (jacobian.mT @ solve(square, error[:, :, None]))[:, :, 0]
+            q = xp.clip(xp.clip(q, start - most, start + most), low, high)
+        return q
