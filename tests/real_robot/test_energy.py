@@ -76,6 +76,47 @@ def test_with_a_tank_the_energy_stays_bounded(damping: float) -> None:
     assert least >= 0.5 * TANK["least"], "the margin covers what one tick may overdraw"
 
 
+def excess(random: np.random.Generator, filtered: bool) -> tuple[float, float]:
+    """The most by which energy and tank together rose above what was there and what a person's
+    hand put in, J, in 0.5 s of 0.5 ms of random stiffness, set-points and pushes; the tank's least.
+    """
+    mass, constant, dt = 2.0, np.array([50.0, 80.0]), 5e-4
+    spring = Impedance(
+        ImpedanceConfig(**{**TANK, "power": 20.0}, constant=(50.0, 80.0)), 0 * constant
+    )
+    x, v, place = random.uniform(-0.1, 0.1, 2), random.normal(0, 0.3, 2), np.zeros(2)
+    damping, push = random.uniform(0, 20, 2), np.zeros(2)
+    wanted, more, given, first, most, least = np.zeros(2), np.zeros(2), 0.0, None, -np.inf, np.inf
+    for k in range(1000):
+        if k % 50 == 0:
+            wanted, push = random.uniform(-0.5, 0.5, 2), random.normal(0, 5, 2)
+            more = random.uniform(0, 600, 2)
+        returning = v * (spring.place - x) > 0  # stiffer on the way back: this is what pumps
+        stiffness = constant + np.where(returning, more, 0.0)
+        force = spring(x, v, wanted, stiffness, dt)
+        place = spring.place if filtered else place + wanted * dt
+        force = force if filtered else stiffness * (place - x)
+        before = x
+        v = v + (force + push - damping * v) / mass * dt
+        x = x + v * dt
+        spring.settle(x - before, damping, v, dt)
+        given += float(push @ (x - before))
+        e = place - x
+        stored = 0.5 * mass * float(v @ v) + 0.5 * float(constant @ (e * e))
+        total = stored + (spring.tank.level if filtered else 0.0) - given
+        first = total if first is None else first
+        most, least = max(most, total - first), min(least, spring.tank.level)
+    return most, least
+
+
+def test_whatever_stiffness_and_set_points_are_asked_for_it_stays_passive() -> None:
+    random = np.random.default_rng(0)
+    rose = [excess(random, filtered=True) for _ in range(25)]
+    assert max(most for most, _ in rose) < 0.005, "J, of the integration"
+    assert min(least for _, least in rose) > 0.5 * TANK["least"]
+    assert max(excess(random, filtered=False)[0] for _ in range(10)) > 1.0
+
+
 def test_a_moving_set_point_is_paid_for_and_then_stops() -> None:
     """A joint held by 100 N m/rad against a wall: pushing the set-point by s costs 50 s^2 J."""
     limits = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))

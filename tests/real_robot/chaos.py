@@ -1,0 +1,313 @@
+"""Chaos: what goes wrong is done to a bridge at work, and its own records say what came of it.
+
+Everything is a process: daemon, control, policy; the arm is MuJoCo, or servos on a pseudo-terminal.
+`python -m tests.real_robot.safety_page` does all of it and writes `docs/safety.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+
+from embodied.core.build import allow, build
+from embodied.core.checkpoint import save
+from embodied.embodiments import fr3
+from real_robot.arm import Floats
+from real_robot.control import Boxes
+from real_robot.deployment import Deployment
+from real_robot.mailbox import memory_folder
+from real_robot.messages import Mode
+from real_robot.safety.checks import FreshConfig
+from tests.fakes.servo_bus import FakeBus
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, until
+from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.trouble import Trouble
+
+SITE = Path(__file__).parent / "chaos_site"
+FAST, STILL = 0.5, 0.02  # rad/s
+TICK = 4096 / (2 * np.pi)  # of a servo, per rad
+ZEROS = np.rint(2048 - (fr3.LOWER + fr3.UPPER) / 2 * TICK)
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`fresh` of the deployment; how long a process is `paused`; a servo bus's `timeout` of one
+    exchange and its servos' `watchdog` (s)."""
+
+    fresh: FreshConfig
+    paused: float
+    timeout: float
+    watchdog: float
+
+
+@dataclass(frozen=True)
+class Blow:
+    """`done` says what `strike` does. The arm then ends `latched`, or `goes on`, or nobody of ours
+    is left to move it (`lost`); `within` says in how many s it is at rest, and in how many latched.
+
+    `strike` returns the time from which that counts, if that is not when it was called. `reason` is
+    part of what has to be logged; `saved`: a black box has to hold it.
+    """
+
+    done: str
+    stops: str
+    strike: Callable[[Scene], float | None]
+    within: Callable[[Settings], tuple[float, float]]
+    ends: Literal["latched", "goes on", "lost"]
+    reason: str = ""
+    bus: bool = False
+    saved: bool = True
+    mend: Callable[[Scene], object] = lambda scene: scene.trouble.end()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`still`, `latched`: s from the blow until the arm was at rest, and until only a reset led on
+    (None: never); `whole`: no tick is missing in what was recorded."""
+
+    still: float | None
+    latched: float | None
+    reason: str
+    whole: bool
+
+
+class Scene:
+    """A bridge at work on an arm, and what can be done to it."""
+
+    def __init__(self, folder: Path, settings: Settings, bus: FakeBus | None = None) -> None:
+        self.folder, self.settings, self.bus = folder, settings, bus
+        self.trouble = Trouble(folder / "trouble", create=True)
+        self.deployment = deployment(folder, settings, bus)
+        self.stages = len(self.deployment.chain().names)
+        self.deployment.write(folder)
+        self.bridge = Bridge(folder)
+        self.unplugged = False
+        self.lines: list[socket.socket] = []
+
+    def moving(self) -> dict[str, Any]:
+        """Running, and fast just now."""
+        deadline = time.monotonic() + PATIENT
+        while True:
+            status = self.bridge.running()
+            state = Boxes.open(self.folder, 7, self.stages).state
+            while not state.receive() or state.fields["mode"] == Mode.RUNNING:
+                if float(np.abs(state.fields["dq"]).max()) > FAST:
+                    return status
+                assert time.monotonic() < deadline, "the arm never moved"
+                time.sleep(0.003)
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """A signal to the control or the policy process."""
+        os.kill(self.bridge.status[name]["pid"], number)
+
+    def pause(self, name: str) -> None:
+        pid = self.bridge.status[name]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(self.settings.paused)
+        os.kill(pid, signal.SIGCONT)
+
+    def records(self) -> Any:
+        """What the control process recorded; the ring outlives it."""
+        ring = self.deployment.ring(self.folder, self.stages, create=False)
+        records = ring.records()
+        ring.close()
+        return records
+
+    def close(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.bridge.process.terminate()
+        assert self.bridge.process.wait(PATIENT) == 0
+
+
+@contextmanager
+def scene(settings: Settings, bus: bool = False) -> Iterator[Scene]:
+    """In memory, as for a real arm; nothing of it stays."""
+    before = dict(os.environ)
+    with TemporaryDirectory(dir=memory_folder(), prefix="embodied-chaos-") as name:
+        paths = (str(SITE), os.getcwd(), before.get("PYTHONPATH", ""))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        os.environ["TROUBLE"] = str(Path(name) / "trouble")
+        try:
+            if bus:
+                with FakeBus("dynamixel", (ZEROS + fr3.HOME * TICK).tolist()) as servos:
+                    yield from _ended(Scene(Path(name), settings, servos))
+            else:
+                yield from _ended(Scene(Path(name), settings))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _ended(scene: Scene) -> Iterator[Scene]:
+    try:
+        yield scene
+    finally:
+        scene.close()
+
+
+def deployment(folder: Path, settings: Settings, bus: FakeBus | None) -> Deployment:
+    """A sway for ever, on the simulated arm or on servos that turn like its joints."""
+    allow("tests")
+    trouble = str(folder / "trouble")
+    policy = build({"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, spec=SPEC)
+    sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
+    # Servos measure whole ticks: one at rest repeats itself.
+    fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
+    return Deployment(
+        driver=sim if bus is None else servos(settings, bus),
+        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=str(save(folder / "policy" / "0", policy, 0)),
+        hertz=HERTZ,
+        step=SPEC.dt,
+        limits=LIMITS,
+        fresh=fresh,
+        given=GOAL,
+        seconds=30.0,
+        records=str(folder / "records"),
+    )
+
+
+def servos(settings: Settings, bus: FakeBus) -> dict[str, Any]:
+    """Seven of them on `bus`, by the driver for real ones."""
+    joints = [
+        {"name": name, "id": i, "low": 0, "high": 4095, "zero": int(zero)}
+        for i, (name, zero) in enumerate(zip(fr3.JOINTS, ZEROS, strict=True), 1)
+    ]
+    return {
+        "_target_": "real_robot.drivers.servo_bus.ServoBus",
+        "protocol": "dynamixel",
+        "port": bus.path,
+        "joints": joints,
+        "timeout": settings.timeout,
+        "retries": RETRIES,
+        "watchdog": settings.watchdog,
+    }
+
+
+def suffer(scene: Scene, blow: Blow) -> Outcome:
+    """Strike while the arm moves, wait for how it ends, and read what the records say."""
+    status = scene.moving()
+    watched = Watched(scene) if blow.bus else None
+    began = time.monotonic()
+    try:
+        counted = blow.strike(scene)
+        began = began if counted is None else counted
+        reason = WAYS[blow.ends](scene, status)
+        ended = time.monotonic() - began
+        time.sleep(max(0.0, 1.0 + max(blow.within(scene.settings)) - ended))
+        records = scene.records()
+        seen = blow.ends != "lost"  # whoever recorded went when the commands were at rest
+        still = rest(records, began, seen) if watched is None else watched.still(began)
+    finally:
+        blow.mend(scene)
+    assert blow.reason in reason, reason
+    if blow.ends == "goes on":
+        return Outcome(None, None, reason, _whole(records))
+    latched = latch(records, began)
+    whole = _whole(records)
+    if blow.saved:
+        log = (scene.folder / "daemon.log").read_text()
+        assert reason in log, f"{reason!r} is not in the log"
+        fault = b"" if blow.ends == "lost" else reason.encode()
+        box = until(lambda: boxed(Path(scene.deployment.records), fault), "a black box")
+        whole = whole and _whole(box) and bool((box["mode"] == Mode.RUNNING).any())
+    return Outcome(still, ended if latched is None else latched, reason, whole)
+
+
+def _latched(scene: Scene, status: dict[str, Any]) -> str:
+    return scene.bridge.mode("ESTOP")["fault"]
+
+
+def _goes_on(scene: Scene, status: dict[str, Any]) -> str:
+    tick = scene.bridge.status["control"]["tick"]
+    now = until(
+        lambda: s if (s := scene.bridge.status)["control"]["tick"] > tick + 150 else None,
+        "the loop ticks on",
+    )
+    assert now["mode"] == "RUNNING", now["fault"]
+    return ""
+
+
+def _lost(scene: Scene, status: dict[str, Any]) -> str:
+    """Nobody of ours moves the arm any more, and who says so."""
+    until(lambda: gone(status["control"]["pid"]), "the control process is gone")
+    if scene.bridge.process.poll() is None:
+        return scene.bridge.mode("DISCONNECTED")["fault"]
+    return bytes(scene.records()["fault"][-1]).decode()
+
+
+WAYS = {"latched": _latched, "goes on": _goes_on, "lost": _lost}
+
+
+def _whole(records: Any) -> bool:
+    return len(records) > 10 and bool((np.diff(records["tick"]) == 1).all())
+
+
+def rest(records: Any, began: float, seen: bool) -> float | None:
+    """s from `began` until neither the commands nor (`seen`) the arm moved any more; None: they
+    still do. What a sensor says that is stuck or blind does not count.
+    """
+    now = steady(records["now"], began)
+    moved = np.abs(np.diff(records["sent"], axis=0)).max(1) * HERTZ > STILL / 10
+    speed, q = np.abs(records["dq"]).max(1)[1:], records["q"]
+    lies = (np.diff(q, axis=0) == 0).all(1) | np.isnan(q[1:]).any(1)
+    last = int(np.flatnonzero(moved | (seen & ~lies & (speed > STILL)))[-1]) + 1
+    return None if last + 1 >= len(now) else max(0.0, float(now[last]) - began)
+
+
+def latch(records: Any, began: float) -> float | None:
+    """s from `began` until a reset was needed; None: it never was."""
+    now = steady(records["now"], began)
+    found = np.flatnonzero((records["mode"] == Mode.ESTOP) & (now > began - 1 / HERTZ))
+    return max(0.0, float(now[found[0]]) - began) if len(found) else None
+
+
+def steady(now: Floats, true: float) -> Floats:
+    """Times in s; the jumps of their clock are taken out, and they are right around `true`."""
+    steps = np.diff(now, prepend=now[:1])
+    even = np.cumsum(np.where(np.abs(steps) > 900, 1 / HERTZ, steps))
+    near = int(np.argmin(np.abs(now - true)))
+    return even - even[near] + now[near]
+
+
+class Watched:
+    """Where the servos themselves are, whoever else still looks."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.done = scene, threading.Event()
+        self.seen: list[tuple[float, list[float]]] = []
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        assert self.scene.bus is not None
+        servos = self.scene.bus.servos.values()
+        while not self.done.wait(0.004):
+            now = time.monotonic()
+            if self.scene.unplugged:  # nobody else moves them on
+                for servo in servos:
+                    servo.move(now)
+            self.seen.append((now, [servo.at for servo in servos]))
+
+    def still(self, began: float) -> float | None:
+        """s from `began` until none of them turned any more (0.2 degrees); None: they still do."""
+        self.done.set()
+        self.thread.join()
+        times, at = np.array([t for t, _ in self.seen]), np.array([each for _, each in self.seen])
+        last = int(np.flatnonzero(np.abs(at - at[-1]).max(1) > 2.0)[-1]) + 1
+        return None if last + 10 >= len(times) else max(0.0, float(times[last]) - began)

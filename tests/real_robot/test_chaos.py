@@ -1,0 +1,55 @@
+"""Whatever goes wrong, the arm comes to rest, stays there, says why, and has recorded all of it.
+
+Those of `blows.py` that no other test does; times are only bounded generously, `docs/safety.md` has
+the measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.real_robot.blows import ARM, BUS, BUSY
+from tests.real_robot.chaos import Blow, Scene, scene, steady, suffer
+
+PATIENCE = 30.0  # s more than what is stated
+ALSO_ELSEWHERE = (
+    "an operator",
+    "the policy process",
+    "104",
+    "the disk",
+    "the daemon",
+    "noise on a servo bus: 1%",
+)
+HERE = [blow for blow in (*ARM, *BUS) if not blow.done.startswith(ALSO_ELSEWHERE)]
+
+
+@pytest.fixture(scope="module")
+def arm() -> Iterator[Scene]:
+    with scene(BUSY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[Scene]:
+    with scene(BUSY, bus=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("blow", HERE, ids=lambda blow: blow.done)
+def test_it_ends_at_rest_and_latched(blow: Blow, request: pytest.FixtureRequest) -> None:
+    outcome = suffer(request.getfixturevalue("bus" if blow.bus else "arm"), blow)
+    assert outcome.whole
+    if blow.ends == "goes on":
+        return
+    at_rest, latched = blow.within(BUSY)
+    assert outcome.still is not None and outcome.still < at_rest + PATIENCE
+    assert outcome.latched is not None and outcome.latched < latched + PATIENCE
+
+
+def test_jumps_are_taken_out_of_a_clock() -> None:
+    now = np.array([10.0, 10.01, 3610.02, 3610.03, 10.04, 10.05])
+    assert steady(now, 10.0) == pytest.approx(np.arange(6) * 0.01 + 10)
+    assert steady(now[2:], 10.05) == pytest.approx(np.arange(2, 6) * 0.01 + 10)

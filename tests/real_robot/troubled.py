@@ -1,0 +1,71 @@
+"""An arm and a policy of the chaos suite: they do what is asked of them until there is trouble."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from real_robot.arm import Arm
+from real_robot.drivers.sim import Config as SimConfig
+from real_robot.drivers.sim import Sim
+from tests.real_robot.trouble import Trouble
+
+
+@dataclass(frozen=True)
+class TroubledConfig(SimConfig):
+    trouble: str = ""
+
+
+class TroubledSim(Sim):
+    """The simulated arm; its wire and its sensors fail when they are told to."""
+
+    def __init__(self, config: TroubledConfig) -> None:
+        super().__init__(config)
+        self.trouble = Trouble(config.trouble)
+        self.kept_arm: Arm | None = None
+
+    def read(self) -> Arm:
+        arm = super().read()
+        if self.trouble.blind:
+            return replace(arm, q=np.full_like(arm.q, np.nan))
+        if not self.trouble.frozen or self.kept_arm is None:
+            self.kept_arm = arm
+        return replace(self.kept_arm, t=arm.t)
+
+
+@dataclass(frozen=True)
+class SwayConfig:
+    """`period` s of a sway along y, `reach` of the largest action."""
+
+    trouble: str
+    period: float = 3.0
+    reach: float = 0.8
+
+
+class Sway(Policy):
+    """Never at rest: the tool goes to and fro for ever."""
+
+    def __init__(self, config: SwayConfig, spec: Spec) -> None:
+        super().__init__()
+        self.config, self.spec, self.trouble = config, spec, Trouble(config.trouble)
+
+    def initial(self, n: int) -> Tensors:
+        return {"steps": torch.zeros(n)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.zeros(n, 0)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        turns = carry["steps"] * self.spec.dt / self.config.period
+        action = torch.zeros(len(noise), 1, self.spec.act.size)
+        action[:, 0, 1] = self.config.reach * torch.cos(2 * math.pi * turns)
+        if self.trouble.wild:
+            action[:, 0, 0] = torch.nan
+        return action, {"steps": carry["steps"] + 1}
