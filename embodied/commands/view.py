@@ -11,6 +11,8 @@ import yaml
 from embodied.commands import add_overrides, take
 from embodied.core.build import ConfigError
 
+SAID = {True: "success", False: "no success", None: "success not known"}
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "a RUN folder or a checkpoint in one; env=NAME: a world alone; port=8081")
@@ -20,6 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  embodied view outputs/clone\n"
+        "  embodied view outputs/steered against=outputs/clone   two policies, the same starts\n"
+        "  embodied view outputs/steered against=demonstrator seed=3 export=replay.html\n"
+        "  embodied view outputs/steered export=film.mp4         or film.gif\n"
         "  embodied view outputs/clone env.task=push port=8081\n"
         "  embodied view env=fr3_insert"
     )
@@ -28,15 +33,54 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from embodied.viewer import serve
 
-    port, given = take(args.words, "port")
-    if port is not None and not port.isdecimal():
-        raise ConfigError(f"port={port} should be a number, such as port=8081")
+    own, given = _own(args.words)
     runs = [word for word in given if "=" not in word or Path(word).exists()]
     words = [word for word in given if word not in runs]
     if len(runs) > 1 or not given:
         raise ConfigError("say what to view: embodied view RUN, or embodied view env=NAME")
     path = Path(runs[0]) if runs else None
-    serve(path, _env(path, words, args.config_dir) if words else None, int(port or args.port))
+    env = _env(path, words, args.config_dir) if words else None
+    seed = _number(own, "seed", 0)
+    if own["export"] is not None:
+        return _export(Path(own["export"]), path, env, own["against"], seed)
+    serve(path, env, _number(own, "port", args.port), seed=seed, against=own["against"])
+
+
+def _export(
+    file: Path, run: Path | None, env: dict[str, Any] | None, against: str | None, seed: int
+) -> None:
+    from embodied.viewer.export import export, require_kind
+    from embodied.viewer.launch import open_session
+
+    require_kind(file)
+    session = open_session(run, env, against)
+    try:
+        print(f"playing seed {seed} of {run or session.title}", flush=True)
+        export(session, file, seed)
+    finally:
+        session.close()
+    ends = ", ".join(
+        f"{each.episode.who}: {each.episode.steps} steps, {SAID[each.episode.success]}"
+        for each in session.both
+    )
+    print(f"{file}  {file.stat().st_size / 1e6:.1f} MB  ({ends})", flush=True)
+
+
+def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """The values of this command's own settings (None: not given), and the other words."""
+    own: dict[str, str | None] = {}
+    for name in ("port", "seed", "against", "export"):
+        own[name], words = take(words, name)
+    return own, words
+
+
+def _number(own: dict[str, str | None], name: str, default: int) -> int:
+    value = own[name]
+    if value is None:
+        return default
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value} should be a number, such as {name}={default}")
+    return int(value)
 
 
 def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from embodied.core.checkpoint import find
 from embodied.core.env import VecEnv
 
 if TYPE_CHECKING:
+    from embodied.viewer.session import Session
     from embodied.viewer.viewer import Viewer
 
 HOST = "127.0.0.1"
@@ -33,6 +34,7 @@ class Run:
     execute: int | None
     checkpoints: tuple[Path, ...]
     chosen: Path
+    name: str = ""
 
 
 def serve(
@@ -41,34 +43,27 @@ def serve(
     port: int = 8080,
     block: bool = True,
     seed: int = 0,
+    against: str | None = None,
 ) -> Viewer:
     """Open the page for `run` (a run or checkpoint folder), or for an environment without a policy.
 
-    `env_node` replaces the run's environment. `port` 0 takes any free port. With `block` the call
-    returns after Ctrl-C, with the viewer closed; without, close it with `Viewer.close()`. Raises
-    ViewerError, CheckpointError, ConfigError or SpecMismatch, one line each.
+    `env_node` replaces the run's environment; `against` is a run, a checkpoint or a name among the
+    policies that plays beside it from the same starts. `port` 0 takes any free port. With `block`
+    the call returns after Ctrl-C, with the viewer closed; without, close it with `Viewer.close()`.
+    Raises ViewerError, CheckpointError, ConfigError or SpecMismatch, one line each.
     """
     require_port(port)
-    opened = None if run is None else read_run(Path(run), env_node)
-    node = opened.env if opened else dict(env_node or {})
-    if not node:
-        raise ViewerError("nothing to view: give a run folder or an environment")
+    require_viser()
+    from embodied.viewer.viewer import Viewer
+
+    session = open_session(run, env_node, against)
     try:
-        from embodied.viewer.viewer import Viewer
-    except ModuleNotFoundError as error:
-        if error.name != "viser":
-            raise
-        raise ViewerError(
-            "the viewer needs viser; type: pip install 'embodied-rl[view]'"
-        ) from error
-    env: VecEnv = build(node | {"num_envs": 1})
-    try:
-        viewer = Viewer(env, opened, port=port, seed=seed)
+        viewer = Viewer(session, port=port, seed=seed)
     except BaseException:
-        env.close()
+        session.close()
         raise
     try:
-        print(f"viewing {run or node['_target_']} at {viewer.url} (Ctrl-C ends it)", flush=True)
+        print(f"viewing {run or session.title} at {viewer.url} (Ctrl-C ends it)", flush=True)
         if block:
             viewer.wait()
     except KeyboardInterrupt:
@@ -78,6 +73,52 @@ def serve(
         if block:
             viewer.close()
     return viewer
+
+
+def open_session(
+    run: Path | str | None, env_node: Mapping[str, Any] | None = None, against: str | None = None
+) -> Session:
+    """The session that `serve` shows, without a page."""
+    opened = None if run is None else read_run(Path(run), env_node)
+    node = opened.env if opened else dict(env_node or {})
+    if not node:
+        raise ViewerError("nothing to view: give a run folder or an environment")
+    return session_of(node, opened, against)
+
+
+def session_of(node: dict[str, Any], run: Run | None, against: str | None) -> Session:
+    """A session in the world of `node`, beside a rival where there is one."""
+    from embodied.viewer.choices import choices_for
+    from embodied.viewer.foresight import Foresight
+    from embodied.viewer.session import Session
+
+    env: VecEnv = build(node | {"num_envs": 1})
+    try:
+        foresight = Foresight(env.spec, lambda n: build(node | {"num_envs": n}))
+        name = "" if run is None else run.name
+        session = Session(env, *choices_for(env, run), name=name, foresight=foresight)
+        if against is not None:
+            other = read_run(Path(against), node) if Path(against).is_dir() else run
+            rival = session_of(node, other, None)
+            session.face(rival)
+            if not Path(against).is_dir():
+                rival.choose(against)
+                rival.name = against
+    except BaseException:
+        env.close()
+        raise
+    return session
+
+
+def require_viser() -> None:
+    """ViewerError where the page's library is not installed."""
+    try:
+        import viser as viser
+    except ModuleNotFoundError as error:
+        if error.name != "viser":
+            raise
+        line = "the viewer needs viser; type: pip install 'embodied-rl[view]'"
+        raise ViewerError(line) from error
 
 
 def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
@@ -98,7 +139,7 @@ def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
         raise ViewerError(f"{file} has no env; name its environment with env=...")
     every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
     env = dict(node["env"] if env_node is None else env_node)
-    return Run(env, node.get("execute"), every or (chosen,), chosen)
+    return Run(env, node.get("execute"), every or (chosen,), chosen, root.resolve().name)
 
 
 def require_port(port: int) -> None:

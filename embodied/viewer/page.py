@@ -15,6 +15,7 @@ from viser import Icon, ViserServer
 
 from embodied.viewer.episode import success_by
 from embodied.viewer.plots import Plots, is_discrete
+from embodied.viewer.session import Session
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
 from embodied.viewer.timeline import Timeline
@@ -49,7 +50,7 @@ class Page:
     def __init__(self, server: ViserServer, viewer: Viewer) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
         self.spec = self.session.spec
-        self.stage = Stage(server, self.session.witness, self.session.now.sight)
+        self.stage = Stage(server, self.session)
         self.scene = self.stage.scene
         _theme(server)
         self._status_part()
@@ -119,7 +120,7 @@ class Page:
         self.seed = gui.add_number("Seed", 0, min=0, step=1, hint="the start of this episode")
         self._bind(self.seed, viewer.reset)
         if self.scene is not None and self.scene.followed is not None:
-            self.scene.follow = True
+            self.stage.follow(True)
             follow = gui.add_checkbox("Follow", True)
             self._bind(follow, self._follow)
 
@@ -176,9 +177,8 @@ class Page:
         row.on_click(lambda event: self.viewer.press(actions[event.target.value]))
 
     def _follow(self, on: bool) -> None:
-        if self.scene is not None:
-            self.scene.follow = on
-            self.changed()
+        self.stage.follow(on)
+        self.changed()
 
     def _move_task(self) -> None:
         self.fixed.value = True
@@ -197,8 +197,8 @@ class Page:
             self.viewer.set_task(task)
 
     def _draw_stage(self) -> None:
-        self.stage.draw(self.session.now.sight)
-        self.timeline.show(self.session.episode, self.session.at)
+        self.stage.draw()
+        self.timeline.show(self.session)
 
     def _draw_plots(self) -> None:
         self.plots.draw(self.session.episode)
@@ -219,15 +219,11 @@ class Page:
 
     def status_text(self) -> str:
         """Step, time, return, success and who acts, as Markdown."""
-        session, now = self.session, self.session.now
-        past = session.episode.moments[: session.at + 1]
-        success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-        lines = [
-            f"Step **{now.step}** of {session.episode.steps} · {now.step * self.spec.dt:.2f} s"
-            + (f" · *{now.end}*" if now.end else ""),
-            f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}",
-            f"Acting: {session.chosen}{self._last_action()}",
-        ]
+        session = self.session
+        step = session.episode.moments[0].step + session.at
+        lines = [f"Step **{step}** of {session.length - 1} · {step * self.spec.dt:.2f} s"]
+        lines += [standing(each) for each in session.both]
+        lines.append(f"Acting: {session.chosen}{self._last_action()}")
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
         lines += filter(None, (session.witness.flat, session.witness.trouble))
@@ -252,6 +248,15 @@ class Page:
             self._draw_status()
         else:
             self.picture.image = picture
+
+
+def standing(session: Session) -> str:
+    """What has come of an episode up to the moment that is looked at."""
+    past, now = session.episode.moments[: session.at + 1], session.now
+    success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
+    text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
+    text = f"{text} · *{now.end}*" if now.end else text
+    return f"{session.name}: {text}" if session.name else text
 
 
 def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:

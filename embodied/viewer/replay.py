@@ -21,6 +21,8 @@ from embodied.viewer.look import Array, Eye, Followed, Shape, around
 from embodied.viewer.replay_charts import FRAMES, Lane, charts, thinned
 from embodied.viewer.shapes import Mesh
 
+FOV = 0.7
+"""Field of view (rad) where the world does not say."""
 PICTURES = 400
 """Pictures of an episode that are kept in the page, evenly."""
 WEB = files("embodied.viewer") / "web"
@@ -140,14 +142,19 @@ class Replay:
     def _eye(self) -> dict[str, Any]:
         places = moving(self.lanes[0].episode.moments, self.followed)
         if places is None:
-            return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": None, "reach": 1}
+            return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": FOV, "reach": 1}
         eye = around(places) if self.eye is None else self.eye
-        reach = np.linalg.norm(places - places.mean(0), axis=1).max() * 1.15 + 0.05
+        middle = places.mean(0)
+        reach = float(np.linalg.norm(places - middle, axis=1).max()) * 1.15 + 0.05
+        # As near as all that moves can be seen whole, from the side that the world's camera is on.
+        away = np.asarray(eye.place, np.float64) - middle
+        near = 0.85 * reach / np.sin((eye.fov or FOV) / 2)
+        place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
         return {
-            "place": rounded(np.asarray(eye.place)),
-            "target": rounded(np.asarray(eye.target)),
-            "fov": None if eye.fov is None else float(eye.fov),
-            "reach": float(reach),
+            "place": rounded(place),
+            "target": rounded(middle),
+            "fov": float(eye.fov or FOV),
+            "reach": reach,
         }
 
 

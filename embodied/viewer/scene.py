@@ -13,14 +13,25 @@ from viser import FrameHandle, MeshHandle, ViserServer
 from embodied.viewer.look import Array, Look, Shape
 
 Key = tuple[int, str]
+Place = tuple[float, float, float]
 
 
 class Scene:
-    """The nodes of one scene; `show` sends what moved, `restyle` what looks different."""
+    """The nodes of one scene; `show` sends what moved, `restyle` what looks different.
 
-    def __init__(self, server: ViserServer, look: Look) -> None:
+    A second scene has another `root` and stands at `offset` (m) from the first.
+    """
+
+    def __init__(
+        self,
+        server: ViserServer,
+        look: Look,
+        root: str = "/world",
+        offset: Place = (0.0, 0.0, 0.0),
+    ) -> None:
         self.server, self.look, self.follow = server, look, False
-        self.root = server.scene.add_frame("/world", show_axes=False)
+        self.path, self.offset = root, offset
+        self.root = server.scene.add_frame(root, show_axes=False, position=offset)
         self.followed = look.followed()
         self.bodies: list[str] = []
         self.names: list[str] = []
@@ -31,7 +42,6 @@ class Scene:
         self._sent: tuple[Array, Array] | None = None
         self.restyle()
         self.show(*look.poses())
-        self._aim()
 
     def restyle(self) -> None:
         """Draw the shapes that are new or look different; remove those that are gone."""
@@ -73,13 +83,13 @@ class Scene:
         self.meshes.clear()
         self.styles.clear()
         self._sent = None
-        self.bodies, self.names = bodies, [f"/world/{_node(body)}" for body in bodies]
+        self.bodies, self.names = bodies, [f"{self.path}/{_node(body)}" for body in bodies]
         self.frames = [self.server.scene.add_frame(name, show_axes=False) for name in self.names]
 
-    def _offset(self, places: Array) -> tuple[float, float, float]:
+    def _offset(self, places: Array) -> Place:
         if not self.follow or self.followed is None:
-            return 0.0, 0.0, 0.0
-        x, y, z = -places[self.followed.body] * self.followed.along
+            return self.offset
+        x, y, z = self.offset - places[self.followed.body] * self.followed.along
         return float(x), float(y), float(z)
 
     def _draw(self, key: Key, shape: Shape) -> None:
@@ -106,12 +116,6 @@ class Scene:
                 fade_distance=25.0,
                 position=(0.0, 0.0, 0.002),
             )
-
-    def _aim(self) -> None:
-        camera, eye = self.server.initial_camera, self.look.eye()
-        camera.position, camera.look_at = eye.place, eye.target
-        if eye.fov is not None:
-            camera.fov = eye.fov
 
 
 def _node(name: str) -> str:

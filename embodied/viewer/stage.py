@@ -1,23 +1,37 @@
-"""The middle of the page: a scene in 3D where the world has one, else its picture, else nothing."""
+"""The middle of the page: a scene in 3D where the world has one, else its picture, else nothing.
+
+A rival's is beside it.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 from viser import ViserServer
 
-from embodied.viewer.scene import Scene
+from embodied.viewer.look import Eye, Look
+from embodied.viewer.pictures import Picture
+from embodied.viewer.scene import Place, Scene
 from embodied.viewer.screen import Screen
-from embodied.viewer.witness import Sight, Witness
+from embodied.viewer.session import Session
+from embodied.viewer.witness import Packed
+
+ROOTS = ("/world", "/rival")
+GAP = 12
+"""Pixels between two pictures."""
 
 
 class Stage:
     """`draw` sends what moved; a world without a camera is shown as the largest image among its
     observations."""
 
-    def __init__(self, server: ViserServer, witness: Witness, first: Sight) -> None:
-        look = witness.look
-        self.scene = None if look is None else Scene(server, look)
-        self.screen = None if first.picture is None else Screen(server, first.picture.picture())
-        self._hung = first.picture
+    def __init__(self, server: ViserServer, session: Session) -> None:
+        self.server, self.session = server, session
+        looks = [each.witness.look for each in session.both]
+        looks = [look for look in looks if look is not None]
+        self.scenes = self._scenes(looks)
+        self.scene = self.scenes[0] if self.scenes else None
+        self._hung = self._pictures()
+        self.screen = Screen(server, beside(self._hung)) if self._hung else None
 
     @property
     def empty(self) -> bool:
@@ -25,13 +39,54 @@ class Stage:
 
     def begin(self) -> None:
         """A new episode: objects may have other shapes."""
-        if self.scene is not None:
-            self.scene.restyle()
+        for scene in self.scenes:
+            scene.restyle()
 
-    def draw(self, sight: Sight) -> None:
-        if self.scene is not None and sight.places is not None and sight.turns is not None:
-            self.scene.show(sight.places, sight.turns)
-        elif self.screen is not None and sight.picture not in (None, self._hung):
-            assert sight.picture is not None
-            self.screen.show(sight.picture.picture())
-            self._hung = sight.picture
+    def follow(self, on: bool) -> None:
+        """Whether the eye goes along with what is followed."""
+        for scene in self.scenes:
+            scene.follow = on
+
+    def draw(self) -> None:
+        for scene, each in zip(self.scenes, self.session.both, strict=False):
+            sight = each.now.sight
+            if sight.places is not None and sight.turns is not None:
+                scene.show(sight.places, sight.turns)
+        pictures = self._pictures()
+        if self.screen is not None and pictures and pictures != self._hung:
+            self.screen.show(beside(pictures))
+            self._hung = pictures
+
+    def _pictures(self) -> list[Packed]:
+        seen = [each.now.sight.picture for each in self.session.both]
+        return [picture for picture in seen if picture is not None]
+
+    def _scenes(self, looks: list[Look]) -> list[Scene]:
+        if not looks:
+            return []
+        eye = looks[0].eye()
+        step = apart(looks[0], eye) if len(looks) > 1 else np.zeros(3)
+        places: list[Place] = [(0.0, 0.0, 0.0), (float(step[0]), float(step[1]), float(step[2]))]
+        scenes = [Scene(self.server, *each) for each in zip(looks, ROOTS, places, strict=False)]
+        camera, target = self.server.initial_camera, eye.target + step / 2
+        away = (eye.place - eye.target) * (1.35 if len(looks) > 1 else 1.0)
+        camera.position, camera.look_at = target + away, target
+        if eye.fov is not None:
+            camera.fov = eye.fov
+        return scenes
+
+
+def apart(look: Look, eye: Eye) -> np.ndarray:
+    """How far to the right of the first scene the second one stands [3], m."""
+    places = look.poses()[0]
+    size = float(np.linalg.norm(np.ptp(places[1:] if len(places) > 1 else places, axis=0)))
+    right = np.cross(eye.target - eye.place, (0.0, 0.0, 1.0))
+    return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
+
+
+def beside(pictures: list[Packed]) -> Picture:
+    """Pictures side by side, with a gap; the same size, as they are of the same world."""
+    shown = [packed.picture() for packed in pictures]
+    gap = np.full((len(shown[0]), GAP, 3), 255, np.uint8)
+    parts = [part for picture in shown for part in (gap, picture)][1:]
+    return np.ascontiguousarray(np.concatenate(parts, 1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
-from embodied.viewer.episode import Episode
+from embodied.viewer.session import Session
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
@@ -35,12 +35,14 @@ class Timeline:
 
         self.slider.on_update(moved)
 
-    def show(self, episode: Episode, at: int) -> None:
+    def show(self, session: Session) -> None:
         """The slider's range, its place and its marks."""
-        first, last = episode.moments[0].step, max(episode.steps, 1)
+        episode = session.episode
+        first = episode.moments[0].step
+        last = first + max(session.length - 1, 1)
         if (self.slider.min, self.slider.max) != (first, last):
             self.slider.min, self.slider.max = first, last
-        self.slider.value = episode.moments[at].step
+        self.slider.value = first + session.at
         marks = tuple(episode.wins[-MARKS:])
         if marks != self.marked:
             self.marked = marks

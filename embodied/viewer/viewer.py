@@ -16,9 +16,7 @@ import torch
 from viser import ViserServer
 from viser._messages import ShareUrlRequest
 
-from embodied.core.env import VecEnv
-from embodied.viewer.choices import choices_for
-from embodied.viewer.launch import HOST, Run
+from embodied.viewer.launch import HOST
 from embodied.viewer.page import SPEEDS, Page
 from embodied.viewer.session import Session
 from embodied.viewer.worker import Worker
@@ -35,8 +33,8 @@ class Viewer(Worker):
     while playing stops the play and is said on the page.
     """
 
-    def __init__(self, env: VecEnv, run: Run | None = None, port: int = 8080, seed: int = 0):
-        self.session = Session(env, *choices_for(env, run))
+    def __init__(self, session: Session, port: int = 8080, seed: int = 0) -> None:
+        self.session = session
         self.playing, self.speed, self.problem = False, 1.0, ""
         super().__init__()
         self._due, self._seed = 0.0, seed
@@ -83,7 +81,7 @@ class Viewer(Worker):
 
     def newest(self) -> None:
         """Look at the newest moment, from which playing goes on."""
-        self.do(lambda: self._seek(len(self.session.episode.moments) - 1))
+        self.do(lambda: self._seek(self.session.length - 1))
 
     def branch(self) -> None:
         """Forget what came after the moment that is looked at, and go on from there."""
@@ -181,7 +179,8 @@ class Viewer(Worker):
     def _advance(self) -> None:
         """Take a step, and set when the next one is due (behind, if the machine is too slow)."""
         self._take()
-        wait = REST if self.session.now.end else self.session.spec.dt / self.speed
+        session = self.session
+        wait = REST if session.live and session.over else session.spec.dt / self.speed
         self._due = max(self._due + wait, time.monotonic() - FRAMES)
 
     def _take(self) -> None:

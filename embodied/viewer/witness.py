@@ -37,12 +37,14 @@ class Packed:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What was seen: `places` [N, 3] (m) and `turns` [N, 4] (w, x, y, z) of all bodies, or, where
-    there is no scene, a `picture`, if there is one; and the world in `words`."""
+    there is no scene, a `picture`, if there is one; and the world in `words`. `film` is what the
+    camera sees of a world with a scene, where that was asked for."""
 
     places: Array | None = None
     turns: Array | None = None
     picture: Packed | None = None
     words: str = ""
+    film: Packed | None = None
 
 
 class Witness:
@@ -50,13 +52,13 @@ class Witness:
 
     `look` is its scene in 3D, None where it has none, and `flat` says why it is not drawn; then the
     picture is that of the world's own camera, else the largest image among the observations.
-    `trouble` says why that camera gives none.
+    `trouble` says why that camera gives none. While `filming`, it is used in any world.
 
     Worlds begin rows anew inside the step that ends them: the witness looks just before that.
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env, self.flat, self.trouble = env, "", ""
+        self.env, self.flat, self.trouble, self.filming = env, "", "", False
         self.look: Look | None = None
         self.described = True
         self._last: Sight | None = None
@@ -71,7 +73,9 @@ class Witness:
         """What is there now; `shown` are the observations, for worlds that are looked at so."""
         if self.look is not None:
             places, turns = self.look.poses()
-            return Sight(places, turns, None, self._words())
+            shot = self._drawn() if self.filming else None
+            film = None if shot is None else Packed.of(shot)
+            return Sight(places, turns, None, self._words(), film)
         picture = self._drawn()
         picture = self._image(shown) if picture is None else picture
         packed = None if picture is None else Packed.of(picture)

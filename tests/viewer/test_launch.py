@@ -93,7 +93,7 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
     )
     try:
         first = process.stdout.readline()
-        assert first.startswith("viewing envs.locomotion.Locomotion at http://127.0.0.1:")
+        assert first.startswith("viewing ") and " at http://127.0.0.1:" in first
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=30)
     finally:

@@ -15,6 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.viewer.pictures import cloud_of, is_picture, picture_of
 from embodied.viewer.viewer import Viewer
 from tests import worlds
+from tests.viewer.sessions import alone
 
 CHOSEN = ("two_gap", "cartpole", "minigrid_doorkey", "crafter")
 FILES = [file for name in CHOSEN if (file := Path(f"configs/env/{name}.yaml")).exists()]
@@ -22,7 +23,7 @@ FILES = [file for name in CHOSEN if (file := Path(f"configs/env/{name}.yaml")).e
 
 def opened(name: str, **settings: object) -> Viewer:
     node = yaml.safe_load(Path(f"configs/env/{name}.yaml").read_text())
-    return Viewer(build(node | {"num_envs": 1} | settings), port=0, seed=2)
+    return Viewer(alone(build(node | {"num_envs": 1} | settings)), port=0, seed=2)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -89,7 +90,7 @@ class Signs(worlds.Counter):
 
 
 def test_images_points_and_names_of_actions_are_shown() -> None:
-    with Viewer(Signs(), port=0) as viewer:
+    with Viewer(alone(Signs()), port=0) as viewer:
         page = viewer.page
         viewer.step(2)
         viewer.refresh()
@@ -112,7 +113,7 @@ def test_a_world_that_refuses_its_scene_is_flat_and_says_why() -> None:
             raise ValueError("rows are in other processes")
 
     pytest.importorskip("sapien", reason="SAPIEN is not installed (extra: maniskill)")
-    with Viewer(Elsewhere(1), port=0) as viewer:
+    with Viewer(alone(Elsewhere(1)), port=0) as viewer:
         assert viewer.page.scene is None
         assert "No 3D scene: rows are in other processes" in viewer.page.status_text()
 

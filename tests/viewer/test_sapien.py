@@ -14,6 +14,7 @@ from embodied.core.build import build
 from embodied.viewer.look import Shape
 from embodied.viewer.scene import Scene
 from embodied.viewer.viewer import Viewer
+from tests.viewer.sessions import alone
 from tests.viewer.test_shapes import volume
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
@@ -148,7 +149,7 @@ def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
 def test_a_maniskill_world_is_drawn_where_it_is() -> None:
     node = yaml.safe_load(Path("configs/env/maniskill_pick_cube.yaml").read_text())
     env = build(node | {"num_envs": 1, "backend": "cpu"})
-    with Viewer(env, port=0, seed=4) as viewer:
+    with Viewer(alone(env), port=0, seed=4) as viewer:
         drawn = viewer.page.scene
         cube = next(i for i, name in enumerate(drawn.bodies) if name.endswith("cube"))
         assert [key for key in drawn.meshes if key[0] == cube] == [(cube, "0_0")]

@@ -12,7 +12,6 @@ import torch
 from embodied.core.build import build
 from embodied.viewer import ViewerError
 from embodied.viewer import episode as kept
-from embodied.viewer.choices import choices_for
 from embodied.viewer.episode import Episode, Moment
 from embodied.viewer.light import lighter
 from embodied.viewer.session import Session
@@ -20,21 +19,16 @@ from embodied.viewer.shapes import ball, box
 from embodied.viewer.viewer import Viewer
 from embodied.viewer.witness import Sight
 from tests import worlds
+from tests.viewer.sessions import alone
 
 LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Session]:
-    session = Session(*of_lift())
+    session = alone(build(LIFT))
     yield session
     session.close()
-
-
-def of_lift():
-    env = build(LIFT)
-    choices, _ = choices_for(env, None)
-    return env, choices, "demonstrator"
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
 def test_a_world_that_cannot_be_saved_says_so() -> None:
     env = worlds.Reach(1)
     env.get_state = lambda: (_ for _ in ()).throw(kept_error())
-    session = Session(env, *choices_for(env, None))
+    session = alone(env)
     session.begin(0)
     session.advance()
     session.advance()
@@ -153,7 +147,7 @@ def test_successes_count_once_while_they_last() -> None:
 
 
 def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
-    with Viewer(build(LIFT), port=0) as viewer:
+    with Viewer(alone(build(LIFT)), port=0) as viewer:
         viewer.choose("demonstrator")
         viewer.reset(3)
         viewer.step(10)

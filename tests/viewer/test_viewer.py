@@ -25,6 +25,7 @@ from embodied.viewer import ViewerError, serve
 from embodied.viewer.plots import reward_range, thinned
 from embodied.viewer.viewer import Viewer
 from tests import worlds
+from tests.viewer.sessions import alone
 
 LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
 FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 16, "depth": 1}
@@ -285,7 +286,7 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
 
 
 def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
-    viewer = Viewer(worlds.Reach(1), port=0)
+    viewer = Viewer(alone(worlds.Reach(1)), port=0)
     assert viewer.page.stage.empty and viewer.page.note.visible
     viewer.step(20)
     assert viewer.session.episode.end == "out of time"
@@ -309,7 +310,7 @@ def test_an_environment_that_fails_stops_the_play_and_says_why() -> None:
         def step(self, action):
             raise RuntimeError("the table is on fire")
 
-    viewer = Viewer(Broken(1), port=0)
+    viewer = Viewer(alone(Broken(1)), port=0)
     with pytest.raises(RuntimeError, match="on fire"):
         viewer.step()
     viewer.play()
@@ -319,7 +320,7 @@ def test_an_environment_that_fails_stops_the_play_and_says_why() -> None:
 
 
 def test_closing_ends_the_thread_and_frees_the_port() -> None:
-    with Viewer(worlds.Reach(1), port=0) as viewer:
+    with Viewer(alone(worlds.Reach(1)), port=0) as viewer:
         port = viewer.server.get_port()
         viewer.play()
     viewer.close()

@@ -118,9 +118,9 @@ class Drawing {
   prepared(lane) {
     const paths = (lane.paths || []).map((each) => ({
       at: each.at,
-      tubes: each.lines.map((line, i) => this.upload(tube(line, this.reach * (i ? 0.0018 : 0.0045)))),
+      tubes: each.lines.map((line, i) => this.upload(tube(line, this.reach * (i ? 0.0035 : 0.0075)))),
     }));
-    const trail = lane.trail ? this.upload(tube(lane.trail, this.reach * 0.0022)) : null;
+    const trail = lane.trail ? this.upload(tube(lane.trail, this.reach * 0.004)) : null;
     return { ...lane, poses: new Float32Array(bytes(lane.poses)), paths, trail };
   }
 
@@ -196,23 +196,27 @@ class Drawing {
       gl.uniform4fv(at.colour, each.shape.rgba);
       this.put(at.model, each.model, this.meshes[each.shape.mesh]);
     }
-    this.paths(lane, time, at);
+    // Faint through what hides them, then as they are.
+    gl.disable(gl.DEPTH_TEST);
+    this.paths(lane, time, at, 0.3);
+    gl.enable(gl.DEPTH_TEST);
+    this.paths(lane, time, at, 1);
   }
 
   // What was planned at the last decision, and where the tool has been.
-  paths(lane, time, at) {
+  paths(lane, time, at, share) {
     const gl = this.gl, none = M.pose([0, 0, 0], [1, 0, 0, 0]);
     gl.uniform1f(at.floorlike, 0);
     gl.uniform1f(at.glow, 0.75);
     if (lane.trail && this.shows) {
-      gl.uniform4fv(at.colour, [0.0, 0.45, 0.7, 1]);
+      gl.uniform4fv(at.colour, [0.0, 0.45, 0.7, share]);
       const part = Math.floor(Math.min(time, lane.steps)) * 36;
       this.put(at.model, none, { ...lane.trail, count: Math.min(part, lane.trail.count) });
     }
     const now = lane.paths.filter((each) => each.at <= time + 1e-6).pop();
     if (!now || !this.shows) return;
     now.tubes.forEach((each, i) => {
-      gl.uniform4fv(at.colour, i ? [0.95, 0.62, 0.1, 0.55] : [0.84, 0.33, 0.0, 1]);
+      gl.uniform4fv(at.colour, i ? [0.95, 0.62, 0.1, 0.6 * share] : [0.84, 0.33, 0.0, share]);
       this.put(at.model, none, each);
     });
   }

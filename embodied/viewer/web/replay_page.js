@@ -58,10 +58,10 @@ function show() {
   byId("clock").textContent = `step ${step} of ${last} · ${(state.time * DATA.dt).toFixed(2)} s`;
   byId("scrub").value = state.time;
   byId("scrub").setAttribute("aria-valuetext", byId("clock").textContent);
-  byId("play").innerHTML = state.playing ? "&#x23F8;&#xFE0E;" : "&#x25B6;&#xFE0E;";
+  byId("play").querySelector("path").setAttribute("d", state.playing ? "M4 3h3v10H4zM9 3h3v10H9z" : "M4 2.5v11L13 8z");
   DATA.lanes.forEach((lane, i) => {
     const won = lane.wins.some((win) => win <= step), over = step >= lane.steps;
-    labels[i].textContent = won ? "✔ success" : over && lane.judged ? "✘ no success" : over ? lane.end : "";
+    labels[i].textContent = won ? "✓ success" : over && lane.judged ? "✗ no success" : over ? lane.end : "";
     labels[i].className = won ? "won" : over && lane.judged ? "lost" : "";
   });
   charts.forEach((chart) => chart());

@@ -1,0 +1,202 @@
+"""The page and what it exports in a real browser: it opens, plays, scrubs, and is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import build
+from embodied.viewer import serve
+from embodied.viewer.export import export
+from embodied.viewer.launch import open_session
+from embodied.viewer.viewer import Viewer
+from tests.viewer.browser import Browser, program, until
+
+pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
+
+LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 20}
+FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 16, "depth": 1}
+WIDE, PHONE = (1100, 720), (390, 760)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run folder with two checkpoints of an untrained flow policy."""
+    folder = tmp_path_factory.mktemp("clone")
+    env = build(LIFT | {"num_envs": 1})
+    for step in (10, 20):
+        torch.manual_seed(step)
+        name = folder / "checkpoints" / f"{step:08d}"
+        checkpoint.save(name, build(FLOW, spec=env.spec), step)
+    env.close()
+    (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replay(run: Path, tmp_path_factory) -> Iterator[Browser]:
+    """A replay of two policies, open in a browser."""
+    session = open_session(run, None, "demonstrator")
+    file = export(session, tmp_path_factory.mktemp("page") / "replay.html", seed=1)
+    session.close()
+    with Browser(f"file://{file}", WIDE) as browser:
+        browser.wait("!!window.replay")
+        yield browser
+
+
+def box(browser: Browser, what: str) -> tuple[float, float, float, float]:
+    """Left, top, width and height of an element."""
+    code = f"(() => {{ const b = document.querySelector('{what}').getBoundingClientRect(); "
+    return tuple(browser.run(code + "return [b.left, b.top, b.width, b.height]; })()"))
+
+
+def settled(browser: Browser) -> None:
+    """Until what was asked for is drawn."""
+    browser.wait("!replay.state.stale")
+
+
+def test_a_replay_draws_both_and_moves(replay: Browser) -> None:
+    replay.resize(*WIDE)
+    replay.run("replay.play(false); replay.seek(0)")
+    settled(replay)
+    before = replay.picture()
+    assert "demonstrator" in replay.words() and "clone · checkpoint 00000020" in replay.words()
+    left, top, wide, high = box(replay, "#view")
+    middle = before[int(top) + 40 : int(top + high) - 40, int(left) : int(left + wide)]
+    for half in (middle[:, : int(wide) // 2], middle[:, int(wide) // 2 :]):
+        # An arm, a table and a red cube: many colours, and red among them.
+        assert half.std() > 20
+        red, green = half[..., 0].astype(int), half[..., 1].astype(int)
+        assert (red - green > 90).sum() > 60
+    replay.run("replay.seek(12)")
+    settled(replay)
+    after = replay.picture()
+    assert np.mean(np.abs(after.astype(int) - before.astype(int)).max(2) > 30) > 0.01
+    assert "step 12 of 20" in replay.words()
+    assert replay.said == []
+
+
+def test_keys_play_step_and_end_it(replay: Browser) -> None:
+    replay.run("replay.play(false); replay.seek(5)")
+    replay.press("right")
+    assert replay.run("replay.state.time") == 6
+    replay.press("left")
+    replay.press("left")
+    assert replay.run("replay.state.time") == 4
+    replay.press("space")
+    replay.wait("replay.state.playing && replay.state.time > 5")
+    replay.press("space")
+    assert not replay.run("replay.state.playing")
+    replay.press("end")
+    assert replay.run("replay.state.time === replay.last")
+    replay.press("home")
+    assert replay.run("replay.state.time") == 0
+
+
+def test_the_slider_and_the_mouse_reach_it(replay: Browser) -> None:
+    replay.resize(*WIDE)
+    replay.run("replay.seek(0)")
+    settled(replay)
+    left, top, wide, high = box(replay, "#scrub")
+    y = top + high / 2
+    replay.drag((left + 8, y), (left + wide / 2, y))
+    assert replay.run("replay.state.time") == pytest.approx(10, abs=1)
+    settled(replay)
+    before = replay.picture()
+    left, top, wide, high = box(replay, "#view")
+    x, y = left + wide / 4, top + high / 2
+    replay.drag((x, y), (x + 60, y), (x + 120, y + 10))
+    settled(replay)
+    assert np.mean(replay.picture() != before) > 0.05
+
+
+def test_it_fits_a_phone(replay: Browser) -> None:
+    replay.resize(*PHONE, mobile=True)
+    replay.run("replay.seek(8)")
+    settled(replay)
+    assert replay.run("document.documentElement.scrollWidth") <= PHONE[0]
+    for what in ("#view", "#bar", "#scrub", "#charts figure"):
+        left, _, wide, high = box(replay, what)
+        assert left >= 0 and left + wide <= PHONE[0] + 1 and wide > 120 and high > 20
+    assert box(replay, "#bar")[1] < PHONE[1]
+    picture = replay.picture()
+    assert picture.shape == (PHONE[1], PHONE[0], 3) and picture[150:400].std() > 20
+    replay.resize(*WIDE)
+
+
+@pytest.fixture(scope="module")
+def viewer(run: Path) -> Iterator[Viewer]:
+    viewer = serve(run, port=0, block=False, seed=3)
+    yield viewer
+    viewer.close()
+
+
+@pytest.fixture(scope="module")
+def page(viewer: Viewer) -> Iterator[Browser]:
+    with Browser(viewer.url, WIDE) as browser:
+        browser.wait("document.body.innerText.includes('Acting')")
+        until(lambda: len(viewer.server.get_clients()) == 1)
+        yield browser
+
+
+def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
+    words = page.words()
+    for label in ("Play", "Moment", "Speed", "Policy", "checkpoint", "World"):
+        assert label in words
+    _, _, wide, high = box(page, "canvas")
+    assert wide > 300 and high > 300
+
+    def drawn() -> bool:
+        picture = page.picture()[100:600, 320:680]
+        return picture.std() > 8
+
+    until(drawn)
+
+
+def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> None:
+    viewer.reset(3)
+    viewer.step(6)
+    page.press("left")
+    until(lambda: viewer.session.at == 5)
+    page.press("right")
+    until(lambda: viewer.session.at == 6)
+    page.press("home")
+    until(lambda: viewer.session.at == 0)
+    page.press("space")
+    until(lambda: viewer.playing and viewer.session.at > 0)
+    page.press("space")
+    until(lambda: not viewer.playing)
+    page.press("n")
+    until(lambda: viewer.session.episode.seed == 4)
+    page.wait("document.body.innerText.includes('Step 0 of 0')")
+
+
+def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer) -> None:
+    viewer.choose("checkpoint 00000020")
+    find = "[...document.querySelectorAll('input')].find(i => i.value.startsWith('checkpoint'))"
+    page.wait(f"!!{find} && {find}.value === 'checkpoint 00000020'")
+    place = page.run(
+        f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x + 40, b.y + 8]; }})()"
+    )
+    page.drag(tuple(place))
+    option = (
+        "[...document.querySelectorAll('[role=option]')]"
+        ".find(o => o.innerText.includes('checkpoint 00000010'))"
+    )
+    page.wait(f"!!{option}")
+    page.run(f"{option}.click()")
+    until(lambda: viewer.session.chosen == "checkpoint 00000010")
+    page.wait("document.body.innerText.includes('Acting: checkpoint 00000010')")
+
+
+def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:
+    page.resize(*PHONE, mobile=True)
+    page.wait("document.querySelector('canvas').getBoundingClientRect().width <= 390")
+    assert page.run("document.documentElement.scrollWidth") <= PHONE[0]
+    page.resize(*WIDE)
