@@ -1,0 +1,108 @@
+"""Teachers of levels in a run: they hear of every step, a resume is exact, the mazes to be evaluated
+on are the held-out ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from embodied.core.build import ConfigError, parse
+from embodied.core.rng import seed_everything
+from embodied.loops.config import RunConfig
+from embodied.loops.exam import FILE, Exam
+from embodied.loops.keeper import Every, Keeper
+from embodied.loops.log import Log
+from embodied.loops.run import Parts
+from embodied.teachers.taught import Taught
+from tests.loops.test_teaching import run
+
+MEMORY = {
+    "_target_": "policies.recurrent.Recurrent",
+    "width": 8,
+    "inner": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+}
+NODE: dict[str, Any] = {
+    "name": "mazes",
+    "env": {"_target_": "envs.maze.Maze", "side": 5, "blocks": 8, "num_envs": 4, "horizon": 9},
+    "policy": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+    "learner": {
+        "_target_": "embodied.learners.ppo.Ppo",
+        "horizon": 12,
+        "batch_size": 16,
+        "epochs": 1,
+        "normalize": False,
+    },
+    "steps": 960,
+    "eval": {"episodes": 6, "num_envs": 4},
+    "video": False,
+}
+
+
+def node(name: str, **changes: Any) -> dict[str, Any]:
+    teacher = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
+    small = {"size": 12} if "size" in teacher else {}
+    return {**NODE, "teacher": teacher | small, **changes}
+
+
+@pytest.mark.parametrize("policy", [NODE["policy"], MEMORY], ids=["plain", "memory"])
+@pytest.mark.parametrize("name", ["dr", "plr", "accel"])
+def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
+    """In the middle of a batch, with episodes whose outcome is known and whose steps are not."""
+    taught = node(name, policy=policy)
+    whole, state = run(tmp_path / "whole", taught)
+    assert len(whole) >= 80 and {len(row["task"]) for row in whole} == {28}
+    run(tmp_path / "parts", {**taught, "steps": 560})
+    again, other = run(tmp_path / "parts", taught, resume=str(tmp_path / "parts"))
+    assert again == whole
+    assert str(other) == str(state)
+
+
+@pytest.mark.parametrize("name", ["plr", "accel"])
+def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
+    """After an update, running episodes have as many steps as the world has counted."""
+    seed_everything(0)
+    parts = Parts(parse(RunConfig, {**node(name), "output": str(tmp_path)}, "run"))
+    log = Log(tmp_path, silent=True)
+    with Keeper(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
+        parts.loop.run(keeper)
+    estimates, world = parts.feed.estimates, parts.feed.env
+    assert estimates is not None and isinstance(world, Taught) and not estimates.ended
+    begun = world.memory["length"] > 0
+    lengths = dict(
+        zip(world.memory["ticket"].tolist(), world.memory["length"].tolist(), strict=True)
+    )
+    assert {number: row[0] for number, row in estimates.sums.items()} == {
+        number: length for number, length in lengths.items() if length
+    }
+    assert begun.any() and world.teacher.dropped == 0
+    teacher: Any = world.teacher
+    assert set(teacher.pending) == set(lengths) and len(teacher.library) == 12
+
+
+def test_a_student_that_expects_nothing_is_refused(tmp_path: Path) -> None:
+    scaled = {**NODE["learner"], "scale_rewards": True}
+    with pytest.raises(ConfigError, match="what the student expected"):
+        run(tmp_path / "a", node("plr"), learner=scaled)
+
+
+def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
+    from tests.loops.test_teaching import NODE as FR3
+    from tests.loops.test_teaching import PPO
+
+    with pytest.raises(ConfigError, match="made of levels"):
+        run(tmp_path / "a", {**FR3, **PPO}, teacher=node("plr")["teacher"])
+
+
+def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
+    run(tmp_path / "run", node("dr"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
+    parts = Parts(parse(RunConfig, {**node("dr"), "output": str(tmp_path)}, "run"))
+    assert isinstance(parts.eval_env, Exam)
+    held: Any = parts.eval_env.held_out
+    tasks = torch.tensor([line["task"] for line in lines])
+    torch.testing.assert_close(tasks, held[:6], atol=1e-4, rtol=0)
