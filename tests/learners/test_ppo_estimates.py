@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embodied.core.tensors import Tensors, take
-from tests.learners.test_ppo import ALL, carry_of, make, played
+from tests.learners.test_ppo import ALL, OBS, carry_of, make, played
 
 APART = [1, 3]  # rows of the batch that are not learned from
 
@@ -77,11 +77,8 @@ def test_estimates_by_hand() -> None:
     batch["discount"] = torch.tensor([[0.9], [0.0]])
     batch["reward"] = torch.tensor([[0.5], [1.0]])
     with torch.no_grad():
-        v = [
-            learner.value({k: batch[f"obs/{k}"][t] for k in ("state", "critic/truth")})
-            for t in (0, 1)
-        ]
-        after = learner.value({k: batch[f"next_obs/{k}"][0] for k in ("state", "critic/truth")})
+        v = [learner.value({k: batch[f"obs/{k}"][t] for k in OBS}) for t in (0, 1)]
+        after = learner.value({k: batch[f"next_obs/{k}"][0] for k in OBS})
     learner.update(batch)
     second = 1.0 - v[1]
     first = 0.5 + 0.9 * after - v[0] + 0.9 * 0.95 * second

@@ -1,5 +1,5 @@
-"""Teachers of levels in a run: they hear of every step, a resume is exact, the mazes to be evaluated
-on are the held-out ones."""
+"""Teachers of levels in a run: they hear of every step, a resume is exact, and evaluation is on the
+held-out mazes."""
 
 from __future__ import annotations
 
@@ -72,14 +72,11 @@ def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
         parts.loop.run(keeper)
     estimates, world = parts.feed.estimates, parts.feed.env
     assert estimates is not None and isinstance(world, Taught) and not estimates.ended
-    begun = world.memory["length"] > 0
-    lengths = dict(
-        zip(world.memory["ticket"].tolist(), world.memory["length"].tolist(), strict=True)
-    )
-    assert {number: row[0] for number, row in estimates.sums.items()} == {
-        number: length for number, length in lengths.items() if length
-    }
-    assert begun.any() and world.teacher.dropped == 0
+    numbers, steps = (world.memory[key].tolist() for key in ("ticket", "length"))
+    lengths = dict(zip(numbers, steps, strict=True))
+    told = {number: row[0] for number, row in estimates.sums.items()}
+    assert told and told == {number: length for number, length in lengths.items() if length}
+    assert world.teacher.dropped == 0
     teacher: Any = world.teacher
     assert set(teacher.pending) == set(lengths) and len(teacher.library) == 12
 
