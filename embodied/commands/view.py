@@ -19,12 +19,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=8080, help="as port=N: on localhost (default: 8080)"
     )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="write one page about several RUNs: curves, success, films (out=compare.html)",
+    )
     parser.epilog = (
         "examples:\n"
         "  embodied view outputs/clone\n"
         "  embodied view outputs/steered against=outputs/clone   two policies, the same starts\n"
         "  embodied view outputs/steered against=demonstrator seed=3 export=replay.html\n"
         "  embodied view outputs/steered export=film.mp4         or film.gif\n"
+        "  embodied view --compare outputs/clone outputs/steered out=compare.html\n"
         "  embodied view outputs/clone env.task=push port=8081\n"
         "  embodied view env=fr3_insert"
     )
@@ -34,6 +40,8 @@ def run(args: argparse.Namespace) -> None:
     from embodied.viewer import serve
 
     own, given = _own(args.words)
+    if args.compare:
+        return _compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
     runs = [word for word in given if "=" not in word or Path(word).exists()]
     words = [word for word in given if word not in runs]
     if len(runs) > 1 or not given:
@@ -66,10 +74,19 @@ def _export(
     print(f"{file}  {file.stat().st_size / 1e6:.1f} MB  ({ends})", flush=True)
 
 
+def _compare(folders: list[Path], file: Path) -> None:
+    from embodied.viewer.compare import compare
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a run folder: embodied view --compare RUN RUN")
+    print(f"{compare(folders, file)}  {file.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
 def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     """The values of this command's own settings (None: not given), and the other words."""
     own: dict[str, str | None] = {}
-    for name in ("port", "seed", "against", "export"):
+    for name in ("port", "seed", "against", "export", "out"):
         own[name], words = take(words, name)
     return own, words
 

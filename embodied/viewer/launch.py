@@ -28,13 +28,18 @@ class ViewerError(ConfigError):
 @dataclass(frozen=True)
 class Run:
     """What a run folder holds for the viewer: its environment's node, how many steps of a chunk it
-    executes (None: all), its checkpoint folders, oldest first, and the one to begin with."""
+    executes (None: all), its checkpoint folders, oldest first, the one to begin with, and the
+    run's own `folder`."""
 
     env: dict[str, Any]
     execute: int | None
     checkpoints: tuple[Path, ...]
     chosen: Path
-    name: str = ""
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
 
 
 def serve(
@@ -97,6 +102,7 @@ def session_of(node: dict[str, Any], run: Run | None, against: str | None) -> Se
         foresight = Foresight(env.spec, lambda n: build(node | {"num_envs": n}))
         name = "" if run is None else run.name
         session = Session(env, *choices_for(env, run), name=name, foresight=foresight)
+        session.run = run
         if against is not None:
             other = read_run(Path(against), node) if Path(against).is_dir() else run
             rival = session_of(node, other, None)
@@ -139,7 +145,7 @@ def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
         raise ViewerError(f"{file} has no env; name its environment with env=...")
     every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
     env = dict(node["env"] if env_node is None else env_node)
-    return Run(env, node.get("execute"), every or (chosen,), chosen, root.resolve().name)
+    return Run(env, node.get("execute"), every or (chosen,), chosen, root)
 
 
 def require_port(port: int) -> None:

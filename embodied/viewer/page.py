@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from viser import Icon, ViserServer
 
 from embodied.viewer.episode import success_by
+from embodied.viewer.export import replay_of
 from embodied.viewer.plots import Plots, is_discrete
 from embodied.viewer.session import Session
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
+from embodied.viewer.task_panel import TaskPanel
+from embodied.viewer.thoughts import Checkpoints, Plans
 from embodied.viewer.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class Page:
         self._status_part()
         self._play_part()
         self._policy_part()
-        self._task_part()
+        self.task = TaskPanel(server, viewer)
+        self.sliders = self.task.sliders
         self._camera_part()
         with server.gui.add_folder("Episode"):
             self.plots = Plots(server, self.spec)
@@ -67,6 +70,7 @@ class Page:
             Refresh(self.sights.pictures, 0.1),
             Refresh(self._draw_plots, 0.2),
             Refresh(self._draw_camera, 0.25),
+            Refresh(self.plans.draw, 0.1, share=0.2),
         ]
         self.begun()
 
@@ -83,10 +87,7 @@ class Page:
         """A new episode: objects may have other shapes, and the task vector other values."""
         self.stage.begin()
         self.seed.value = self.session.episode.seed
-        drawn = self.session.drawn_task
-        if drawn is not None:
-            for slider, value, (low, high) in zip(self.sliders, drawn, self.ranges, strict=True):
-                slider.value = low + value * (high - low)
+        self.task.begun()
 
     def refresh(self, force: bool = False) -> None:
         """Draw what is stale and due."""
@@ -113,12 +114,22 @@ class Page:
             "Go on from here", hint="forget what came later (key B)", visible=False
         )
         self.onward.on_click(lambda _: viewer.press(viewer.branch))
+        self.save = gui.add_button(
+            "Save replay", icon=Icon.DOWNLOAD, hint="this episode as a page that needs no server"
+        )
+        self.save.on_click(self._save)
         self.speed = gui.add_slider(
             "Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds in a second"
         )
         self._bind(self.speed, viewer.set_speed)
         self.seed = gui.add_number("Seed", 0, min=0, step=1, hint="the start of this episode")
         self._bind(self.seed, viewer.reset)
+        self.plans = Plans(self.server, self.session)
+        if self.plans.there:
+            plan = gui.add_checkbox(
+                "Plan", True, hint="where its plan and other draws of its noise lead, and the past"
+            )
+            self._bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
             self.stage.follow(True)
             follow = gui.add_checkbox("Follow", True)
@@ -130,26 +141,12 @@ class Page:
             "Policy", tuple(self.session.choices), initial_value=self.session.chosen
         )
         self._bind(self.policy, self.viewer.choose)
+        run = self.session.run
+        self.checkpoints = (
+            None if run is None else Checkpoints(self.server, run, self.viewer.choose)
+        )
         self.explore = gui.add_checkbox("Explore", False, hint="add exploration noise")
         self._bind(self.explore, self.viewer.explore)
-
-    def _task_part(self) -> None:
-        self.sliders: list[Any] = []
-        self.ranges: list[tuple[float, float]] = []
-        if self.spec.task is None:
-            return
-        with self.server.gui.add_folder("Task", expand_by_default=False):
-            self.fixed = self.server.gui.add_checkbox(
-                "Fixed", False, hint="off: drawn anew for each episode"
-            )
-            self._bind(self.fixed, lambda _: self._take_task())
-            for name, low, high, unit in task_ranges(self.session.env):
-                slider = self.server.gui.add_slider(
-                    name, low, high, (high - low) / 200, low, hint=f"{low:g} to {high:g} {unit}"
-                )
-                self._bind(slider, lambda _: self._move_task())
-                self.sliders.append(slider)
-                self.ranges.append((low, high))
 
     def _camera_part(self) -> None:
         """The world's own camera, where it is not what the page shows anyway."""
@@ -176,25 +173,26 @@ class Page:
         row = self.server.gui.add_button_group(label, tuple(actions))
         row.on_click(lambda event: self.viewer.press(actions[event.target.value]))
 
+    def _save(self, event: Any) -> None:
+        """Send the episode, as far as it is kept, to the browser that asked."""
+        client = event.client
+        if client is None:
+            return
+
+        def send() -> None:
+            page = replay_of(self.session).html().encode()
+            name = f"replay_{self.session.episode.seed}.html"
+            client.send_file_download(name, page, save_immediately=True)
+
+        self.viewer.press(send)
+
+    def _plan(self, on: bool) -> None:
+        self.plans.on = on
+        self.changed()
+
     def _follow(self, on: bool) -> None:
         self.stage.follow(on)
         self.changed()
-
-    def _move_task(self) -> None:
-        self.fixed.value = True
-        self._take_task()
-
-    def _take_task(self) -> None:
-        """Begin again with what the sliders show now; of many moves only the last one counts."""
-        if not self.fixed.value:
-            return self.viewer.set_task(None)
-        task = [
-            min(max((slider.value - low) / (high - low), 0.0), 1.0)
-            for slider, (low, high) in zip(self.sliders, self.ranges, strict=True)
-        ]
-        before = self.session.task
-        if before is None or not torch.equal(before, torch.tensor(task, dtype=torch.float32)):
-            self.viewer.set_task(task)
 
     def _draw_stage(self) -> None:
         self.stage.draw()
@@ -203,6 +201,8 @@ class Page:
     def _draw_plots(self) -> None:
         self.plots.draw(self.session.episode)
         self.sights.plots()
+        if self.checkpoints is not None:
+            self.checkpoints.show(self.session.chosen)
 
     def _draw_status(self) -> None:
         self.status.content = self.status_text()
@@ -214,8 +214,7 @@ class Page:
         self.policy.value, self.speed.value = self.session.chosen, viewer.speed
         self.explore.value = self.session.explore
         self.onward.visible = not self.session.live and self.session.now.state is not None
-        if self.spec.task is not None:
-            self.fixed.value = self.session.task is not None
+        self.task.show()
 
     def status_text(self) -> str:
         """Step, time, return, success and who acts, as Markdown."""
@@ -224,6 +223,8 @@ class Page:
         lines = [f"Step **{step}** of {session.length - 1} · {step * self.spec.dt:.2f} s"]
         lines += [standing(each) for each in session.both]
         lines.append(f"Acting: {session.chosen}{self._last_action()}")
+        if self.checkpoints is not None and (known := self.checkpoints.words(session.chosen)):
+            lines.append(known)
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
         lines += filter(None, (session.witness.flat, session.witness.trouble))
@@ -257,22 +258,6 @@ def standing(session: Session) -> str:
     text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
     text = f"{text} · *{now.end}*" if now.end else text
     return f"{session.name}: {text}" if session.name else text
-
-
-def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
-    """Name, native low and high, and unit of each element of the task vector.
-
-    From `env.parameters` (our FR3 tasks declare them), else the plain [0, 1] of the vector.
-    """
-    leaf = env.spec.task
-    names = leaf.names or tuple(f"task {i}" for i in range(leaf.size))
-    known = {each.name: each for each in getattr(env, "parameters", ())}
-    return [
-        (name, known[name].low, known[name].high, known[name].unit)
-        if name in known
-        else (name, 0.0, 1.0, "")
-        for name in names
-    ]
 
 
 def _theme(server: ViserServer) -> None:

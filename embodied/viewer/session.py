@@ -16,7 +16,7 @@ from embodied.core.tensors import Tensors
 from embodied.viewer.choices import Acts, Remembers
 from embodied.viewer.episode import Episode, Mind, Moment
 from embodied.viewer.foresight import Foresight
-from embodied.viewer.launch import ViewerError
+from embodied.viewer.launch import Run, ViewerError
 from embodied.viewer.look import Array
 from embodied.viewer.witness import Sight, Witness
 
@@ -46,6 +46,7 @@ class Session:
         foresight: Foresight | None = None,
     ) -> None:
         self.name, self.foresight = name, foresight
+        self.run: Run | None = None
         self.env, self.choices, self.explore = env, choices, False
         self.spec, self.witness = env.spec, Witness(env)
         self.made: dict[str, Acts] = {}

@@ -59,6 +59,8 @@ class Timeline:
             ("To the newest moment", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
             ("Restart the episode", "R", Icon.REFRESH, viewer.reset),
             ("Next episode", "N", Icon.PLAYER_SKIP_FORWARD, viewer.next),
+            ("Earlier checkpoint", "pageup", Icon.ARROW_UP, lambda: viewer.other_checkpoint(-1)),
+            ("Later checkpoint", "pagedown", Icon.ARROW_DOWN, lambda: viewer.other_checkpoint(1)),
             ("Go on from here", "B", Icon.GIT_BRANCH, viewer.branch),
         ]
 

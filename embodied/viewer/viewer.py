@@ -110,6 +110,11 @@ class Viewer(Worker):
         """Let another policy act from here on, by its name in the page."""
         self.do(lambda: self._choose(policy))
 
+    def other_checkpoint(self, by: int) -> None:
+        """The run's next checkpoint, or the one before (`by` -1)."""
+        if self.page.checkpoints is not None:
+            self.page.checkpoints.move(self.session.chosen, by)
+
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
         self.do(lambda: self._explore(on))

@@ -115,7 +115,10 @@ class Browser:
         found: list[Any] = []
 
         def happened() -> bool:
-            found[:] = [self.run(code)]
+            # While the page is being made, it has no body yet.
+            found[:] = [
+                self.run(f"(() => {{ try {{ return {code}; }} catch {{ return null; }} }})()")
+            ]
             return bool(found[0])
 
         until(happened, limit, lambda: f"{code}: {found}; the page said {self.said}")

@@ -66,7 +66,7 @@ def test_a_replay_draws_both_and_moves(replay: Browser) -> None:
     replay.run("replay.play(false); replay.seek(0)")
     settled(replay)
     before = replay.picture()
-    assert "demonstrator" in replay.words() and "clone · checkpoint 00000020" in replay.words()
+    assert "demonstrator" in replay.words() and "· checkpoint 00000020" in replay.words()
     left, top, wide, high = box(replay, "#view")
     middle = before[int(top) + 40 : int(top + high) - 40, int(left) : int(left + wide)]
     for half in (middle[:, : int(wide) // 2], middle[:, int(wide) // 2 :]):

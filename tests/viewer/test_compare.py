@@ -1,0 +1,99 @@
+"""Runs beside each other on one page, and a run's evaluations beside its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from embodied.cli import main
+from embodied.loops.video import write_mp4
+from embodied.viewer import ViewerError
+from embodied.viewer.compare import compare
+from embodied.viewer.history import history_of
+from embodied.viewer.launch import Run
+from embodied.viewer.thoughts import Checkpoints
+
+
+def make_run(folder: Path, success: list[float], lr: float) -> Path:
+    folder.mkdir(parents=True)
+    rows = [{"step": 0, "seconds": 0.1, "train/loss": 2.0}]
+    for i, share in enumerate(success, 1):
+        ends = {"eval/success": share, "eval/return": share, "eval/episodes": 50.0}
+        rows.append({"step": 100 * i, "seconds": 60.0 * i, "train/loss": 1 / i, **ends})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    learner = {"_target_": "embodied.learners.swim.Swim", "lr": lr}
+    (folder / "run.yaml").write_text(yaml.safe_dump({"learner": learner, "seed": 0}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    one = make_run(tmp_path / "first", [0.2, 0.5], 1e-3)
+    (one / "videos").mkdir()
+    write_mp4(one / "videos" / "success.mp4", torch.zeros(4, 16, 16, 3).byte(), 10)
+    return [one, make_run(tmp_path / "sec<ond", [0.1, 0.9], 1e-4)]
+
+
+def test_the_page_has_success_curves_films_and_differences(runs: list[Path]) -> None:
+    page = compare(runs, runs[0].parent / "page.html").read_text()
+    # 25 of 50: Wilson 36.6% to 63.4%; 45 of 50: 78.6% to 95.7%.
+    assert "50% [37%, 63%] of 50" in page and "90% [79%, 96%] of 50" in page
+    assert "sec&lt;ond" in page and "sec<ond" not in page
+    captions = re.findall(r"<figcaption>(\S+?)</figcaption>", page)
+    assert captions[:3] == ["eval/success", "eval/return", "train/loss"]
+    assert page.count("data:video/mp4;base64,") == 1 and "no success was filmed" in page
+    assert re.search(r"<th>learner\.lr</th><td>0\.001</td><td>0\.0001</td>", page)
+    assert "<th>seed</th>" not in page
+    assert not re.search(r"(src|href)=\"https?:", page)
+
+
+def test_from_the_command_line_and_what_is_wrong(runs: list[Path], tmp_path: Path, capsys) -> None:
+    file = tmp_path / "out.html"
+    with pytest.raises(SystemExit) as done:
+        raise SystemExit(main(["view", "--compare", *map(str, runs), f"out={file}"]))
+    assert not done.value.code and file.exists() and str(file) in capsys.readouterr().out
+    with pytest.raises(ViewerError, match="two runs or more"):
+        compare(runs[:1], file)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ViewerError, match=r"holds no metrics\.jsonl"):
+        compare([runs[0], tmp_path / "empty"], file)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    same = [make_run(tmp_path / seed / "run", [0.5], 1e-3) for seed in ("0", "1")]
+    page = compare(same, tmp_path / "page.html").read_text()
+    assert str(same[0]) in page and str(same[1]) in page
+
+
+def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path]) -> None:
+    history = history_of(runs[1])
+    assert history is not None and history.measure == "eval/success"
+    assert (history.steps, history.values) == ([100, 200], [0.1, 0.9])
+    assert history.low[0] == pytest.approx(0.0435, abs=1e-3)
+    assert history.at(150) == pytest.approx(0.5)
+    folders = tuple(runs[1] / "checkpoints" / f"{step:08d}" for step in (100, 150))
+    from viser import ViserServer
+
+    server = ViserServer("127.0.0.1", 0, verbose=False)
+    try:
+        picked: list[str] = []
+        run = Run({}, None, folders, folders[0], runs[1])
+        shown = Checkpoints(server, run, picked.append)
+        shown.show("checkpoint 00000150")
+        steps, values, _, _, marks, mine = shown.plot.data
+        assert steps.tolist() == [100, 150, 200]
+        assert values.tolist() == pytest.approx([0.1, 0.5, 0.9])
+        assert mine[1] == pytest.approx(0.5) and mine[[0, 2]].tolist() != mine[[0, 2]].tolist()
+        assert marks[:2].tolist() == pytest.approx([0.1, 0.5])
+        assert shown.words("checkpoint 00000150") == "eval success at 150: **50%**"
+        assert shown.words("random") == ""
+        shown.move("checkpoint 00000150", -1)
+        shown.move("checkpoint 00000150", 1)
+        assert picked == ["checkpoint 00000100", "checkpoint 00000150"]
+    finally:
+        server.stop()
