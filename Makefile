@@ -18,6 +18,7 @@ demo: setup
 	$(BIN)/embodied demo
 
 test: setup
+	@sh scripts/browser.sh
 	$(BIN)/pytest -n 2
 
 check: setup
