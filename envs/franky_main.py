@@ -1,13 +1,16 @@
 """The process behind `envs.franky`: `python -m envs.franky_main FOLDER`; it ends with its input.
 
 franky-sim's own loop sleeps a millisecond less what a step took, and so falls behind; this one
-keeps deadlines, and is real time where the machine has the time.
+keeps deadlines, and is real time where the machine has the time. Where it has not, time goes slower
+here: a step waits for the torques that answer its state, or a busy machine would be a delay in the
+control loop, and shake the arm.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -28,6 +31,7 @@ from real_robot.seen import Seer
 
 STEP = 0.001  # s of physics
 LOOK = 10  # steps from one look at the things to the next
+ANSWER = 0.05  # s that a step waits for the controller at most: it may be gone
 BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes on late
 
 
@@ -96,12 +100,21 @@ def _run(server: SimulationServer, look: Any) -> None:
     while not over.is_set():
         server.run_once(realtime=False)
         steps += 1
+        _await_answer(server)
         if look is not None and steps % LOOK == 0:
             look()
         now = time.monotonic()
         due = max(due + STEP, now - BEHIND)
         if due > now:
             time.sleep(due - now)
+
+
+def _await_answer(server: SimulationServer) -> None:
+    """Until what runs on each robot has answered its newest state."""
+    for robot in server.robot_servers:
+        if robot.current_motion_id:
+            # The one thing that franky-sim (1.0) keeps to itself.
+            select.select([robot._FrankaServer__udp_socket], [], [], ANSWER)
 
 
 def _await_end(over: threading.Event) -> None:

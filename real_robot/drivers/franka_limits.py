@@ -89,10 +89,8 @@ def _too_fast(limits: Limits, arm: Own) -> str:
     q = low + np.linspace(0, 1, SAMPLES)[:, None] * (high - low)
     most = np.asarray(limits.velocity)
     down, up = allowed(q, arm.velocity)
-    faster = np.maximum(
-        np.minimum(most, np.sqrt(brake * (high - q))) - up,
-        np.minimum(most, np.sqrt(brake * (q - low))) + down,
-    ).max(0)
+    rising, falling = (np.sqrt(brake * np.maximum(0, left)) for left in (high - q, q - low))
+    faster = np.maximum(np.minimum(most, rising) - up, np.minimum(most, falling) + down).max(0)
     worst = int(np.argmax(faster))
     if faster[worst] <= 1e-6:
         return ""

@@ -1,0 +1,327 @@
+"""The Franka's driver: the maker's library as a client, franky-sim as the arm, in its process.
+
+What waits here waits for something to be so; nothing is timed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from embodied.core.build import ConfigError, build
+from embodied.embodiments import fr3
+from embodied.embodiments.cartesian import CartesianDelta
+from embodied.embodiments.cartesian import Config as CartesianConfig
+
+pytest.importorskip("franky", reason="franky-control is not installed")
+pytest.importorskip("franky_sim", reason="franky-sim is not installed")
+
+from envs.franky import Config as FrankyConfig
+from envs.franky import Franky
+from real_robot.arm import Limits
+from real_robot.control import Boxes, Control
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.franka import Franka
+from real_robot.drivers.franka_calls import explain
+from real_robot.drivers.franka_limits import Own, allowed, misfit, own
+from real_robot.follow import Follower
+from real_robot.messages import Mode, Wish
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.limits import Limiter
+from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
+
+PATIENT = 90.0  # s for something to become so, on a machine that does much else
+ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
+FILES = ("franka", "franka_sim")
+OWN = Own(fr3.LOWER, fr3.UPPER, fr3.VELOCITY, fr3.TORQUE)
+
+
+def yaml_of(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
+
+
+def limits_of(name: str) -> Limits:
+    return Limits(**{key: tuple(each) for key, each in yaml_of(name)["limits"].items()})
+
+
+def node(**more: Any) -> dict[str, Any]:
+    """The driver as configs/robot/franka_sim.yaml has it; patient on a slow machine."""
+    return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 60.0} | more
+
+
+def until(so: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENT
+    while not so():
+        assert time.monotonic() < deadline, f"never so: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[dict[str, Any]]:
+    """A Franka that is not there, before a cube."""
+    world = {"_target_": "envs.wired.Wired", "task": "lift"}
+    counterpart = Franky(FrankyConfig(world=world))
+    try:
+        yield counterpart.start()
+    finally:
+        counterpart.stop()
+
+
+@pytest.fixture
+def arm(settings: dict[str, Any]) -> Iterator[Franka]:
+    with build(node(**settings)) as driver:
+        yield driver
+
+
+def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
+    here = arm.read()
+    assert arm.sensed[:3] == ("cube_x", "cube_y", "cube_z") and arm.sensed[-1] == "success"
+    assert here.q.shape == here.dq.shape == here.tau.shape == (7,)
+    assert np.abs(here.dq).max() < 0.05
+    assert 0 <= arm.width <= 0.081
+    # The table carries the cube, whose half size is what its middle is above it.
+    seen = dict(zip(arm.sensed, arm.sense(), strict=True))
+    assert seen["cube_z"] == pytest.approx(seen["cube_half"], abs=2e-3) and seen["success"] == 0
+    tool = fr3.forward(here.q[None])[0][0]
+    assert seen["cube_from_tool_z"] == pytest.approx(seen["cube_z"] - tool[2], abs=2e-3)
+    # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
+    assert abs(here.tau[3]) > 5
+    assert arm.read().t <= time.monotonic()
+
+
+def test_things_are_laid_out_again(arm: Franka) -> None:
+    before = arm.sense().copy()
+    arm.renew()
+    until(lambda: (arm.read(), abs(arm.sense()[0] - before[0]) > 1e-3)[1], "another cube")
+
+
+def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
+    """Lead the arm to `to`, `until` a share of the way, in time of its own."""
+    start = arm.read().q
+    began, share = arm.robot_time, 0.0
+    while share < until:
+        arm.read()
+        share = min(1.0, (arm.robot_time - began) / seconds)
+        arm.write(start + share * (to - start), arm.width)
+        time.sleep(0.002)
+
+
+def test_follows_a_move(arm: Franka) -> None:
+    to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
+    follow(arm, to, 0.5)
+    until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
+
+
+def test_stop_holds(arm: Franka) -> None:
+    start = arm.read().q
+    away = start.copy()
+    away[0] += 0.5 if start[0] < 0 else -0.5
+    follow(arm, away, 1.0, until=0.4)
+    assert np.abs(arm.read().dq).max() > 0.1  # it moves
+    arm.stop()
+    arm.stop()
+    until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
+    rest = arm.read().q
+    assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
+    began = arm.robot_time
+    until(lambda: (arm.read(), arm.robot_time > began + 0.2)[1], "later")
+    assert np.abs(arm.read().q - rest).max() < 0.01
+
+
+def test_hand_follows_its_wish(arm: Franka) -> None:
+    q = arm.read().q
+    for width in (0.08, 0.03, 0.0):
+        arm.write(q, width)
+        until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
+    arm.read()
+
+
+def test_outside_of_its_own_limits(arm: Franka) -> None:
+    q = arm.read().q.copy()
+    q[3] = 0.0
+    with pytest.raises(DriverError, match="outside of its own limits"):
+        arm.write(q, 0.04)
+    with pytest.raises(DriverError, match="outside of its own limits"):
+        arm.write(np.full(7, np.nan), 0.04)
+
+
+def test_check_asks_the_arm(arm: Franka) -> None:
+    limits = limits_of("franka")
+    arm.check(limits)
+    fast = replace(limits, velocity=(*limits.velocity[:6], 5.5))
+    with pytest.raises(DriverError, match=r"limits.velocity of joint 7 .* own 5.26"):
+        arm.check(fast)
+
+
+def control(driver: Franka, folder: Path) -> Control:
+    limits, dt = limits_of("franka_sim"), 0.01
+    stages = [
+        Finite(),
+        Fresh(FreshConfig(hold=30, stop=60, state=30)),
+        Enabled(),
+        Torque(limits),
+        Tracking(limits),
+    ]
+    chain = Chain(stages, Limiter(limits, dt))
+    follower = Follower(CartesianDelta(CartesianConfig()), 0.05)
+    return Control(driver, chain, follower, Boxes.make(folder, 7, len(chain.names)))
+
+
+def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
+    def once() -> Any:
+        control.turn()
+        return so()
+
+    until(once, what)
+
+
+def ask(control: Control, folder: Path, wish: Wish) -> None:
+    boxes = Boxes.open(folder, 7, len(control.chain.names))
+    request = boxes.request.fields
+    request["number"] += control.ticks + 1
+    request["wish"] = wish
+    boxes.request.send()
+    control.turn()
+
+
+def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
+    counterpart = Franky(FrankyConfig())
+    settings = counterpart.start()
+    try:
+        bridge = control(build(node(**settings, silence=1.0, patience=5.0)), tmp_path)
+        bridge.connect()
+        turn_until(bridge, lambda: bridge.ticks > 20, "20 ticks")
+        assert bridge.mode == Mode.IDLE and bridge.fault == ""
+        os.kill(counterpart.pid, signal.SIGKILL)
+        turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
+        assert settings["host"] in bridge.fault and "then reset" in bridge.fault
+        turn_until(bridge, lambda: bridge.chain.resting, "at rest")
+        ask(bridge, tmp_path, Wish.RESET)  # nobody is there: it stays what it is
+        assert bridge.mode == Mode.ESTOP and bridge.fault
+        counterpart = Franky(FrankyConfig(host=settings["host"]))
+        counterpart.start()
+        ask(bridge, tmp_path, Wish.RESET)
+        assert (bridge.mode, bridge.fault) == (Mode.IDLE, "")
+        turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
+        assert bridge.mode == Mode.IDLE
+        bridge.driver.stop()
+        bridge.driver.close()
+    finally:
+        counterpart.stop()
+
+
+def test_frozen_is_said_before_the_library_does() -> None:
+    counterpart = Franky(FrankyConfig())
+    settings = counterpart.start()
+    try:
+        driver = build(node(**settings, silence=0.2, patience=1.0))
+        driver.connect()
+        until(lambda: driver.read().t > 0, "a state")
+        os.kill(counterpart.pid, signal.SIGSTOP)
+        with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
+            until(lambda: driver.read() is None, "silence")
+        with pytest.raises(DriverError, match="did not answer within 1 s"):
+            build(node(**settings, patience=1.0)).connect()
+        driver.stop()
+        driver.close()
+    finally:
+        os.kill(counterpart.pid, signal.SIGCONT)
+        counterpart.stop()
+
+
+def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> None:
+    with ReflexArm() as fake:
+        bridge = control(build(node(host=fake.host, hand=None)), tmp_path)
+        bridge.connect()
+        turn_until(bridge, lambda: bridge.ticks > 5, "5 ticks")
+        fake.reflex(CARTESIAN_REFLEX)
+        turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
+        assert "cartesian_reflex" in bridge.fault and "clear the way" in bridge.fault
+        turn_until(bridge, lambda: bridge.chain.resting, "at rest")
+        assert fake.recovered == 0
+        ask(bridge, tmp_path, Wish.RESET)
+        assert (bridge.mode, bridge.fault, fake.recovered) == (Mode.IDLE, "", 1)
+        turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
+        assert bridge.mode == Mode.IDLE
+        bridge.driver.stop()
+        bridge.driver.close()
+
+
+def test_an_arm_that_has_stopped_itself_does_not_start() -> None:
+    with ReflexArm() as fake:
+        for mode, hint in ((RobotMode.kReflex, "user stop"), (RobotMode.kUserStopped, "release")):
+            fake.mode, fake.error = mode, CARTESIAN_REFLEX
+            with pytest.raises(DriverError, match=f"not ready: .*{hint}"):
+                build(node(host=fake.host, hand=None)).connect()
+        fake.mode = fake.error = None
+        with build(node(host=fake.host, hand=None)) as driver:
+            driver.read()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*FCI activated in Desk"):
+        build(node(host="127.9.9.9")).connect()
+
+
+@pytest.mark.parametrize("key", ["collision_torque", "contact_force", "payload"])
+def test_what_is_not_set_does_not_start(key: str) -> None:
+    settings = node()
+    del settings[key]
+    with pytest.raises(ConfigError, match=key):
+        build(settings)
+
+
+def test_thresholds_that_are_none() -> None:
+    for bad in ([30.0] * 4 + [20.0] * 3, [5.0] * 7, [30.0] * 6):
+        with pytest.raises(ConfigError):
+            build(node(collision_torque=bad))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_limits_of_the_files_fit_an_fr3(name: str) -> None:
+    assert misfit(limits_of(name), OWN) == ""
+    assert misfit(replace(limits_of(name), margin=(0.05,) * 7), OWN).startswith(
+        "joint 2 may arrive"
+    )
+
+
+def test_speeds_near_an_end() -> None:
+    # Joint 1 at 2.5 rad: sqrt(12 (2.75010 - 2.5)) - 0.30 = 1.4324; at 0 rad what any joint may.
+    q = np.zeros(7)
+    q[0], q[3] = 2.5, -1.5
+    down, up = allowed(q, fr3.VELOCITY)
+    assert up[0] == pytest.approx(math.sqrt(12 * 0.2501) - 0.30) and down[0] == -2.62
+    # Joint 4 at -1.5: up 8 (-0.1458 + 1.5), down 8 (-1.5 + 3.0481), less 0.30 each.
+    assert up[3] == pytest.approx(math.sqrt(8 * 1.3542) - 0.30)
+    assert down[3] == -2.62  # 3.219 is more than any joint 4 may
+
+
+def test_the_arms_own_model() -> None:
+    joint = (
+        '<joint type="revolute"><limit lower="-1" upper="0.5" velocity="9" effort="40"/></joint>'
+    )
+    said = own(f"<robot>{joint * 7}<joint type='fixed'/></robot>")
+    assert said.high.tolist()[:2] == [0.5, 0.5] and said.low[5] == 0.5445  # the narrower
+    assert said.velocity[0] == 2.62 and said.torque.tolist() == [40.0] * 4 + [12.0] * 3
+    for bad in ("<robot/>", "no model", f"<robot>{joint * 6}</robot>"):
+        with pytest.raises(ValueError, match="own model"):
+            own(bad)
+
+
+def test_one_line_that_says_what_to_do() -> None:
+    said = explain(
+        "h", 'libfranka: Move command aborted: motion aborted by reflex! ["joint_reflex"]'
+    )
+    assert said.startswith("the Franka at h: Move command aborted") and "clear the way" in said
+    assert "\n" not in explain("h", "two\nlines")
