@@ -1,0 +1,359 @@
+"""How punctual the servo loop is beside a policy that stalls, and what one grouped read saves.
+
+The control process's own turn (simulated arm, safety chain, mailboxes, black box) on absolute
+deadlines, t_k = t_0 + k T, against the loop that sleeps what is left of its period after each turn,
+as learning loops for robots do (SERL, 2024). Late is what comes after its deadline or, in the other
+loop, after the moment that it meant itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from embodied.bench.measure import Comparison, compare, table, write_json
+from embodied.core.build import build
+from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.embodiments import fr3
+from real_robot.arm import Limits
+from real_robot.child import Child
+from real_robot.control import Control
+from real_robot.counterparts.servo_bus import FakeBus, Faults
+from real_robot.deployment import Deployment
+from real_robot.drivers.servo_bus import Config as BusConfig
+from real_robot.drivers.servo_bus import Joint, ServoBus
+from real_robot.mailbox import memory_folder
+from real_robot.messages import Mode, Wish
+from real_robot.rate import EDGES, Rate
+from real_robot.safety.checks import FreshConfig
+
+HERTZ = (100, 200, 500)
+STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
+P99, ERROR = {100: 0.2, 200: 0.5, 500: 0.5}, 0.05  # goals: ms, %
+NAMES = (*(f"q{i}" for i in range(1, 8)), "tool_x", "tool_y", "tool_z", "width")
+STATE = Leaf((len(NAMES),), names=NAMES)
+SPEC = Spec({"state": STATE}, Leaf((4,), low=-1.0, high=1.0), dt=STEP)
+SERVOS, TURNAROUND, BAUD = 6, 1e-3, 1_000_000
+LIMITS = Limits(
+    low=tuple(fr3.LOWER),
+    high=tuple(fr3.UPPER),
+    margin=(0.05,) * 7,
+    velocity=tuple(0.5 * fr3.VELOCITY),
+    acceleration=(8.0,) * 7,
+    jerk=(1000.0,) * 7,
+    torque=(1e3,) * 7,
+    tracking=(9.0,) * 7,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A loop at `hertz`: turns that were made and deadlines that were `missed`, `stalled` of them
+    while the policy stalled; `error` of the rate (%); lateness in ms, and how often (`counts`) it
+    was between two of `EDGES`."""
+
+    loop: str
+    hertz: int
+    rate: float
+    ticks: int
+    missed: int
+    stalled: int
+    stalls: int
+    error: float
+    p50: float
+    p99: float
+    worst: float
+    counts: tuple[int, ...]
+
+    def comparison(self) -> Comparison:
+        """As other benches write it."""
+        return Comparison((self.rate,), (), self.loop, "ticks", notes=asdict(self))
+
+
+def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> list[Row]:
+    """Both loops at every rate for `seconds` each (ours also with real-time priority, where that is
+    granted), and reads of a servo bus; print tables and
+    histograms, write `out/loop.json` and `out/loop_bus.json`. A minute and a half."""
+    rows: list[Row] = []
+    for hertz in HERTZ:
+        with bridge(hertz) as control:
+            rows += [measured(control, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)]
+            with ahead_of_others() as granted:
+                if granted:
+                    rows.append(measured(control, First(hertz, seconds)))
+    show(rows)
+    write_json(Path(out), "loop", [row.comparison() for row in rows])
+    reads = bus_reads(repeats)
+    table(reads, f"{SERVOS} servos, {BAUD // 1000} kbaud and {1e3 * TURNAROUND:.0f} ms turn-around")
+    write_json(Path(out), "loop_bus", reads)
+    return rows
+
+
+class Stalling(Policy):
+    """A flow policy that now and then computes for `STALL` s at a stretch."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.flow: Policy = build({"_target_": "policies.flow.Flow", "chunk": 8}, spec=spec)
+        self.chunk, self.turn = self.flow.chunk, int(time.monotonic() / EVERY)
+        self.node = {"_target_": f"{__name__}.{type(self).__name__}"}
+
+    def initial(self, n: int) -> Tensors:
+        return self.flow.initial(n)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return self.flow.draw(n, explore)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        now, work = time.monotonic(), torch.zeros(64, 64)
+        if int(now / EVERY) > self.turn:
+            self.turn = int(now / EVERY)
+            while time.monotonic() < now + STALL:
+                work = work @ work
+        return self.flow.act(obs, carry, noise)
+
+
+class Deadlines(Rate):
+    """The bridge's own."""
+
+    name = "absolute deadlines"
+
+    def __init__(self, hertz: int, seconds: float) -> None:
+        super().__init__(hertz)
+        self.hertz, self.seconds = hertz, seconds
+        self.at = np.zeros(int(hertz * seconds) + 1)
+        self.lates = np.zeros_like(self.at)
+        self.done: Callable[[], None] = lambda: None
+
+    def wait(self) -> float:
+        self.until_next()
+        count, now = self.ticks - 1, self.clock()
+        if count < len(self.at):
+            self.at[count], self.lates[count] = now, self.late
+        if now > self.start + self.seconds:
+            self.done()
+        return now
+
+    def until_next(self) -> None:
+        """`late` (s) is by how much."""
+        super().wait()
+
+
+class Sleeps(Deadlines):
+    """What is left of a period after each turn is slept."""
+
+    name = "relative sleep"
+
+    def begin(self) -> None:
+        super().begin()
+        self.woke = self.start
+
+    def until_next(self) -> None:
+        meant = self.woke + self.period
+        time.sleep(max(0.0, meant - self.clock()))
+        self.woke = self.clock()
+        self.late = max(0.0, self.woke - meant)
+        self.ticks += 1
+
+
+class First(Deadlines):
+    """The same before everybody else's processes."""
+
+    name = "absolute deadlines, SCHED_FIFO"
+
+
+@contextmanager
+def ahead_of_others() -> Iterator[bool]:
+    """Real-time priority for this process, not for those that it starts, where that is granted."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(50))
+    except (AttributeError, PermissionError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def bridge(hertz: int) -> Iterator[Control]:
+    """An arm that a policy process of its own moves, at that rate."""
+    with TemporaryDirectory(dir=memory_folder()) as name:
+        folder = Path(name)
+        settings = deployment(hertz, folder)
+        settings.write(folder)
+        settings.boxes(folder, create=True)
+        settings.ring(folder, len(settings.chain().names), create=True)
+        control, policy = (
+            settings.control(folder),
+            Child("policy", "real_robot.policy_main", folder),
+        )
+        control.connect()
+        policy.start()
+        try:
+            begin(control, policy)
+            yield control
+        finally:
+            policy.end(2.0)
+            control.driver.close()
+
+
+def deployment(hertz: int, folder: Path) -> Deployment:
+    return Deployment(
+        driver={"_target_": "real_robot.drivers.sim.Sim"},
+        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=str(save(folder / "policy" / "0", Stalling(SPEC), 0)),
+        hertz=hertz,
+        step=STEP,
+        limits=LIMITS,
+        fresh=FreshConfig(5.0, 30.0, 30.0),
+    )
+
+
+def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
+    """Until the policy moves the arm. RuntimeError where it never does."""
+    rate, deadline = Rate(50), time.monotonic() + patience
+    request = control.boxes.request
+    while control.mode != Mode.RUNNING:
+        rate.wait()
+        if policy.watch() or time.monotonic() > deadline:
+            raise RuntimeError(policy.died or f"the arm never moved: {control.fault}")
+        request.fields["wish"] = Wish.ARM if control.mode == Mode.IDLE else Wish.START
+        request.fields["number"] += 1
+        request.send()
+        control.turn()
+
+
+def measured(control: Control, rate: Deadlines) -> Row:
+    """Turns at that rate until its time is over."""
+    control.quit = False
+
+    def done() -> None:
+        control.quit = True
+
+    rate.done = done
+    control.run(rate)
+    return summary(rate.name, rate.hertz, rate.at[: rate.ticks], rate.lates[: rate.ticks])
+
+
+def summary(loop: str, hertz: int, at: NDArray[np.float64], lates: NDArray[np.float64]) -> Row:
+    """Of turns made at times `at` (s), each `lates` (s) late."""
+    ticks = min(len(at), len(lates))
+    gaps = np.diff(at) * hertz
+    lost = np.maximum(np.rint(gaps) - 1, 0).astype(int)
+    begins = np.arange(np.ceil(at[0] / EVERY), np.ceil(at[-1] / EVERY)) * EVERY
+    over = ((at[:-1, None] < begins + STALL + STEP) & (at[1:, None] > begins)).any(1)
+    made = (ticks - 1) / (at[-1] - at[0])
+    p50, p99 = np.percentile(lates, [50, 99]) * 1e3
+    return Row(
+        loop,
+        hertz,
+        rate=float(made),
+        ticks=ticks,
+        missed=int(lost.sum()),
+        stalled=int(lost[over].sum()),
+        stalls=len(begins),
+        error=float(abs(made / hertz - 1) * 100),
+        p50=float(p50),
+        p99=float(p99),
+        worst=float(lates.max() * 1e3),
+        counts=tuple(int(count) for count in np.histogram(lates, EDGES)[0]),
+    )
+
+
+def bus_reads(repeats: int) -> list[Comparison]:
+    """A measurement of all servos (position, speed, current): one grouped read against a read for
+    each servo and quantity, and against one for each servo."""
+    rows: list[Comparison] = []
+    for protocol in ("dynamixel", "feetech"):
+        faults = Faults(turnaround=TURNAROUND, baud=BAUD)
+        with FakeBus(protocol, [2048.0] * SERVOS, faults) as bus:
+            joints = tuple(Joint(f"joint{i}", i, 0, 4095) for i in range(1, SERVOS + 1))
+            config = BusConfig(protocol, bus.path, joints, timeout=0.5, watchdog=2.5)  # pyright: ignore
+            with ServoBus(config) as arm:
+                grouped = calls(lambda arm=arm: arm.wire.get(*arm.make.state), 20)
+                single = calls(lambda arm=arm: one_by_one(arm, pieces(arm)), 2)
+                blocks = calls(lambda arm=arm: one_by_one(arm, (arm.make.state,)), 6)
+                for theirs, name, goal in (
+                    (single, "a register at a time", 5.0),
+                    (blocks, "a servo at a time", None),
+                ):
+                    label = f"{protocol}: grouped / {name}"
+                    rows.append(compare(grouped, theirs, repeats, label, "measurements", goal))
+    return rows
+
+
+def pieces(arm: ServoBus) -> tuple[tuple[int, int], ...]:
+    """Address and size of position, speed and current in the block that the driver reads."""
+    address, size = arm.make.state
+    third = size // 3
+    return tuple((address + k * third, third) for k in range(3))
+
+
+def one_by_one(arm: ServoBus, registers: tuple[tuple[int, int], ...]) -> None:
+    for id in arm.ids:
+        for address, size in registers:
+            arm.wire.ask(address, size, (id,))
+
+
+def calls(call: Callable[[], Any], count: int) -> Callable[[], int]:
+    def block() -> int:
+        for _ in range(count):
+            call()
+        return count
+
+    return block
+
+
+def show(rows: list[Row], console: Console | None = None) -> None:
+    """Tables, goals in brackets, and histograms of lateness."""
+    console = console or Console()
+    shown = Table(title=f"servo loop, a policy at 20 Hz beside it that stalls {STALL} s at a time")
+    shown.add_column("loop")
+    heads = ("Hz", "rate error %", "p50 ms", "p99 ms", "worst ms", "missed", "in stalls")
+    for heading in heads:
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        ours = row.loop.startswith(Deadlines.name)
+        shown.add_row(
+            row.loop,
+            str(row.hertz),
+            f"{row.error:.3f}{f' ({ERROR})' * ours}",
+            f"{row.p50:.3f}",
+            f"{row.p99:.2f}{f' ({P99.get(row.hertz)})' * ours}",
+            f"{row.worst:.1f}",
+            f"{row.missed} of {row.ticks + row.missed}",
+            f"{row.stalled} in {row.stalls}{' (0)' * ours}",
+        )
+    console.print(shown)
+    for row in rows:
+        console.print(histogram(row))
+
+
+def histogram(row: Row, width: int = 40) -> str:
+    """How often it was how late."""
+    lines = [f"{row.loop}, {row.hertz} Hz: late by"]
+    for low, high, count in zip(EDGES[:-1], EDGES[1:], row.counts, strict=True):
+        top = f"{1e3 * high:g}" if high < 1 else "more"
+        bar = "#" * round(width * count / max(sum(row.counts), 1))
+        lines.append(f"  {1e3 * low:6g} to {top:>4} ms {count:6d} {bar}")
+    return "\n".join(lines)
