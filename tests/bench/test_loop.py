@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from embodied.bench import loop
-from embodied.bench.loop import EVERY, STALL, Deadlines, Sleeps, histogram, show, summary
+from embodied.bench.loop import EVERY, Deadlines, Sleeps, histogram, show, summary
 
 
 def test_what_is_lost_and_what_of_it_in_a_stall() -> None:
