@@ -283,7 +283,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"reward.demos={inputs.demos(env)}")
     if reward.get("data", "") is None:
         words.append(f"reward.data=[{inputs.demos(env)},{inputs.lost(env)}]")
-    if (node.get("teacher") or {}).get("run", "") is None:
+    teacher = node.get("teacher") or {}
+    if teacher.get("run", "") is None and teacher.get("player") is None:
         words.append(f"teacher.run={inputs.player(env)}")
     return words
 

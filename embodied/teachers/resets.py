@@ -170,7 +170,9 @@ def _player(config: Config) -> Node:
 
 
 def _check(config: Config) -> None:
-    if (config.run is None) == (config.player is None):
+    if config.run is not None and config.player is not None:
+        raise ConfigError("who plays: teacher.run or teacher.player, not both")
+    if config.run is None and config.player is None:
         raise ConfigError(
             "this teacher needs one who plays: teacher.run=RUN (a trained policy), or "
             "teacher.player={_target_: policies.scripted.Scripted, task: lift}"

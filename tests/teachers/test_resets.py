@@ -255,6 +255,8 @@ def test_what_cannot_be(target: str) -> None:
         made(target, Closed(env))
     with pytest.raises(ConfigError, match=r"teacher\.run=RUN"):
         made(target, env, player=None)
+    with pytest.raises(ConfigError, match="not both"):
+        made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
         build({"_target_": target, "player": SCRIPT}, spec=env.spec)
     for wrong in ({"episodes": 0}, {"every": 0}, {"usual": 1.5}):

@@ -1,0 +1,101 @@
+"""The magnet: its force by hand, and nothing of it without help."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from envs.gym import Config as GymConfig
+from envs.gym import Gym
+from envs.magnet import Config, Magnet
+
+
+def lift(rows: int = 2) -> Fr3:
+    return Fr3(Fr3Config(task="lift", num_envs=rows, threads=1))
+
+
+def above(world: Magnet, height: float, **change: float) -> None:
+    """Put the cube of each row `height` below the tool, at rest."""
+    inner: Fr3 = world.env  # type: ignore[assignment]
+    tool = inner.view(np.arange(world.num_envs)).tool
+    at = world._at
+    inner.batch.qpos[:, at : at + 3] = tool - [0, 0, height]
+    inner.batch.qvel[:, world._speed : world._speed + 3] = 0
+
+
+def test_the_force_is_what_its_law_says() -> None:
+    world = Magnet(Config(body="cube", weights=2.0, reach=0.1, damping=5.0), lift())
+    world.reset(0)
+    above(world, 0.05)
+    mass = 0.08
+    force = world.force(np.array([1.0, 0.5]), np.array([1.0, 0.5]))
+    full = 2 * mass * 9.81 * 0.5  # half way out of its reach
+    np.testing.assert_allclose(force, [[0, 0, full], [0, 0, full / 4]], atol=1e-9)
+    inner: Fr3 = world.env  # type: ignore[assignment]
+    inner.batch.qvel[:, world._speed] = 0.2
+    force = world.force(np.array([1.0, 1.0]), np.array([0.0, 0.0]))
+    np.testing.assert_allclose(force[:, 0], -5 * mass * 0.2)
+    above(world, 0.11)
+    assert not world.force(np.ones(2), np.ones(2)).any()
+
+
+def test_without_a_teacher_there_is_no_help_and_the_world_is_the_same() -> None:
+    world, plain = Magnet(Config(body="cube"), lift()), lift()
+    obs, before = world.reset(3), plain.reset(3)
+    assert torch.equal(obs["state"], before["state"]) and not obs["help"].any()
+    random = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        action = torch.rand(2, 5, generator=random) * 2 - 1
+        helped, other = world.step(action), plain.step(action[:, :4])
+        assert torch.equal(helped.obs["state"], other.obs["state"])
+        assert torch.equal(helped.reward, other.reward)
+
+
+def test_help_lifts_the_cube_costs_and_ends_with_the_episode() -> None:
+    world = Magnet(Config(body="cube", cost=0.01), lift())
+    task = torch.full((2, 6), 0.5)
+    task[:, -1] = torch.tensor([1.0, 0.5])
+    obs = world.reset(0, task)
+    assert obs["help"].flatten().tolist() == [1.0, 0.5]
+    above(world, 0.02)
+    action = torch.zeros(2, 5)
+    action[:, 3], action[:, 4] = 1.0, 1.0
+    step = world.step(action)
+    paid = step.log["success"].float() - 0.01 * torch.tensor([1.0, 0.5])
+    assert torch.allclose(step.reward, paid)
+    assert step.next_obs["help"].flatten().tolist() == [1.0, 0.5]
+    while not step.ended.all():
+        world.reset(None, task, step.ended)
+        step = world.step(-action)
+    assert not step.obs["help"].any() and step.next_obs["help"].any()
+
+
+def test_a_saved_row_goes_on_with_its_help() -> None:
+    world = Magnet(Config(body="cube"), lift())
+    world.reset(0, torch.rand(2, 6))
+    above(world, 0.04)
+    state = world.get_state()
+    ends = []
+    for _ in range(2):
+        world.set_state(state)
+        steps = [world.step(torch.ones(2, 5)) for _ in range(4)]
+        ends.append(torch.cat([step.obs["state"] for step in steps]))
+    assert torch.equal(*ends)
+    assert torch.equal(world.set_state(state)["help"], state["wrapper1/help"][:, None])
+
+
+def test_settings_that_make_no_magnet() -> None:
+    with pytest.raises(ConfigError, match="no free body"):
+        Magnet(Config(body="cup"), lift())
+    with pytest.raises(ConfigError, match="FR3 worlds"):
+        Magnet(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
+    with pytest.raises(ConfigError, match="above 0"):
+        Magnet(Config(body="cube", reach=0.0), lift())
+    with pytest.raises(ConfigError, match="one already"):
+        Magnet(Config(body="cube"), Magnet(Config(body="cube"), lift()))
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        Magnet(Config(body="cube"), lift()).reset(0, torch.full((2, 6), 1.5))

@@ -1,0 +1,85 @@
+"""Help that fades: up and down by hand, exact resume, bad settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.core.plain import pack, unpack
+from embodied.core.spec import Leaf, Spec
+from embodied.teachers.privilege import Privilege
+from embodied.teachers.teacher import Outcome
+
+TASK = Leaf((2,), low=0.0, high=1.0, names=("cube_x", "help"))
+SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
+
+
+def made(**settings: Any) -> Privilege:
+    node = {"_target_": "embodied.teachers.privilege.Privilege", "batch": 4, "step": 0.25}
+    return build({**node, **settings}, spec=SPEC, seed=0)
+
+
+def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
+    tasks, tickets = teacher.sample(len(scores))
+    values = torch.tensor(scores)
+    teacher.update(tickets, Outcome(values, values, torch.ones(len(scores))))
+    return tasks
+
+
+def test_help_falls_with_success_and_rises_with_failure() -> None:
+    teacher = made()
+    tasks = play(teacher, [1.0] * 3)
+    assert (tasks[:, 1] == 1).all() and tasks[:, 0].unique().numel() == 3
+    assert teacher.level == 1  # fewer episodes than it waits for
+    play(teacher, [1.0])
+    assert teacher.level == 0.75
+    play(teacher, [1.0, 1.0, 0.0, 0.0])
+    assert teacher.level == 0.75 and len(teacher.recent) == 4  # neither enough nor too little
+    play(teacher, [0.0])  # the window is 1, 0, 0, 0: a quarter
+    assert teacher.level == 1.0
+    for _ in range(6):
+        play(teacher, [1.0] * 4)
+    assert teacher.level == 0 and teacher.metrics() == {"help": 0.0}
+
+
+def test_episodes_with_other_help_are_not_counted() -> None:
+    teacher = made()
+    _, late = teacher.sample(4)
+    play(teacher, [1.0] * 4)
+    teacher.update(late, Outcome(torch.zeros(4), torch.zeros(4), torch.ones(4)))
+    assert teacher.level == 0.75 and not teacher.recent
+
+
+def test_some_episodes_have_none() -> None:
+    tasks = made(without=0.5).sample(200)[0]
+    assert 60 < int((tasks[:, 1] == 0).sum()) < 140
+    assert set(tasks[:, 1].tolist()) == {0.0, 1.0}
+
+
+def test_no_number_no_lesson_and_an_exact_resume() -> None:
+    teacher, other = made(), made()
+    with pytest.warns(UserWarning, match="not a number"):
+        play(teacher, [float("nan")] * 5)
+    assert teacher.level == 1 and not teacher.recent
+    play(teacher, [1.0, 1.0, 0.0])
+    teacher.sample(2)  # two that never end
+    other.set_state(unpack(pack(teacher.get_state())))
+    assert torch.equal(play(teacher, [1.0] * 9), play(other, [1.0] * 9))
+    assert teacher.level == other.level < 1
+
+
+def test_settings_that_mean_nothing() -> None:
+    with pytest.raises(ConfigError, match="needs a world with help"):
+        build({"_target_": "embodied.teachers.privilege.Privilege", "name": "aid"}, spec=SPEC)
+    with pytest.raises(ConfigError, match="needs a world with help"):
+        node = {"_target_": "embodied.teachers.privilege.Privilege"}
+        build(node, spec=replace(SPEC, task=None))
+    with pytest.raises(ConfigError, match="no width"):
+        made(box={"help": [0.5, 0.5]})
+    for wrong in ({"step": 0.0}, {"batch": 0}, {"first": 2.0}, {"little": 0.8}):
+        with pytest.raises(ConfigError, match="teacher"):
+            made(**wrong)
