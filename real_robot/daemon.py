@@ -21,6 +21,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+
 from embodied.core.build import ConfigError
 from real_robot.blackbox import BlackBoxError, keep_newest
 from real_robot.child import Child
@@ -90,6 +92,8 @@ class Daemon:
                 self.endpoint.close()
             # The control process brings the arm to rest before it goes.
             self.control.end(patience=10.0)
+            if self.save_at is not None:
+                self.save()
             self.succession.end()
             self.policy.end(patience=2.0)
             self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
@@ -135,7 +139,13 @@ class Daemon:
         self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
         self.control.start()
         self.policy.start()
+        self._record()
+
+    def _record(self) -> None:
+        """A recorder, where one is wanted, that has told of nothing yet."""
         if self.deployment.recording:
+            self.recorded.fields[:] = np.zeros(1, RECORDED)
+            self.recorded.send()
             self.recorder.start()
 
     def _clear(self) -> None:
@@ -160,6 +170,8 @@ class Daemon:
         verb = request.verb
         if verb != Verb.STATUS:
             self.watch.note(f"an operator asks: {verb}")
+        if verb == Verb.RESET and self.recorder.died:
+            self._record()
         if verb == Verb.STATUS:
             self._answer(client, request, True)
         elif not self.control.alive:
@@ -191,8 +203,6 @@ class Daemon:
 
     def _revive(self, client: Client, request: Request) -> None:
         """The policy anew; an arm that latched meanwhile is reset as well."""
-        if self.recorder.died:
-            self.recorder.start()
         self.policy.end(0.0)
         self.policy.start()
         self.watch.begin_policy()

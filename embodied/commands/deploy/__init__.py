@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     from embodied.commands.deploy.site import site
 
     node, policy = composed(args.words, args.config_dir)
+    if not node["yes"] and not sys.stdin.isatty():
+        raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
     output = _output(node, args.words)
     with site(node, policy, output) as here:
         if not show_checks(here, known_file(here)):
@@ -54,6 +56,8 @@ def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
     require_at_least(node, {"episodes": 1, "seconds": 0.1})
     if policy is not None and node.get("demonstrator"):
         raise ConfigError("either policy=RUN or demonstrator=NAME acts, not both")
+    if policy is None and not node.get("demonstrator"):
+        raise ConfigError("say what is to act: policy=RUN, or a script: demonstrator=reach")
     return node, policy
 
 
@@ -125,8 +129,6 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
 def _agreed(node: Node, robot: str, dry: bool) -> bool:
     if node["yes"]:
         return True
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
     moves = "nothing moves (dry)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
     return input(f"{robot} is held. From here on {moves}. Go on? [y/N] ").strip().lower() == "y"
 

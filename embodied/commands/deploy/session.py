@@ -154,6 +154,7 @@ class Session:
 
     def _episode(self, seconds: float | None) -> None:
         began, first = time.monotonic(), self.status
+        self.before = first.get("recorder", {}).get("ended")
         status, end, success = first, "", self._success(first)
         while not end:
             try:
@@ -190,9 +191,12 @@ class Session:
         """Wait until the recorder has dealt with the episode; a broken one is only told of."""
         if not self.deployment.recording or not self.episodes:
             return
-        ended = len(self.episodes)
-        said = self._until(lambda s: _told(s["recorder"], ended), "the episode is recorded")
+        said = self._until(lambda s: self._told(s["recorder"]), "the episode is recorded")
         self.episodes[-1].recorded = not (said["recorder"]["problem"] or said["recorder"]["died"])
+
+    def _told(self, recorder: Status) -> bool:
+        """Of the newest episode, or never: a recorder that was started again counts afresh."""
+        return bool(recorder["died"]) or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
         reply = ask(self.folder, verb, PATIENCE)
@@ -249,7 +253,3 @@ def relative(status: Status, first: Status) -> Status:
     }
     missed = status["control"]["missed"] - first["control"]["missed"]
     return {**status, "stages": stages, "control": {**status["control"], "missed": missed}}
-
-
-def _told(recorder: Status, ended: int) -> bool:
-    return bool(recorder["died"]) or recorder["ended"] >= ended

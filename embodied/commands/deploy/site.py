@@ -92,8 +92,6 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     from embodied.core.spec import Leaf, Spec
     from real_robot.observe import names_of
 
-    if not node.get("demonstrator"):
-        raise ConfigError("say what is to act: policy=RUN, or a script: demonstrator=reach")
     controller: Any = build(robot["controller"])
     # Its names are the controller's and the driver's; everything that can be seen is shown.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])

@@ -1,0 +1,292 @@
+"""`embodied deploy` and `embodied robot` as a user types them, on arms that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import yaml
+
+from embodied.cli import main
+from embodied.core.build import build
+from embodied.core.checkpoint import save
+from embodied.core.episodes import read_episodes
+from embodied.embodiments import fr3, so101
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from envs.wired import Config as WiredConfig
+from envs.wired import Wired
+from tests.real_robot.test_daemon import PATIENT, gone, until
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+# For a machine that does much else at the same time.
+PATIENTLY = ("robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",)
+SLOW_WIRE = ("demonstrator=reach", "robot.driver.timeout=0.3")
+FAR = "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}"  # nobody gets there
+CROWDED = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"  # nor there
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "d"
+    made.mkdir(mode=0o700)
+    yield made
+
+
+def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`embodied deploy`, with its output in `where/out`."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY),
+            *("yes=true", f"output={where / 'out'}", f"folder={folder}"),
+        ],
+        cwd=where,
+        env=ENV,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def said(deploy: subprocess.Popen[str]) -> str:
+    try:
+        return deploy.communicate(timeout=4 * PATIENT)[0]
+    finally:
+        deploy.kill()
+
+
+def robot(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """What `embodied robot ...` prints, and its exit code."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(["robot", *words])
+    out = capsys.readouterr()
+    return int(str(left.value.code)), out.out + out.err
+
+
+def status(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, Any] | None:
+    code, text = robot(capsys, "status", f"folder={folder}", "--json")
+    return json.loads(text) if code == 0 else None
+
+
+def test_the_simulated_fr3_reaches_twice_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
+    deploy = start(tmp_path, folder, "robot=sim", "demonstrator=reach", "episodes=2")
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["end"] for each in summary["episodes"]] == ["success"] * 2, text
+    assert summary["successes"] == 2 and "success  2 of 2" in text
+    assert json.loads((out / "deployment.json").read_text())["robot"] == "fr3"
+    assert "-> RUNNING" in (out / "daemon.log").read_text()
+    episodes = read_episodes(out / "recording")
+    assert len(episodes) == 2
+    assert all(bool(episodes.episode(k)["success"][-1]) for k in range(2))
+    goals = [episodes.episode(k)["obs/state"][0, 17:] for k in range(2)]
+    assert not goals[0].equal(goals[1]), "the world was laid out anew"
+    assert not (folder / "daemon.sock").exists() and not (folder / "state").exists()
+
+
+def test_the_servo_arm_over_its_wire(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A goal that nobody reaches; policies take over from each other while the arm goes on; a
+    stranger's is refused; Ctrl-C ends it in order, and nobody is left."""
+    deploy = start(tmp_path, folder, "robot=so101_fake", *SLOW_WIRE, FAR, "seconds=900")
+    try:
+        run_through(deploy, tmp_path, folder, capsys)
+    finally:
+        if deploy.poll() is None:
+            deploy.kill()
+
+
+def run_through(
+    deploy: subprocess.Popen[str],
+    where: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def now() -> dict[str, Any]:
+        assert deploy.poll() is None, said(deploy)
+        return until(lambda: status(capsys, folder), "the daemon answers")
+
+    until(lambda: now()["mode"] == "RUNNING", "it runs")
+    before = now()
+    policy = where / "out" / "policy"
+    code, text = robot(capsys, "load", str(policy), f"folder={folder}")
+    assert code == 0 and "load: done" in text
+    after = now()
+    assert after["policy"]["pid"] not in (0, before["policy"]["pid"])
+    assert after["mode"] == "RUNNING" and not after["fault"], "the loop was never dropped"
+    assert after["control"]["pid"] == before["control"]["pid"]
+    spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+    node = {"_target_": "policies.scripted.Scripted", "task": "reach"}
+    stranger = save(where / "stranger", build(node, spec=spec), 0)
+    code, text = robot(capsys, "load", str(stranger), f"folder={folder}")
+    assert code == 2 and "the one before goes on" in text and "q6" in text, text
+    same = now()
+    assert same["mode"] == "RUNNING" and same["policy"]["pid"] == after["policy"]["pid"]
+    code, text = robot(capsys, "status", f"folder={folder}")
+    assert "so101 is RUNNING" in text and f"process {same['control']['pid']}" in text
+    assert robot(capsys, "reset", f"folder={folder}")[0] == 2, "nothing is latched"
+    deploy.send_signal(signal.SIGINT)
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    summary = json.loads((where / "out" / "summary.json").read_text())
+    assert summary["episodes"][0]["end"] == "stopped from the keyboard"
+    assert summary["episodes"][0]["success"] is False and summary["successes"] == 0
+    for name in ("control", "policy", "recorder"):
+        until(lambda name=name: gone(same[name]["pid"]), f"{name} is gone")
+    episodes = read_episodes(where / "out" / "recording")
+    assert len(episodes) == 1 and len(episodes.steps["action"]) > 20
+    sent = episodes.steps["action/sent"].numpy()
+    assert np.ptp(sent, axis=0).max() > 0.05, "it moved towards where it never came"
+    assert ((sent >= so101.LOWER) & (sent <= so101.UPPER)).all()
+
+
+def test_an_operators_stop_ends_the_session(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy = start(tmp_path, folder, "robot=so101_fake", *SLOW_WIRE, FAR, "episodes=3")
+    try:
+        running = until(
+            lambda: s if (s := status(capsys, folder)) and s["mode"] == "RUNNING" else None,
+            "it runs",
+        )
+        assert robot(capsys, "estop", f"folder={folder}")[0] == 0
+        text = said(deploy)
+        assert deploy.returncode == 2 and "an operator pressed stop" in text
+        assert gone(running["control"]["pid"]), "nobody is left"
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert len(summary["episodes"]) == 1, "no episode was begun after that"
+        assert list((tmp_path / "out" / "blackbox").glob("*.npz")), "the black box is there"
+    finally:
+        deploy.kill()
+
+
+def test_who_kills_deploy_leaves_an_arm_at_rest(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy = start(tmp_path, folder, "robot=sim", "demonstrator=reach", "seconds=900", CROWDED)
+    try:
+        running = until(
+            lambda: s if (s := status(capsys, folder)) and s["mode"] == "RUNNING" else None,
+            "it runs",
+        )
+        deploy.kill()
+        for name in ("control", "policy", "recorder"):
+            until(lambda name=name: gone(running[name]["pid"]), f"{name} is gone")
+        until(lambda: not (folder / "daemon.sock").exists(), "the daemon is gone")
+        assert len(read_episodes(tmp_path / "out" / "recording")) == 1, "what was done is kept"
+    finally:
+        deploy.kill()
+
+
+def trained(folder: Path, **env: Any) -> Path:
+    """A run folder of a policy for the simulated FR3, as `embodied train` leaves it."""
+    world = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 4, **env}
+    spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+    policy = build({"_target_": "policies.flow.Flow", "width": 32, "chunk": 2}, spec=spec)
+    save(folder / "checkpoints" / "00000000", policy, 0)
+    (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
+    return folder
+
+
+def test_a_check_says_what_fits_and_what_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(tmp_path / "run")
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "connect=true")
+    assert code == 0, text
+    lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
+    fine = ("policy", "rate", "actions", "observations", "parity", "limits", "workspace", "arm")
+    assert {lines[name] for name in fine} == {"ok"}, text
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.step=0.1")
+    assert code == 1 and "FAIL rate" in text and "every 0.05 s" in text
+    turned = "robot.controller.turning=yaw"
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", turned)
+    assert code == 1 and "FAIL actions" in text
+    nothing = "robot.driver.world=null"
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", nothing)
+    assert code == 1 and "FAIL observations" in text and "goal_x" in text
+    code, text = robot(capsys, "check", "robot=so101_fake", f"policy={run}")
+    assert code == 1 and "q6" in text, "another robot's policy"
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.fresh.hold=0.06")
+    assert code == 1 and "FAIL freshness" in text
+    weights = run / "checkpoints" / "00000000" / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\1\0")
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}")
+    assert code == 1 and "FAIL policy" in text and "was changed after it was saved" in text
+
+
+def test_limits_that_do_not_fit_the_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"
+    code, text = robot(capsys, "check", "robot=so101_fake", "demonstrator=reach", wide)
+    assert code == 1 and "FAIL range" in text and "elbow_flex" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["robot=sim"], "policy=RUN"),
+        (["robot=nobody", "demonstrator=reach"], 'there is no robot "nobody"'),
+        (["demonstrator=reach"], "robot is not given"),
+        (["robot=sim", "demonstrator=reach", "policy=x"], "not both"),
+        (["robot=sim", "demonstrator=random"], "nobody knows which task"),
+        (["robot=sim", "demonstrator=reach", "robot.limits.jerk=null"], "limits: jerk"),
+        (["robot=sim", "demonstrator=reach", "robot.hertzz=3"], "hertzz"),
+        (["robot=so101_fake", "demonstrator=reach", "robot.home=[9,0,0,0,0]"], "home: joint 1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = robot(capsys, "check", *words)
+    assert code == 2 and reason in text and len(text.strip().splitlines()) == 1, text
+
+
+def test_nobody_moves_an_arm_without_a_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["deploy", "robot=so101_fake", "demonstrator=reach"])
+    assert left.value.code == 2 and "yes=true" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_robots_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "robots"])
+    text = capsys.readouterr().out
+    assert "sim " in text and "so101_fake" in text and "that is not there" in text
+
+
+def test_the_wired_world_is_the_simulations() -> None:
+    """Objects of a wired world start as the task says, and success is its predicate."""
+    world = Wired(WiredConfig("lift"))
+    model = world.compile()
+    data = mujoco.MjData(model)
+    data.qpos[:7] = fr3.HOME
+    world.begin(model, data, np.random.default_rng(0))
+    mujoco.mj_forward(model, data)
+    seen = dict(zip(world.names, world.sense(data), strict=True))
+    assert 0.38 <= seen["cube_x"] <= 0.62 and seen["success"] == 0
+    at = world.free["cube"]
+    tool = fr3.forward(data.qpos[None, :7])[0][0]
+    data.qpos[at : at + 3] = tool
+    seen = dict(zip(world.names, world.sense(data), strict=True))
+    assert seen["success"] == 1, "high, and in the hand"
+    assert [seen[f"cube_from_tool_{axis}"] for axis in "xyz"] == pytest.approx([0, 0, 0], abs=1e-9)

@@ -1,0 +1,99 @@
+"""The way home, turn by turn; a dry run; and what comes out of the ring of states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.embodiments import fr3
+from real_robot.blackbox import BlackBox
+from real_robot.control import Boxes
+from real_robot.drivers.dry import Dry
+from real_robot.drivers.sim import Config, Sim
+from real_robot.homing import SHARE, Homing
+from real_robot.messages import Mode, Wish
+from tests.real_robot.test_control import LIMITS, Bench, within
+
+AWAY = fr3.HOME + np.array([0.4, 0.2, -0.3, 0.3, 0.2, 0.1, -0.5])
+
+
+def at_home(bench: Bench, home: np.ndarray) -> Bench:
+    bench.control.homing = Homing(home, LIMITS)
+    bench.run(2)
+    return bench
+
+
+def test_an_idle_arm_goes_home_within_a_share_of_its_speed(tmp_path: Path) -> None:
+    bench = at_home(Bench(tmp_path), AWAY)
+    assert bench.ask(Wish.HOME) == Mode.HOMING
+    bench.run(600)
+    assert bench.mode == Mode.IDLE and not bench.fault
+    assert bench.sent[-1] == pytest.approx(AWAY, abs=1e-6)
+    within(bench.sent)
+    speed = np.abs(np.diff(np.stack(bench.sent), axis=0)).max(0) / 0.01
+    assert (speed <= 1.05 * SHARE * np.asarray(LIMITS.velocity)).all(), speed
+
+
+def test_a_way_home_can_be_stopped_and_is_refused_while_something_else_moves(
+    tmp_path: Path,
+) -> None:
+    bench = at_home(Bench(tmp_path), AWAY)
+    bench.ask(Wish.HOME)
+    bench.run(60)
+    assert bench.ask(Wish.STOP) == Mode.STOPPING
+    bench.run(100)
+    assert bench.mode == Mode.IDLE
+    assert np.abs(bench.sent[-1] - AWAY).max() > 0.1, "it stopped on the way"
+    assert np.ptp(np.stack(bench.sent[-20:]), axis=0).max() == 0
+    bench.ask(Wish.ARM)
+    assert bench.ask(Wish.HOME) == Mode.ARMED, "only from IDLE"
+    bench.ask(Wish.ESTOP)
+    assert bench.ask(Wish.HOME) == Mode.ESTOP
+
+
+def test_an_arm_without_a_home_refuses(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run(2)
+    assert bench.ask(Wish.HOME) == Mode.IDLE
+    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+
+
+def test_a_dry_run_holds_the_arm_and_imagines_the_rest() -> None:
+    now = 100.0
+    real = Sim(Config(), lambda: now)
+    with Dry(real) as dry:
+        first = dry.read()
+        target = first.q + 0.2
+        for _ in range(50):
+            now += 0.01
+            dry.write(first.q + (target - first.q) * min(1.0, (now - 100.0) / 0.25), 0.03)
+            arm = dry.read()
+        assert arm.q == pytest.approx(target) and dry.width == 0.03
+        assert arm.t == now, "the stamps are the real arm's"
+        assert real.read().q == pytest.approx(first.q, abs=0.03), "it was held"
+
+
+def test_what_is_new_in_the_ring(tmp_path: Path) -> None:
+    record = np.dtype([("tick", "<i8")])
+    ring = BlackBox(tmp_path / "ring", record, 8, create=True)
+    one = np.zeros(1, record)
+    for tick in range(5):
+        one["tick"] = tick
+        ring.add(one)
+    records, count = ring.since(2)
+    assert records["tick"].tolist() == [2, 3, 4] and count == 5
+    assert len(ring.since(count)[0]) == 0
+    for tick in range(5, 20):
+        one["tick"] = tick
+        ring.add(one)
+    records, count = ring.since(count)
+    assert records["tick"].tolist() == [*range(13, 20)] and count == 20, "7 of 8 slots are safe"
+
+
+def test_mailboxes_carry_what_is_sensed(tmp_path: Path) -> None:
+    here, there = Boxes.make(tmp_path, 7, 3, 2), Boxes.open(tmp_path, 7, 3, 2)
+    here.state.fields["sensed"] = [0.25, 1.0]
+    here.state.send()
+    assert there.state.receive() and there.state.fields["sensed"][0].tolist() == [0.25, 1.0]

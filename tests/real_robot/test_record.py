@@ -1,0 +1,202 @@
+"""What the recorder makes of an arm's ticks, and that nothing which befalls it touches the arm."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import build
+from embodied.core.checkpoint import load_policy, save
+from embodied.core.episodes import read_episodes
+from embodied.core.policy import Policy
+from embodied.embodiments import fr3
+from real_robot.decide import observed
+from real_robot.deployment import Deployment
+from real_robot.messages import Mode, state_record
+from real_robot.observe import Observer
+from real_robot.record import Scribe, seen_spec
+from real_robot.requests import Verb
+from real_robot.safety.checks import FreshConfig
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_daemon import Bridge, until
+from tests.real_robot.test_decide import GOAL, SPEC, tool
+
+FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+
+
+def ticks(*rows: dict[str, Any]) -> np.ndarray:
+    """States with those fields set; the rest are zeros of an FR3 at home."""
+    made = np.zeros(len(rows), state_record(7, 2))
+    made["q"], made["sent"] = fr3.HOME, fr3.HOME
+    for k, row in enumerate(rows):
+        made["now"][k] = made["measured"][k] = 10.0 + 0.01 * k
+        for name, value in row.items():
+            made[name][k] = value
+    return made
+
+
+def test_rows_are_the_followers_steps() -> None:
+    """Two ticks a step: what is seen is of the first, what came of it is of the last."""
+    observer = Observer(SPEC, 7, tool, GOAL)
+    scribe = Scribe(
+        seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 3, lambda q, sensed: bool(q[0] > 0.1)
+    )
+    act = np.zeros(32)
+    act[:4] = [1.0, -1.0, 0.5, 0.0]
+    runs = {"mode": Mode.RUNNING, "size": 4, "action": act, "followed": 10.0}
+    away = fr3.HOME + 0.2
+    made = ticks(
+        {"mode": Mode.ARMED},
+        {**runs, "step": 0, "counts": [0, 1]},
+        {**runs, "step": 0, "proposed": 1.0, "filtered": 0.5, "sent": 0.25, "counts": [0, 3]},
+        {**runs, "step": 1, "starved": 1},  # nothing to follow: no row
+        {**runs, "step": 2},
+        {**runs, "step": 2, "q": away},
+        {"mode": Mode.STOPPING, "fault": b"why"},
+    )
+    scribe.hear(10.0, np.array([1.0, 2.0, 3.0], np.float32))
+    said = [scribe.take(tick) for tick in made]
+    assert said[:-1] == [None] * 6
+    episode = said[-1]
+    assert episode is not None and episode.fault == "why" and episode.success is True
+    rows = episode.rows
+    assert rows["action"].tolist() == [[1.0, -1.0, 0.5, 0.0]] * 2
+    for name, value in (("proposed", 1.0), ("filtered", 0.5), ("sent", 0.25)):
+        assert rows[f"action/{name}"][0].tolist() == [value] * 7
+    assert rows["stamp/measured"].tolist() == pytest.approx([10.01, 10.04])
+    assert rows["stamp/decided"].tolist() == [10.0, 10.0]
+    assert rows["interventions"].tolist() == [[0, 2], [0, 0]]
+    assert rows["noise"].tolist() == [[1.0, 2.0, 3.0]] * 2
+    assert rows["success"].tolist() == [False, True] and rows["reward"].tolist() == [0.0, 1.0]
+    assert rows["terminated"].tolist() == [False, True]
+    seen = observed(observer, made[4], lambda q: tool(q[None])[0])["state"]
+    assert rows["obs/state"][1].numpy() == pytest.approx(seen)
+    last = observed(observer, made[5], lambda q: tool(q[None])[0])["state"]
+    assert rows["next_obs/state"].numpy() == pytest.approx(last)
+
+
+def flow(folder: Path) -> str:
+    torch.manual_seed(0)
+    policy: Policy = build(FLOW, spec=SPEC)
+    return str(save(folder / "0", policy, 0))
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    place = tmp_path_factory.mktemp("recorded")
+    return Deployment(
+        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=flow(place),
+        hertz=100.0,
+        step=SPEC.dt,
+        limits=LIMITS,
+        fresh=FreshConfig(hold=1.0, stop=5.0, state=2.0),
+        given=GOAL,
+        blend=0,
+        seconds=60.0,
+        recording=str(place / "episodes"),
+    )
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
+    folder = tmp_path_factory.mktemp("r")
+    folder.chmod(0o700)
+    deployment.write(folder)
+    made = Bridge(folder)
+    until(lambda: made.status["recorder"]["ready"], "the recorder looks")
+    yield made
+    made.process.terminate()
+    made.process.wait(90)
+
+
+def recorded(bridge: Bridge, steps: int = 20) -> dict[str, Any]:
+    """One more episode of about so many steps; what the recorder says."""
+    before = bridge.status["recorder"]["ended"]
+    first = bridge.running()["policy"]["number"]
+    until(lambda: bridge.status["policy"]["number"] > first + steps, "the policy decides")
+    assert bridge.ask(Verb.STOP).ok
+    bridge.mode("IDLE")
+    told = lambda: s if (s := bridge.status["recorder"])["ended"] > before else None  # noqa: E731
+    return until(told, "the recorder has seen it")
+
+
+def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deployment) -> None:
+    said = recorded(bridge)
+    assert said["episodes"] == 1 and not said["problem"] and said["steps"] > 10
+    rows = read_episodes(deployment.recording).steps
+    policy = load_policy(deployment.policy)
+    noise = rows["noise"]
+    heard = noise.abs().sum(1) > 0
+    assert heard.float().mean() > 0.5, "the recorder missed most of what was drawn"
+    shape = policy.draw(len(noise)).shape
+    plan, _ = policy.act({"state": rows["decided/state"]}, {}, noise.reshape(shape))
+    apart = (plan.detach() - rows["action"][:, None]).abs().amax(2).amin(1)
+    assert float(apart[heard].max()) < 1e-5, "each action is one of the plan's, bit by bit nearly"
+    assert (rows["stamp/decided"] <= rows["stamp/measured"]).all()
+    sent = rows["action/sent"].numpy()
+    assert (np.abs(np.diff(sent, axis=0)).max(0) > 0).any(), "it moved"
+
+
+def test_a_killed_recorder_keeps_what_was_finished(bridge: Bridge, deployment: Deployment) -> None:
+    recorded(bridge)
+    count = len(read_episodes(deployment.recording))
+    running = bridge.running()
+    pid, tick = running["recorder"]["pid"], running["control"]["tick"]
+    os.kill(pid, signal.SIGKILL)
+    status = until(lambda: s if (s := bridge.status)["recorder"]["died"] else None, "it is noted")
+    assert "SIGKILL" in status["recorder"]["died"]
+    after = until(
+        lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"
+    )
+    assert after["mode"] == "RUNNING" and not after["fault"]
+    assert len(read_episodes(deployment.recording)) == count
+    bridge.ask(Verb.STOP)
+    bridge.mode("IDLE")
+
+
+def test_a_recorder_that_died_is_started_again_by_a_reset(bridge: Bridge) -> None:
+    if bridge.status["recorder"]["pid"]:
+        os.kill(bridge.status["recorder"]["pid"], signal.SIGKILL)
+        until(lambda: bridge.status["recorder"]["died"], "it is noted")
+    bridge.idle()
+    assert bridge.ask(Verb.ESTOP).ok
+    bridge.done(Verb.RESET)
+    until(lambda: bridge.status["recorder"]["ready"], "it looks again")
+    assert recorded(bridge)["episodes"] >= 1
+
+
+def test_a_full_disk_costs_an_episode_and_nothing_else(
+    bridge: Bridge, deployment: Deployment
+) -> None:
+    recorded(bridge)
+    count = len(read_episodes(deployment.recording))
+    pid = bridge.status["recorder"]["pid"]
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, hard))  # nothing larger can be written
+    try:
+        said = recorded(bridge)
+        assert "could not write" in said["problem"]
+        status = bridge.status
+        assert status["mode"] == "IDLE" and not status["fault"] and status["recorder"]["pid"] == pid
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(read_episodes(deployment.recording)) == count
+    assert not recorded(bridge)["problem"], "with room again, it goes on"
+    assert len(read_episodes(deployment.recording)) == count + 1
+
+
+def test_a_recording_names_its_policy(deployment: Deployment) -> None:
+    episodes = read_episodes(deployment.recording)
+    assert episodes.info[0]["policy"] == deployment.policy
+    assert episodes.info[0]["stages"][-1] == "limits"
