@@ -135,6 +135,9 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
                 text = f"~{key}"  # Hydra knows no other way to choose nothing
             elif isinstance(value, str) and value not in (known := options(key, search)):
                 raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
+        elif override.package is not None and isinstance(value, str):  # robot@env.robot=franka
+            if value not in (known := options(key, search)):
+                raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(
                 f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."

@@ -35,6 +35,8 @@ def main(folder: Path, policy: str = "") -> None:
     when_left_alone(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
     deployment = Deployment.read(folder)
+    if not policy and not deployment.policy:  # a guest decides (real_robot.guest)
+        threading.Event().wait()
     acting = load_policy(policy if policy else deployment.policy)
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)

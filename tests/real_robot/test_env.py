@@ -1,0 +1,136 @@
+"""An arm as an environment: daemon, control process and simulated arm, stepped from here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import require_same
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from real_robot.env import Config, RealEnv
+from real_robot.guest import GuestError
+from real_robot.messages import Mode
+from real_robot.requests import Verb
+
+PATIENT = 90.0  # s
+
+
+def robot() -> dict[str, Any]:
+    node = yaml.safe_load(Path("configs/robot/sim.yaml").read_text())
+    # Of a busy machine that also runs tests.
+    node["fresh"] = {"hold": 2.0, "stop": 6.0, "state": 4.0}
+    return node
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[RealEnv]:
+    world = {"_target_": "envs.fr3.Fr3", "task": "reach"}
+    made = RealEnv(Config(robot(), world, horizon=60, patience=PATIENT))
+    yield made
+    made.close()
+    assert made.guest.daemon.returncode == 0 and not made.guest.folder_path.exists()
+
+
+def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
+    require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
+    torch.manual_seed(0)
+    node = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+    actor = Actor(build(node, spec=env.spec), 1)
+    obs, first = env.reset(), torch.tensor([True])
+    goals, ends = [], []
+    left: list[torch.Tensor] = []
+    env.before_reset(left.append)
+    for _ in range(200):
+        step = env.step(actor(obs, first))
+        assert step.reward.item() == step.terminated.item() == step.log["success"].item()
+        assert not step.log["stopped"].item()
+        if step.ended.item():
+            ends.append(step.terminated.item())
+            goals.append(step.next_obs["state"][0, -3:].tolist())
+            assert not torch.equal(step.obs["state"], step.next_obs["state"])
+        obs, first = step.obs, step.ended
+        if len(ends) == 2:
+            break
+    assert ends == [True, True] and goals[0] != goals[1], "another goal in each episode"
+    assert len(left) == 2
+
+
+def test_nobody_steps_and_the_arm_rests_and_goes_on(env: RealEnv) -> None:
+    env.reset()
+    push = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
+    env.step(push)
+    deadline = time.monotonic() + PATIENT
+    while env.guest.mode != Mode.IDLE:  # somebody updates a network
+        env.guest.look()
+        assert env.guest.mode != Mode.ESTOP and time.monotonic() < deadline
+        time.sleep(0.05)
+    before = env.guest.seen["sent"].copy()
+    for _ in range(8):
+        step = env.step(push)
+    assert env.guest.mode == Mode.RUNNING and not step.ended.item()
+    assert abs(env.guest.seen["sent"] - before).max() > 0.01
+
+
+def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> None:
+    import threading
+
+    env.reset()
+    assert env.guest.ask(Verb.ESTOP)
+
+    def operator() -> None:
+        while not env.guest.ask(Verb.RESET):
+            time.sleep(0.1)
+
+    hand = threading.Timer(1.0, operator)
+    hand.start()
+    step = env.step(torch.zeros(1, 4))
+    hand.join()
+    assert step.log["stopped"].item() and step.truncated.item() and not step.terminated.item()
+    assert not env.step(torch.zeros(1, 4)).log["stopped"].item(), "and on it goes"
+
+
+def test_two_may_share_an_arm_one_after_the_other(env: RealEnv) -> None:
+    env.reset()
+    other = RealEnv(env.config)
+    assert other.guest is env.guest
+    other.reset()
+    assert not other.step(torch.zeros(1, 4)).log["stopped"].item()
+    other.close()
+    step = env.step(torch.zeros(1, 4))
+    assert step.truncated.item() and step.log["stopped"].item(), "it was not where it thinks"
+    assert not env.step(torch.zeros(1, 4)).ended.item()
+
+
+def test_what_an_arm_cannot_be(env: RealEnv) -> None:
+    world = {"_target_": "envs.fr3.Fr3", "task": "reach"}
+    with pytest.raises(ConfigError, match="one arm"):
+        RealEnv(Config(robot(), world, num_envs=2))
+    with pytest.raises(ConfigError, match="can't be set"):
+        env.reset(task=torch.zeros(1, 3))
+    turned = {**robot(), "controller": {**robot()["controller"], "turning": "yaw"}}
+    with pytest.raises(ConfigError, match="turning="):
+        RealEnv(Config(turned, world))
+
+
+def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:
+    node = {**robot(), "seconds": 5.0}  # not the other tests' arm
+    other = RealEnv(Config(node, {"_target_": "envs.fr3.Fr3", "task": "reach"}))
+    assert other.guest is not env.guest
+    other.reset()
+    os.kill(other.guest.daemon.pid, signal.SIGKILL)
+    with pytest.raises(GuestError, match=r"gone|tells"):
+        for _ in range(500):
+            other.step(torch.zeros(1, 4))
+    other.dozing.close()
+    other.guest.close()
