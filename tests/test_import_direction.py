@@ -35,7 +35,17 @@ ROBOT_SEES = {"real_robot", "embodied.core", "embodied.embodiments", "policies"}
 SEE_ROBOT = {"envs", "embodied.bench", "embodied.viewer", "embodied.commands"}
 SHARED = ("core", "loops", "data", "viewer", "commands", "cli.py", "compose.py")
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
-ORDINARY = {"act", "best", "clip", "goal", "metrics", "progress", "program"}  # plain words too
+ORDINARY = {
+    "act",
+    "best",
+    "clip",
+    "goal",
+    "metrics",
+    "progress",
+    "program",
+    "reverse",
+    "trajectory",
+}  # plain words too
 
 
 def sources(*roots: str) -> list[Path]:
