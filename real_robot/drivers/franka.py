@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from real_robot.arm import Arm, Floats, Limits
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.franka_calls import FAILED, MODES, call, explain, franky
+from real_robot.drivers.franka_calls import FAILED, MODES, call, explain, franky, sever
 from real_robot.drivers.franka_hand import Config as HandConfig
 from real_robot.drivers.franka_hand import Hand
 from real_robot.drivers.franka_limits import Own, misfit, own
@@ -106,11 +106,24 @@ class Franka(Driver):
         self._motion: Any = None
         self._hand: Hand | None = None
         self._own: Own | None = None
-        self._lost = ""
+        self._lost, self._silent = "", False
         self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
         self._tick, self._seen = -1, 0.0
 
     def connect(self) -> None:
+        self._connect(recover=False)
+
+    def recover(self) -> None:
+        """Connect anew, and use the arm's own error recovery; what still runs is left alone."""
+        # No name for the robot here: what has one is not let go of, and it takes one connection.
+        if not self._runs() or (self._hand is not None and self._hand.fault):
+            self.close()
+            self._connect(recover=True)
+
+    def _runs(self) -> bool:
+        return self._robot is not None and not self._lost and bool(self._robot.is_in_control)
+
+    def _connect(self, recover: bool) -> None:
         config = self.config
         kernel = franky.RealtimeConfig.Enforce if config.realtime else franky.RealtimeConfig.Ignore
 
@@ -121,7 +134,7 @@ class Franka(Driver):
             if self.senses is not None:
                 self.senses.connect()
             self._robot = call(config.host, dial, config.patience, "answer")
-            self._check_mode()
+            self._check_mode(recover)
             self._own = self._limits()
             if config.hand is not None:
                 self._hand = Hand(config.hand, config.host, config.patience)
@@ -144,9 +157,9 @@ class Franka(Driver):
             raise self._fail(error) from error
         now, tick = self.clock(), state.time.to_msec()
         if tick != self._tick:
-            self._tick, self._seen = tick, now
+            self._tick, self._seen, self._silent = tick, now, False
         elif now - self._seen > self.config.silence:
-            # Not latched here: it may come back, the control process is what stops for good.
+            self._silent = True
             raise DriverError(
                 f"the Franka at {self.config.host} has said nothing for {now - self._seen:.2f} s: "
                 "look at its power, cable and Desk, then reset"
@@ -196,21 +209,12 @@ class Franka(Driver):
         except FAILED as error:
             self._fail(error)
 
-    def recover(self) -> None:
-        """Clear a reflex, or connect again; what still runs is left alone."""
-        robot = self._robot
-        if robot is not None and not self._lost and robot.is_in_control:
-            if self._hand is None or not self._hand.fault:
-                return
-        else:
-            self._clear()
-        self.close()
-        self.connect()
-
     def close(self) -> None:
+        if self._silent or "Timeout" in self._lost:
+            sever(self.config.host)
         if self._hand is not None:
             self._hand.close()
-        if self._robot is not None and not self._lost:
+        if self._robot is not None and not (self._lost or self._silent):
             try:
                 if self._robot.is_in_control:
                     self._robot.move(franky.TorqueStopMotion(), asynchronous=True)
@@ -218,13 +222,7 @@ class Franka(Driver):
             except FAILED as error:
                 self._fail(error)
         self._robot = self._motion = self._hand = None
-        self._lost, self._tick = "", -1
-
-    def _clear(self) -> None:
-        """The arm's own error recovery, on a new connection if there is need."""
-        robot, host = self._robot, self.config.host
-        if robot is not None and "Timeout" not in self._lost:
-            call(host, robot.recover_from_errors, self.config.patience, "recover from its error")
+        self._lost, self._silent, self._tick = "", False, -1
 
     def _limits(self) -> Own:
         try:
@@ -232,9 +230,12 @@ class Franka(Driver):
         except ValueError as error:
             raise DriverError(f"the Franka at {self.config.host}: {error}") from error
 
-    def _check_mode(self) -> None:
-        host = self.config.host
-        state = call(host, lambda: self._robot.state, self.config.patience, "tell its state")
+    def _check_mode(self, recover: bool) -> None:
+        host, patience = self.config.host, self.config.patience
+        state = call(host, lambda: self._robot.state, patience, "tell its state")
+        if recover and state.robot_mode.name == "Reflex":
+            call(host, self._robot.recover_from_errors, patience, "recover from its error")
+            state = call(host, lambda: self._robot.state, patience, "tell its state")
         self._q, mode = np.array(state.q), state.robot_mode.name
         if mode in MODES:
             said = str(state.current_errors or state.last_motion_errors)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -45,6 +48,8 @@ MODES = {
     "Other": "it is locked or busy: unlock its joints and activate FCI in Desk",
 }
 
+PORTS = (1337, 1338)  # of the arm and of its hand
+
 T = TypeVar("T")
 
 
@@ -58,8 +63,8 @@ def explain(host: str, said: object) -> str:
 def call(host: str, do: Callable[[], T], patience: float, what: str) -> T:
     """`do()`, which must be done in `patience` s; DriverError where it is not, or fails.
 
-    A peer that takes connections and then says nothing would keep the library waiting for ever;
-    what is given up on is left to its thread.
+    A peer that takes connections and then says nothing would keep the library waiting for ever:
+    such a connection is cut.
     """
     done: list[T] = []
     failed: list[BaseException] = []
@@ -74,10 +79,32 @@ def call(host: str, do: Callable[[], T], patience: float, what: str) -> T:
     thread.start()
     thread.join(patience)
     if failed:
-        raise DriverError(explain(host, failed[0])) from failed[0]
+        error = failed.pop()  # or it would hold itself, and with it the connection, for ever
+        raise DriverError(explain(host, error)) from error
     if not done:
+        sever(host)
         raise DriverError(
             f"the Franka at {host} did not {what} within {patience:.0f} s: look at its power, "
             "cable and Desk"
         )
     return done[0]
+
+
+def sever(host: str) -> None:
+    """Cut this process's connections to the arm at `host`, where it no longer answers.
+
+    The library's objects say goodbye when they end, and wait, with all of Python, for an answer.
+    """
+    address = _address(host)
+    for entry in os.listdir("/proc/self/fd"):
+        # Most are of another kind, and one is gone meanwhile.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as wire:
+            if wire.getpeername() in [(address, port) for port in PORTS]:
+                wire.shutdown(socket.SHUT_RDWR)
+
+
+def _address(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host

@@ -57,7 +57,7 @@ def limits_of(name: str) -> Limits:
 
 def node(**more: Any) -> dict[str, Any]:
     """The driver as configs/robot/franka_sim.yaml has it; patient on a slow machine."""
-    return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 60.0} | more
+    return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 30.0} | more
 
 
 def until(so: Callable[[], Any], what: str) -> None:
@@ -261,10 +261,10 @@ def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> 
 def test_an_arm_that_has_stopped_itself_does_not_start() -> None:
     with ReflexArm() as fake:
         for mode, hint in ((RobotMode.kReflex, "user stop"), (RobotMode.kUserStopped, "release")):
-            fake.mode, fake.error = mode, CARTESIAN_REFLEX
+            fake.pose(mode, CARTESIAN_REFLEX)
             with pytest.raises(DriverError, match=f"not ready: .*{hint}"):
                 build(node(host=fake.host, hand=None)).connect()
-        fake.mode = fake.error = None
+        fake.pose(None, None)
         with build(node(host=fake.host, hand=None)) as driver:
             driver.read()
 
