@@ -30,14 +30,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied view outputs/steered against=outputs/clone   two policies, the same starts\n"
         "  embodied view outputs/steered against=demonstrator seed=3 export=replay.html\n"
         "  embodied view outputs/steered export=film.mp4         or film.gif\n"
+        "  embodied view outputs/demos episode=3                  what was recorded\n"
         "  embodied view --compare outputs/clone outputs/steered out=compare.html\n"
         "  embodied view outputs/clone env.task=push port=8081\n"
+        "  embodied view outputs/clone host=0.0.0.0               for others, with a token\n"
         "  embodied view env=fr3_insert"
     )
 
 
 def run(args: argparse.Namespace) -> None:
     from embodied.viewer import serve
+    from embodied.viewer.launch import HOST
 
     own, given = _own(args.words)
     if args.compare:
@@ -48,10 +51,17 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("say what to view: embodied view RUN, or embodied view env=NAME")
     path = Path(runs[0]) if runs else None
     env = _env(path, words, args.config_dir) if words else None
-    seed = _number(own, "seed", 0)
+    seed = _number(own, "episode" if own["episode"] is not None else "seed", 0)
     if own["export"] is not None:
         return _export(Path(own["export"]), path, env, own["against"], seed)
-    serve(path, env, _number(own, "port", args.port), seed=seed, against=own["against"])
+    serve(
+        path,
+        env,
+        _number(own, "port", args.port),
+        seed=seed,
+        against=own["against"],
+        host=own["host"] or HOST,
+    )
 
 
 def _export(
@@ -86,7 +96,7 @@ def _compare(folders: list[Path], file: Path) -> None:
 def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     """The values of this command's own settings (None: not given), and the other words."""
     own: dict[str, str | None] = {}
-    for name in ("port", "seed", "against", "export", "out"):
+    for name in ("port", "seed", "episode", "against", "export", "out", "host"):
         own[name], words = take(words, name)
     return own, words
 
@@ -107,6 +117,8 @@ def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, A
 
     words = [*words, "policy=null"]  # only the world is asked for
     if path is None:
+        return compose("eval", words, folders).node["env"]
+    if (path / "meta" / "info.json").exists():
         return compose("eval", words, folders).node["env"]
     file = checkpoint.find(path).parent.parent / "run.yaml"
     trained = yaml.safe_load(file.read_text())["env"]

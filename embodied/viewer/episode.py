@@ -13,6 +13,8 @@ from embodied.viewer.witness import Sight
 
 CURVES = 8
 """Elements of an action or observation in a plot: more cannot be told apart."""
+TERM = "term/"
+"""Begins the names of numbers that are parts of a reward."""
 LONGEST = 20_000
 """Moments that are kept; of a longer episode the oldest tenth is forgotten."""
 

@@ -14,7 +14,7 @@ from viser import Icon, ViserServer
 
 from embodied.viewer.episode import success_by
 from embodied.viewer.export import replay_of
-from embodied.viewer.plots import Plots, is_discrete
+from embodied.viewer.plots import Judged, Plots, is_discrete
 from embodied.viewer.session import Session
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
@@ -63,6 +63,7 @@ class Page:
         self._camera_part()
         with server.gui.add_folder("Episode"):
             self.plots = Plots(server, self.spec)
+        self.judged = Judged(server, self.spec.dt)
         self.sights = Sights(server, self.session, alone=self.stage.empty)
         self.parts = [
             Refresh(self._draw_stage, 1 / 30, share=0.5),
@@ -122,7 +123,9 @@ class Page:
             "Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds in a second"
         )
         self._bind(self.speed, viewer.set_speed)
-        self.seed = gui.add_number("Seed", 0, min=0, step=1, hint="the start of this episode")
+        self.seed = gui.add_number(
+            self.session.counts.title(), 0, min=0, step=1, hint="the start of this episode"
+        )
         self._bind(self.seed, viewer.reset)
         self.plans = Plans(self.server, self.session)
         if self.plans.there:
@@ -200,6 +203,7 @@ class Page:
 
     def _draw_plots(self) -> None:
         self.plots.draw(self.session.episode)
+        self.judged.draw(self.session.episode)
         self.sights.plots()
         if self.checkpoints is not None:
             self.checkpoints.show(self.session.chosen)
@@ -227,7 +231,7 @@ class Page:
             lines.append(known)
         if self.scene is not None and self.scene.undrawn:
             lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
-        lines += filter(None, (session.witness.flat, session.witness.trouble))
+        lines += filter(None, (session.witness.flat, session.witness.trouble, session.trouble))
         if self.viewer.problem:
             lines.append(f"**Stopped:** {self.viewer.problem}")
         return "  \n".join(lines)

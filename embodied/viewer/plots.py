@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from viser import GuiUplotHandle, ViserServer, uplot
 
 from embodied.core.spec import Leaf, Spec
-from embodied.viewer.episode import CURVES, Episode
+from embodied.viewer.episode import CURVES, TERM, Episode
 
 POINTS = 400
 NAMED = 24
@@ -44,6 +44,38 @@ class Plots:
             self.range, self.rewards.scales = wanted, _scales(wanted)
         self.rewards.data = curves(rewards[:, None], self.dt)
         self.actions.data = curves(episode.actions or [[0.0] * len(self.actions.data[1:])], self.dt)
+
+
+class Judged:
+    """What is known of each step besides: terms of the reward one above the other, the critic."""
+
+    def __init__(self, server: ViserServer, dt: float) -> None:
+        self.server, self.dt = server, dt
+        self.folder = server.gui.add_folder("Judged", visible=False)
+        self.plots: dict[str, tuple[GuiUplotHandle, list[str]]] = {}
+
+    def draw(self, episode: Episode) -> None:
+        """Send the curves of `episode`; a plot is made when there is first something to show."""
+        names = sorted({name for moment in episode.taken for name in moment.numbers})
+        groups = {name: [name] for name in names if not name.startswith(TERM)}
+        if terms := [name for name in names if name.startswith(TERM)]:
+            groups["reward terms, stacked"] = terms
+        for title, members in groups.items():
+            if self.plots.get(title, (None, []))[1] != members:
+                self._begin(title, members)
+            rows = [
+                [moment.numbers.get(name, np.nan) for name in members] for moment in episode.taken
+            ]
+            # Each on top of those before it.
+            self.plots[title][0].data = curves(np.cumsum(rows, 1), self.dt)
+
+    def _begin(self, title: str, members: list[str]) -> None:
+        self.folder.visible = True
+        if title in self.plots:
+            self.plots[title][0].remove()
+        with self.folder:
+            shown = [name.removeprefix(TERM) for name in members][:CURVES]
+            self.plots[title] = _plot(self.server, title, shown, 150, None), members
 
 
 class Observed:

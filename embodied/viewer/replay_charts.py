@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.viewer.episode import Episode, Moment
+from embodied.viewer.episode import TERM, Episode, Moment
 from embodied.viewer.look import Array
 
 FRAMES = 1500
@@ -31,9 +31,9 @@ def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
     """Reward, its terms, what else is known of each step, and the actions of the first lane."""
     made: list[dict[str, Any]] = []
     every = {name for lane in lanes for name in numbers_of(lane)}
-    terms = sorted(name for name in every if name.startswith("term/"))
+    terms = sorted(name for name in every if name.startswith(TERM))
     if terms and len(lanes) == 1:
-        curves = [curve(lanes[0], name.removeprefix("term/"), name) for name in terms]
+        curves = [curve(lanes[0], name.removeprefix(TERM), name) for name in terms]
         made.append({"title": "reward terms", "curves": curves, "stacked": True})
     else:
         made.append({"title": "reward", "curves": each_lane(lanes, "reward")})

@@ -47,16 +47,18 @@ class Plans:
                 continue
             ahead = each.ahead()
             if ahead:
-                lines[f"{root}/plan"] = segments(ahead[:1]), CHOSEN, 4.0
+                lines[f"{root}/plan"] = segments(ahead[:1]), CHOSEN, 5.0
             if len(ahead) > 1:
-                lines[f"{root}/draws"] = segments(ahead[1:]), DRAWN, 1.5
+                lines[f"{root}/draws"] = segments(ahead[1:]), DRAWN, 2.0
             trail = each.trail()
             if trail is not None and each.at > 0:
-                lines[f"{root}/trail"] = segments([trail[: each.at + 1]]), GONE, 2.0
+                lines[f"{root}/trail"] = segments([trail[: each.at + 1]]), GONE, 2.5
         for name in set(self._shown) - set(lines):
             self.server.scene.remove_by_name(name)
         for name, (points, colour, width) in lines.items():
-            self.server.scene.add_line_segments(name, points, colour, line_width=width)
+            self.server.scene.add_line_segments(
+                name, points, colour, thickness=width, thickness_units="screen"
+            )
         self._shown = list(lines)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +18,7 @@ import torch
 from viser import ViserServer
 from viser._messages import ShareUrlRequest
 
+from embodied.viewer.guard import LOCAL, Guard
 from embodied.viewer.launch import HOST
 from embodied.viewer.page import SPEEDS, Page
 from embodied.viewer.session import Session
@@ -24,16 +27,20 @@ from embodied.viewer.worker import Worker
 REST = 0.8
 """How long the end of an episode is shown, s."""
 FRAMES = 1 / 30
+ANYWHERE = ("0.0.0.0", "::")
 
 
 class Viewer(Worker):
-    """A page on 127.0.0.1 and the session behind it; every method returns when it is done.
+    """A page and the session behind it; every method returns when it is done.
+
+    It is on this machine only, unless `host` is another address; then the page asks for the token
+    that is in `url`.
 
     Methods may be called from any thread. What goes wrong in them is raised here; what goes wrong
     while playing stops the play and is said on the page.
     """
 
-    def __init__(self, session: Session, port: int = 8080, seed: int = 0) -> None:
+    def __init__(self, session: Session, port: int = 8080, seed: int = 0, host: str = HOST) -> None:
         self.session = session
         self.playing, self.speed, self.problem = False, 1.0, ""
         super().__init__()
@@ -41,9 +48,11 @@ class Viewer(Worker):
         # Browsers open connections that they do not use, each of which would be a traceback.
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
         with contextlib.redirect_stdout(io.StringIO()):
-            self.server = ViserServer(HOST, port, label="embodied", verbose=False)
+            self.server = ViserServer(HOST, 0, label="embodied", verbose=False)
         # The page could otherwise ask for a tunnel that shows it to the whole internet.
         self.server._websock_server.unregister_handler(ShareUrlRequest)
+        token = None if host in LOCAL else secrets.token_urlsafe(16)
+        self.guard = Guard(host, port, self.server.get_port(), token)
         try:
             self.start()
         except BaseException:
@@ -52,7 +61,10 @@ class Viewer(Worker):
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.server.get_port()}"
+        """The address to open; off this machine, with this machine's name in place of `host`."""
+        token = "" if self.guard.token is None else f"/?token={self.guard.token}"
+        name = socket.gethostname() if self.guard.host in ANYWHERE else self.guard.host
+        return f"http://{name}:{self.guard.port}{token}"
 
     def play(self) -> None:
         """Go on in time, `speed` times as fast as the real thing."""
@@ -126,6 +138,7 @@ class Viewer(Worker):
     def close(self) -> None:
         """End the thread, the server and the environment; safe to call twice."""
         self.stop()
+        self.guard.close()
         # The server announces its end on the terminal, whatever it was told.
         with contextlib.redirect_stdout(io.StringIO()):
             self.server.stop()

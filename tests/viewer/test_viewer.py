@@ -228,7 +228,7 @@ def test_the_page_is_served_on_the_loopback_address_only(viewer: Viewer) -> None
         assert answer.status == 200 and b"<html" in answer.read()[:2000].lower()
     # Another loopback address reaches what listens everywhere, but not what listens on one.
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", viewer.server.get_port()), timeout=5)
+        socket.create_connection(("127.0.0.2", viewer.guard.port), timeout=5)
 
 
 def test_a_connection_that_is_not_used_prints_nothing(viewer: Viewer, capfd, caplog) -> None:

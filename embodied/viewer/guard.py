@@ -1,0 +1,188 @@
+"""The door of the page: every connection says what it wants, and is let in or refused in a line.
+
+The page itself listens on this machine only; the guard is what others reach. Off this machine a
+token is asked for: in the address once, then in a cookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import threading
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+HEAD = 16_384
+"""Bytes that a request may have."""
+PATIENCE = 20.0
+"""Seconds in which it has to be said."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+COOKIE = "embodied_view"
+REASONS = {303: "See Other", 400: "Bad Request", 403: "Forbidden", 405: "Method Not Allowed"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of an HTTP request; header names in small letters."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+
+    @property
+    def upgrades(self) -> bool:
+        return self.headers.get("upgrade", "").lower() == "websocket"
+
+
+class Refused(Exception):
+    """`status` and one line that says why."""
+
+    def __init__(self, status: int, why: str, header: str = "") -> None:
+        super().__init__(why)
+        self.status, self.why, self.header = status, why, header
+
+
+def read_head(head: bytes) -> Request:
+    """The request that `head` holds; Refused where it is none."""
+    try:
+        lines = head.decode("ascii").split("\r\n")
+        method, target, version = lines[0].split(" ")
+        pairs = [line.split(":", 1) for line in lines[1:] if line]
+        headers = {name.strip().lower(): value.strip() for name, value in pairs}
+    except ValueError as error:
+        raise Refused(400, "this is not a request") from error
+    if version not in ("HTTP/1.0", "HTTP/1.1") or not target.startswith("/"):
+        raise Refused(400, "this is not a request")
+    return Request(method, target, headers)
+
+
+def check(request: Request, local: bool, token: str | None) -> None:
+    """Refused for what may not be asked: other methods, paths that lead out, pages of others that
+    talk to this one through a browser, a token that is missing or wrong."""
+    if request.method not in ("GET", "HEAD"):
+        raise Refused(405, "only GET is answered here")
+    path = unquote(urlsplit(request.target).path)
+    if ".." in path.replace("\\", "/").split("/") or "\0" in path:
+        raise Refused(400, "this path leads nowhere")
+    host = request.headers.get("host", "")
+    if local and name_of(f"//{host}") not in LOCAL:
+        # A page elsewhere may have given its own name this machine's address.
+        raise Refused(403, "this page answers to localhost and 127.0.0.1 only")
+    origin = request.headers.get("origin")
+    if request.upgrades and origin is not None and urlsplit(origin).netloc != host:
+        raise Refused(403, "another page may not connect here")
+    if token is not None:
+        require_token(request, token)
+
+
+def require_token(request: Request, token: str) -> None:
+    """Refused without the token; where it is in the address, sent on with a cookie."""
+    given = parse_qs(urlsplit(request.target).query).get("token", [""])[0]
+    if given and hmac.compare_digest(given.encode(), token.encode()):
+        cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+        raise Refused(303, "welcome", f"Location: /\r\nSet-Cookie: {cookie}\r\n")
+    pairs = [part.strip().partition("=") for part in request.headers.get("cookie", "").split(";")]
+    known = next((value for name, _, value in pairs if name == COOKIE), "")
+    if given or not hmac.compare_digest(known.encode(), token.encode()):
+        raise Refused(403, "a token is needed: open the address that embodied view printed")
+
+
+def name_of(address: str) -> str:
+    """The host in an address; nothing where there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+class Guard:
+    """Listens on `host` and `port` (0: any), and lets what it allows through to `inner`, a port of
+    this machine. `port` is then the one that it has."""
+
+    def __init__(self, host: str, port: int, inner: int, token: str | None = None) -> None:
+        self.host, self.inner, self.token = host, inner, token
+        self.local = host in LOCAL
+        self.loop = asyncio.new_event_loop()
+        self.server = self.loop.run_until_complete(
+            asyncio.start_server(self._met, host, port, limit=HEAD)
+        )
+        self.port: int = self.server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more; safe to call twice."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        self.server.close()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks))
+        self.loop.close()
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            # A browser may open a connection that it does not use: it ends without a word.
+            with contextlib.suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+                await self._answered(reader, writer)
+        finally:
+            writer.close()
+
+    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await self._head(reader)
+            request = read_head(head)
+            check(request, self.local, self.token)
+        except Refused as refusal:
+            writer.write(answer(refusal))
+            await writer.drain()
+            return
+        within, out = await asyncio.open_connection("127.0.0.1", self.inner)
+        try:
+            out.write(passed_on(request))
+            await asyncio.gather(pipe(reader, out), pipe(within, writer))
+        finally:
+            out.close()
+
+    async def _head(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+        except asyncio.LimitOverrunError as error:
+            raise Refused(400, "this is too long for a request") from error
+
+
+def passed_on(request: Request) -> bytes:
+    """The head as the page gets it: one request for each connection, so that each is looked at."""
+    headers = dict(request.headers)
+    if not request.upgrades:
+        headers["connection"] = "close"
+    lines = [f"{request.method} {request.target} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+
+def answer(refusal: Refused) -> bytes:
+    body = f"{refusal.why}\n".encode()
+    head = (
+        f"HTTP/1.1 {refusal.status} {REASONS[refusal.status]}\r\n{refusal.header}"
+        f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """All that comes, until it ends."""
+    try:
+        while data := await source.read(65_536):
+            sink.write(data)
+            await sink.drain()
+    finally:
+        with contextlib.suppress(ConnectionError):
+            sink.close()

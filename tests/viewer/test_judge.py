@@ -1,0 +1,97 @@
+"""What is known of each step besides: the critic's value of a decision, the terms of the reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import build
+from embodied.viewer.launch import open_session
+from embodied.viewer.replay_charts import Lane, charts
+from embodied.viewer.viewer import Viewer
+
+REACH = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
+ACTS = {"_target_": "policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
+LEARNS = {"_target_": "embodied.learners.sac.Sac", "hidden": [8], "gamma": 0.9}
+
+
+def make_run(folder: Path, **more) -> Path:
+    env = build(REACH)
+    torch.manual_seed(1)
+    policy = build(ACTS, spec=env.spec)
+    learner = build(LEARNS, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    loop = {"loop": {"reward": None}}
+    state = learner.get_state()
+    checkpoint.save(folder / "checkpoints" / "00000010", policy, 10, state, loop)
+    config = {"env": REACH, "learner": LEARNS, "execute": 2, **more}
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    env.close()
+    return folder
+
+
+def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
+    session = open_session(make_run(tmp_path))
+    session.begin(2)
+    while not session.over:
+        session.advance()
+    env = build(REACH)
+    policy = build(ACTS, spec=env.spec)
+    learner = build(LEARNS, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    learner.set_state(checkpoint.load_state(tmp_path, "learner"))
+    moments = session.episode.moments
+    for at in (0, 2, 4):
+        chunk = torch.tensor([moments[at + 1].action + moments[at + 2].action])
+        with torch.no_grad():
+            wanted = learner.critic(moments[at].obs, chunk).amin(0).item()
+        # It holds for both steps of the chunk.
+        for after in moments[at + 1 : at + 3]:
+            assert after.numbers["value"] == pytest.approx(wanted, abs=1e-5)
+    found = charts([Lane("run", session.episode)], ())
+    assert [chart["title"] for chart in found] == ["reward", "value", "action"]
+    session.close()
+    env.close()
+
+
+def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
+    potential = {"of": "distance", "a": "tool", "b": "goal", "weight": -5.0}
+    reward = {"_target_": "embodied.rewards.shaping.Shaping", "potential": potential}
+    session = open_session(make_run(tmp_path, reward=reward))
+    with Viewer(session, port=0) as viewer:
+        viewer.step(4)
+        viewer.refresh()
+        numbers = session.episode.moments[-1].numbers
+        terms = {name: value for name, value in numbers.items() if name.startswith("term/")}
+        assert len(terms) > 1 and session.trouble == ""
+        plot, members = viewer.page.judged.plots["reward terms, stacked"]
+        assert members == sorted(terms)
+        heights = [curve[-1] for curve in plot.data[1:]]
+        # Each on top of those before it: the last is their sum.
+        assert heights[-1] == pytest.approx(sum(terms.values()), abs=1e-6)
+        assert "value" in viewer.page.judged.plots
+        chart = charts([Lane("run", session.episode)], ())[0]
+        assert chart["stacked"] and len(chart["curves"]) == len(terms)
+
+
+def test_a_run_without_either_shows_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder / "checkpoints" / "00000010" / "learner.pt").unlink()
+    session = open_session(folder)
+    session.begin(0)
+    session.advance()
+    assert session.judge is None and session.now.numbers == {}
+    session.close()
+
+
+def test_a_critic_of_other_actions_says_so_once(tmp_path: Path) -> None:
+    session = open_session(make_run(tmp_path))
+    session.choose("demonstrator")
+    session.begin(0)
+    session.advance()
+    # The script decides one step at a time, the critic knows chunks of two.
+    assert session.now.numbers == {} and session.trouble.startswith("critic not shown:")
+    session.advance()
+    session.close()

@@ -1,0 +1,140 @@
+"""A dataset is looked at like a world: its steps, its end, its pictures, and a robot in 3D."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.episodes import EpisodeWriter, read_episodes
+from embodied.core.spec import Leaf, Spec
+from embodied.data.collect import CollectConfig, collect
+from embodied.viewer import ViewerError
+from embodied.viewer.launch import open_session
+from embodied.viewer.session import Session
+from embodied.viewer.viewer import Viewer
+
+LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "threads": 1}
+SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "lift", "quality": 0.3}
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("demos") / "lift"
+    collect(CollectConfig(LIFT, SCRIPT, 3, str(out), num_envs=2), lambda kept, played: None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def session(demos: Path) -> Iterator[Session]:
+    session = open_session(demos)
+    yield session
+    session.close()
+
+
+def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -> None:
+    episodes = read_episodes(demos)
+    session.begin(1)
+    while not session.over:
+        session.advance()
+    wanted = episodes.episode(1)
+    episode = session.episode
+    assert episode.steps == int(episodes.length[1]) and session.counts == "episode"
+    torch.testing.assert_close(torch.tensor(episode.actions), wanted["action"])
+    torch.testing.assert_close(torch.tensor(episode.rewards), wanted["reward"])
+    states = torch.cat([moment.shown["state"] for moment in episode.moments])
+    torch.testing.assert_close(states[:-1], wanted["obs/state"])
+    torch.testing.assert_close(states[-1], wanted["next_obs/state"])
+    assert episode.success and episode.wins == [episode.steps] and episode.end == "ended"
+    assert "episode 1" in episode.moments[3].sight.words
+    session.advance()
+    assert session.episode.seed == 2
+    with pytest.raises(ViewerError, match=r"has 3 episodes, from episode=0"):
+        session.begin(7)
+
+
+def test_the_arm_stands_where_it_was_observed(session: Session) -> None:
+    session.begin(0)
+    while not session.over:
+        session.advance()
+    names = [name.partition("_")[2] for name in session.witness.look.bodies()]
+    hand, cube = names.index("hand"), names.index("cube")
+    where = {name: at for at, name in enumerate(session.spec.obs["state"].names)}
+    for moment in session.episode.moments[::6]:
+        state = moment.shown["state"][0].double().numpy()
+        at = [state[where[f"cube_{axis}"]] for axis in "xyz"]
+        np.testing.assert_allclose(moment.sight.places[cube], at, atol=1e-6)
+        # The tool is between the finger tips, 10.34 cm from the hand's own frame along its z.
+        w, x, y, z = moment.sight.turns[hand]
+        out = np.array([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)])
+        tool = [state[where[f"tool_{axis}"]] for axis in "xyz"]
+        np.testing.assert_allclose(moment.sight.places[hand] + 0.1034 * out, tool, atol=2e-3)
+    np.testing.assert_allclose(
+        session.trail()[-1], [state_of(session, where, f"tool_{axis}") for axis in "xyz"]
+    )
+
+
+def state_of(session: Session, where: dict[str, int], name: str) -> float:
+    return float(session.episode.moments[-1].shown["state"][0, where[name]])
+
+
+def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
+    with Viewer(open_session(demos), port=0, seed=2) as viewer:
+        viewer.step(4)
+        viewer.refresh()
+        assert viewer.page.seed.label == "Episode" and viewer.page.seed.value == 2
+        assert viewer.page.scene is not None and viewer.page.sliders == []
+        with pytest.raises(ViewerError, match="has 3 episodes"):
+            viewer.next()
+    with pytest.raises(ViewerError, match="recorded episodes have no rival"):
+        open_session(demos, None, "zero")
+
+
+def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
+    obs = {"rgb": Leaf((16, 16, 3), "uint8", 0, 255), "state": Leaf((2,))}
+    spec = Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+    episode = {
+        "obs/rgb": torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 16, 16, 3) * 9,
+        "obs/state": torch.rand(5, 2),
+        "next_obs/rgb": torch.full((16, 16, 3), 200, dtype=torch.uint8),
+        "next_obs/state": torch.rand(2),
+        "action": torch.zeros(5, 2),
+        "reward": torch.zeros(5),
+        "terminated": torch.zeros(5, dtype=torch.bool),
+        "truncated": torch.zeros(5, dtype=torch.bool),
+    }
+    with EpisodeWriter(tmp_path / "own", spec, images="png") as writer:
+        writer.add(episode, "hold still")
+    session = open_session(tmp_path / "own")
+    session.begin(0)
+    session.advance()
+    session.advance()
+    assert session.now.sight.places is None
+    assert set(session.now.sight.picture.picture().ravel()) == {18}
+    while not session.over:
+        session.advance()
+    assert set(session.now.sight.picture.picture().ravel()) == {200}
+    assert session.episode.end == "out of time" and session.episode.success is None
+    session.close()
+    # As LeRobot writes it: without our own note of what the columns are.
+    theirs = tmp_path / "theirs"
+    shutil.copytree(tmp_path / "own", theirs)
+    info = json.loads((theirs / "meta" / "info.json").read_text())
+    del info["embodied"]
+    (theirs / "meta" / "info.json").write_text(json.dumps(info))
+    session = open_session(theirs)
+    session.begin(0)
+    session.advance()
+    assert set(session.now.sight.picture.picture().ravel()) == {9}
+    session.close()
+
+
+def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
+    session = open_session(demos, {"_target_": "envs.locomotion.Locomotion", "id": "Hopper-v5"})
+    assert session.witness.look is None
+    session.close()
