@@ -76,7 +76,7 @@ class Maze(VecEnv):
             "view": Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL),
             "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
         }
-        task = Leaf((levels.size,), low=0.0, high=1.0, names=levels.names)
+        task = Leaf((levels.size,), low=0.0, high=1.0, unit="level", names=levels.names)
         text = "find the goal of the maze"
         return Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.maze_held_out import mazes
+from envs.maze_picture import drawing
 from envs.maze_ways import distances
 
 Floats = NDArray[np.float64]
@@ -120,6 +121,12 @@ class MazeLevels:
         rows = np.arange(len(levels))
         steps = distances(plans.walls, plans.start).reshape(len(levels), -1)
         return steps[rows, plans.goal]
+
+    def picture(self, level: Floats) -> NDArray[np.uint8]:
+        """One level [S^2 + 3] as a picture [h, w, 3], with the agent at its start."""
+        plans = self.decode(level[None])
+        start = divmod(int(plans.start[0]), self.side)
+        return drawing(plans.walls[0], int(plans.goal[0]), start, int(plans.facing[0]))
 
     def traits(self, levels: Floats) -> dict[str, float]:
         """Means over levels, for the log: how many walls, how long the shortest way."""

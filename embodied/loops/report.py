@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from embodied.core import checkpoint
 from embodied.core.durable import write_durably
+from embodied.loops import sampled
 from embodied.loops.alarm import evaluations, rung
 from embodied.loops.log import read_metrics
 from embodied.loops.plot import Curve, against, chart, number, several
@@ -169,20 +169,11 @@ def _tasks(folder: Path) -> str:
     if past is None:
         return ""
     try:
-        from embodied.teachers.picture import draw
-
-        task = checkpoint.load_spec(folder).task
-        moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
-        names = tuple(task.names[i] for i in moving) if task and task.names else ()
-        names = names or tuple(f"task{i}" for i in moving)
-        points, score = past.task[:, moving], past.success
-        if not np.isfinite(score).any():
-            score = (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)
-        file = draw(folder / "tasks.png", past.began, points, score, names)
+        file = sampled.picture(folder, past)
     except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
         return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
     picture = base64.b64encode(file.read_bytes()).decode()
-    caption = "<figcaption>where the teacher sampled; inside the line half or more succeeded"
+    caption = "<figcaption>where the teacher sampled; inside a red line half or more succeeded"
     image = f'<img alt="tasks" src="data:image/png;base64,{picture}">'
     return f"<h2>Tasks</h2><figure>{caption}</figcaption>{image}</figure>"
 

@@ -82,17 +82,18 @@ class RolloutLoop:
     def _update(self, step: int) -> dict[str, Tensor]:
         batch = {**self.segment.batch(), **tt.nest(self.carry, "carry")}
         metrics = self._rewarded(batch, step)
-        metrics = self.learner.update(batch) | metrics
-        self._tell(batch)
+        metrics = self.learner.update(batch) | metrics | self._tell(batch)
         self._open()
         return metrics
 
-    def _tell(self, batch: Tensors) -> None:
-        """What the learner made of the batch goes to the teacher that needs it."""
+    def _tell(self, batch: Tensors) -> dict[str, Tensor]:
+        """What the learner made of the batch goes to the teacher that needs it; how it goes."""
         if self.estimates is None or self.learner.estimates is None:
-            return
+            return {}
         parts = {"ticket": batch["ticket"], **self.learner.estimates}
         self.estimates.tell(**{key: part[batch["valid"]] for key, part in parts.items()})
+        how = self.estimates.teacher.metrics()
+        return {f"teacher_{key}": torch.tensor(value) for key, value in how.items()}
 
     def _rewarded(self, batch: Tensors, step: int) -> dict[str, Tensor]:
         """Put the reward's own numbers into `batch`; what it learned from them."""

@@ -1,7 +1,8 @@
 """Levels: what teachers of whole levels (mazes, courses) ask of a world, and what they share.
 
 A level is the task vector, so that tickets, diaries and resumed runs know nothing of it; the
-world brings a `LevelSpace`, which knows how to draw and edit such vectors.
+world brings a `LevelSpace`, which knows how to draw and edit such vectors (its attribute `levels`;
+`spec.task.unit` is "level").
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.space import Floats
 
+LEVEL = "level"  # the unit of task vectors that are levels
 RECENT = 64  # proposed levels that the log describes
 
 
@@ -42,6 +44,10 @@ class LevelSpace(Protocol):
 
     def solvable(self, levels: Floats) -> NDArray[np.bool_]:
         """[n]: whether there is a way to succeed."""
+        ...
+
+    def picture(self, level: Floats) -> NDArray[np.uint8]:
+        """One level [D] as a picture [h, w, 3]."""
         ...
 
     def traits(self, levels: Floats) -> dict[str, float]:

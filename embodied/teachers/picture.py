@@ -19,6 +19,7 @@ CELLS = 40
 BLUR = 1.3  # standard deviation, in cells
 INK = "#0b6bcb"
 WON = "#c2410c"
+LOST = "#94a3b8"
 
 
 def draw(
@@ -53,7 +54,7 @@ def draw(
     top = max(float(each.max()) for each in maps)
     for panel, part, each in zip(panels, parts, maps, strict=True):
         _panel(panel, each, top, success(x[part], y[part], scores[part]))
-        panel.set_title(_span(times[part], steps, scores[part]), fontsize=9)
+        panel.set_title(span(times[part], steps, scores[part]), fontsize=9)
         panel.set_xlabel(labels[0])
     panels[0].set_ylabel(labels[1])
     if title:
@@ -70,6 +71,15 @@ def quarters(times: Floats) -> list[Any]:
     place = (times - low) / max(high - low, 1e-9) * QUARTERS
     number = np.minimum(place.astype(int), QUARTERS - 1)
     return [np.flatnonzero(number == quarter) for quarter in range(QUARTERS)]
+
+
+def span(times: Floats, steps: str, scores: Floats) -> str:
+    """From when to when, and the mean score, in words."""
+    if not len(times):
+        return "no episode ended"
+    known = scores[np.isfinite(scores)]
+    mean = f", mean score {known.mean():.2f}" if len(known) else ""
+    return f"{steps} {times.min():,.0f} to {times.max():,.0f}{mean}"
 
 
 def density(x: Floats, y: Floats) -> Floats:
@@ -118,11 +128,3 @@ def _panel(panel: Any, dense: Floats, top: float, won: Floats) -> None:
         panel.contour(middles, middles, won, levels=[0.5], colors=WON, linewidths=1.4)
     panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     panel.tick_params(labelsize=8)
-
-
-def _span(times: Floats, steps: str, scores: Floats) -> str:
-    if not len(times):
-        return "no episode ended"
-    known = scores[np.isfinite(scores)]
-    mean = f", mean score {known.mean():.2f}" if len(known) else ""
-    return f"{steps} {times.min():,.0f} to {times.max():,.0f}{mean}"

@@ -93,7 +93,7 @@ class Teacher(ABC):
         """Episodes `ticket` [n] have ended. One whose score is not a number teaches nothing."""
         known = [self.pending.pop(number) for number in ticket.tolist()]
         scores = self.scores(outcome)
-        fine = np.isfinite(scores).reshape(len(scores), -1).all(axis=1)
+        fine = np.atleast_1d(np.isfinite(scores).reshape(len(scores), -1).all(axis=1))
         if not fine.all():
             if not self.dropped:
                 warnings.warn(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,6 +20,7 @@ from embodied.loops.keeper import Every, Keeper
 from embodied.loops.log import Log
 from embodied.loops.run import Parts
 from embodied.teachers.taught import Taught
+from envs.maze_picture import GOAL
 from tests.loops.test_teaching import run
 
 MEMORY = {
@@ -103,3 +105,32 @@ def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
     held: Any = parts.eval_env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
     torch.testing.assert_close(tasks, held[:6], atol=1e-4, rtol=0)
+
+
+def test_the_report_shows_levels(tmp_path: Path) -> None:
+    """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
+    from embodied.core.pictures import decode_image
+    from embodied.loops import sampled
+    from embodied.loops.report import write
+    from embodied.teachers import diary
+    from embodied.teachers.gallery import chosen
+
+    run(tmp_path / "run", node("dr"))
+    assert "where the teacher sampled" in write(tmp_path / "run").read_text()
+    picture = np.asarray(decode_image((tmp_path / "run" / sampled.FILE).read_bytes()))
+    goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
+    assert goals.sum() > 36 * 20
+    past = diary.read(tmp_path / "run")
+    assert past is not None and past.task.shape[1] == 28
+    assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
+
+
+def test_how_the_teacher_does_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, float]] = []
+    monkeypatch.setattr(Log, "write", lambda log, step, row: rows.append(dict(row)))
+    run(tmp_path / "run", node("plr", log_every=96))
+    seen = [row for row in rows if "train/teacher_library" in row]
+    assert seen[-1]["train/teacher_library"] == 12 and 0 < seen[-1]["train/teacher_again"] < 1
+    assert 0 <= seen[0]["train/teacher_walls"] <= 8 and seen[0]["train/teacher_way"] >= 1
