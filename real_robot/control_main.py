@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError
 from real_robot.deployment import Deployment
 from real_robot.drivers.driver import DriverError
 from real_robot.mailbox import MailboxError
-from real_robot.rate import Rate
+from real_robot.rate import Rate, ahead_of_others
 
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm
 
@@ -68,7 +68,10 @@ def main(folder: Path) -> None:
     when_left_alone(leave)
     try:
         control.connect()
-        control.run(Rate(deployment.hertz, deployment.spin))
+        with ahead_of_others() as granted:
+            if not granted:
+                print("no real-time priority (allow it: ulimit -r 50): a busy machine delays ticks")
+            control.run(Rate(deployment.hertz, deployment.spin))
     finally:
         control.driver.close()
         os.close(lock)

@@ -8,7 +8,6 @@ loop, after the moment that it meant itself.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from real_robot.drivers.servo_bus import Config as BusConfig
 from real_robot.drivers.servo_bus import Joint, ServoBus
 from real_robot.mailbox import memory_folder
 from real_robot.messages import Mode, Wish
-from real_robot.rate import EDGES, Rate
+from real_robot.rate import EDGES, Rate, ahead_of_others
 from real_robot.safety.checks import FreshConfig
 
 HERTZ = (100, 200, 500)
@@ -177,20 +176,6 @@ class First(Deadlines):
     """The same before everybody else's processes."""
 
     name = "absolute deadlines, SCHED_FIFO"
-
-
-@contextmanager
-def ahead_of_others() -> Iterator[bool]:
-    """Real-time priority for this process, not for those that it starts, where that is granted."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(50))
-    except (AttributeError, PermissionError):
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 
-from real_robot.rate import Rate
+from real_robot.rate import Rate, ahead_of_others
 
 
 class Clock:
@@ -65,6 +66,14 @@ def test_a_clock_that_goes_back_is_not_waited_for(clock: Clock) -> None:
     before = clock.now
     rate.wait()
     assert clock.now - before == pytest.approx(0.01 + 0.001)
+
+
+def test_priority_is_had_or_not_and_given_back() -> None:
+    before = os.sched_getscheduler(0)
+    with ahead_of_others() as granted:
+        fifo = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+        assert fifo == granted
+    assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == before
 
 
 def test_a_real_loop_keeps_its_count() -> None:
