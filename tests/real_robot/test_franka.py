@@ -292,19 +292,19 @@ def test_thresholds_that_are_none() -> None:
 def test_limits_of_the_files_fit_an_fr3(name: str) -> None:
     assert misfit(limits_of(name), OWN) == ""
     assert misfit(replace(limits_of(name), margin=(0.05,) * 7), OWN).startswith(
-        "joint 2 may arrive"
+        "joint 3 may arrive"
     )
 
 
 def test_speeds_near_an_end() -> None:
     # Joint 1 at 2.5 rad: sqrt(12 (2.75010 - 2.5)) - 0.30 = 1.4324; at 0 rad what any joint may.
     q = np.zeros(7)
-    q[0], q[3] = 2.5, -1.5
+    q[0], q[3] = 2.5, -0.5
     down, up = allowed(q, fr3.VELOCITY)
     assert up[0] == pytest.approx(math.sqrt(12 * 0.2501) - 0.30) and down[0] == -2.62
-    # Joint 4 at -1.5: up 8 (-0.1458 + 1.5), down 8 (-1.5 + 3.0481), less 0.30 each.
-    assert up[3] == pytest.approx(math.sqrt(8 * 1.3542) - 0.30)
-    assert down[3] == -2.62  # 3.219 is more than any joint 4 may
+    # Joint 4 at -0.5: up 8 (-0.1458 + 0.5), down 8 (-0.5 + 3.0481), less 0.30 each.
+    assert up[3] == pytest.approx(math.sqrt(8 * 0.3542) - 0.30)
+    assert down[3] == -2.62  # 4.215 is more than any joint 4 may
 
 
 def test_the_arms_own_model() -> None:

@@ -1,0 +1,150 @@
+"""Replay: what was recorded of an arm, as an arm; it goes where it went, whatever it is sent.
+
+For a desk: the same observations reach the same policy again, at the times they had, and what it
+would have sent can be compared with what was sent then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.embodiments import fr3
+from real_robot.arm import Arm, Floats
+from real_robot.drivers.driver import Driver, DriverError
+
+
+@dataclass(frozen=True)
+class Config:
+    """`file`: a black box (.npz), or the folder of a dataset, of which `episode` is played.
+    `sensed`: the names of what a black box kept of the things; `again`: from the start at its end,
+    where it otherwise stays."""
+
+    file: str
+    episode: int = 0
+    joints: tuple[str, ...] = fr3.JOINTS
+    sensed: tuple[str, ...] = ()
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Recording:
+    """k measurements: times (s, from 0 on), joints [k, n], the hand (m) [k], the things [k, m]."""
+
+    t: Floats
+    q: Floats
+    dq: Floats
+    tau: Floats
+    width: Floats
+    sensed: Floats
+
+
+class Replay(Driver):
+    """Commands are checked for their shape, kept in `sent`, and not followed."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.clock = config, clock
+        self.joints, self.sensed = config.joints, config.sensed
+        self.sent: Floats = np.zeros(len(config.joints))
+        self.recording: Recording | None = None
+        self._began, self._at = 0.0, 0
+
+    def connect(self) -> None:
+        path = Path(self.config.file)
+        made = _episode(path, self.config) if path.is_dir() else _black_box(path)
+        if made.q.shape[1] != len(self.joints) or made.sensed.shape[1] != len(self.sensed):
+            raise DriverError(
+                f"{path} has {made.q.shape[1]} joints and {made.sensed.shape[1]} sensed numbers, "
+                f"joints and sensed name {len(self.joints)} and {len(self.sensed)}"
+            )
+        self.recording, self._began, self._at = made, self.clock(), 0
+
+    def read(self) -> Arm:
+        made = self._made()
+        since = self.clock() - self._began
+        if self.config.again and len(made.t) > 1:
+            # The first comes one usual gap after the last.
+            since %= made.t[-1] + made.t[-1] / (len(made.t) - 1)
+        self._at = max(0, int(np.searchsorted(made.t, since, side="right")) - 1)
+        k = self._at
+        ended = since > made.t[-1]
+        t = self.clock() if ended else self.clock() - (since - made.t[k])
+        return Arm(made.q[k].copy(), made.dq[k] * (not ended), made.tau[k].copy(), float(t))
+
+    def write(self, q: Floats, width: float) -> None:
+        self._made()
+        if np.shape(q) != self.sent.shape:
+            raise DriverError(f"a command for {np.shape(q)} joints, the recording has {self.sent}")
+        np.copyto(self.sent, q)
+
+    @property
+    def width(self) -> float:
+        return 0.0 if self.recording is None else float(self.recording.width[self._at])
+
+    def sense(self) -> Floats:
+        return self._made().sensed[self._at]
+
+    def renew(self) -> None:
+        """The next episode is the same one."""
+        self._began = self.clock()
+
+    def stop(self) -> None:
+        """A recording moves nothing."""
+
+    def close(self) -> None:
+        self.recording = None
+
+    def _made(self) -> Recording:
+        if self.recording is None:
+            raise DriverError("the recording is not open")
+        return self.recording
+
+
+def _black_box(path: Path) -> Recording:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            state = file["state"]
+            state = state[state["measured"] > 0]
+            _, first = np.unique(state["measured"], return_index=True)
+            state = state[first]
+            if not len(state):
+                raise ValueError("it is empty")
+            fields = (state[name] for name in ("q", "dq", "tau", "width", "sensed"))
+            return Recording(state["measured"] - state["measured"][0], *fields)
+    except (OSError, ValueError, KeyError) as error:
+        raise DriverError(f"{path} is no black box that can be played: {error}") from error
+
+
+def _episode(path: Path, config: Config) -> Recording:
+    """An episode of a dataset whose observations name `q1 ...`, `dq1 ...` and `width`."""
+    # Only here: a control process needs no tensors.
+    from embodied.core.episodes import DatasetError, read_episodes
+
+    try:
+        episodes = read_episodes(path)
+        rows = episodes.episode(config.episode)
+    except (DatasetError, IndexError) as error:
+        raise DriverError(f"episode {config.episode} of {path} cannot be read: {error}") from error
+    columns = {
+        name: rows[f"obs/{leaf}"][:, i].numpy().astype(float)
+        for leaf, about in episodes.spec.obs.items()
+        for i, name in enumerate(about.names)
+        if not about.is_image
+    }
+    count = len(config.joints)
+    wanted = [f"{kind}{i}" for kind in ("q", "dq") for i in range(1, count + 1)]
+    if missing := [name for name in (*wanted, *config.sensed) if name not in columns]:
+        raise ConfigError(f"{path} has no {missing[0]} in its observations")
+    length = len(rows["action"])
+    stamps = rows.get("stamp/measured")
+    t = np.arange(length) * episodes.spec.dt if stamps is None else stamps.numpy().astype(float)
+    q, dq = (np.stack([columns[n] for n in half], 1) for half in (wanted[:count], wanted[count:]))
+    tau = rows["tau"].numpy().astype(float) if "tau" in rows else np.zeros_like(q)
+    things = [columns[name] for name in config.sensed]
+    sensed = np.stack(things, 1) if things else np.zeros((length, 0))
+    return Recording(t - t[0], q, dq, tau, columns.get("width", np.zeros(length)), sensed)

@@ -1,0 +1,167 @@
+"""Cameras: the newest picture with its stamp; what stalls, freezes or ends is said."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from real_robot.cameras import (
+    Camera,
+    CameraError,
+    Frame,
+    Rendered,
+    RenderedConfig,
+    Video,
+    VideoConfig,
+    fitted,
+)
+
+PATIENT = 60.0
+
+
+class Fake:
+    """Shows what it is told to, when it is told to."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame | None] = []
+        self.more = threading.Semaphore(0)
+        self.closed = False
+
+    def show(self, grey: int | None) -> None:
+        self.frames.append(None if grey is None else np.full((4, 6, 3), grey, np.uint8))
+        self.more.release()
+
+    def open(self) -> None:
+        """Always there."""
+
+    def grab(self) -> Frame:
+        self.more.acquire()
+        if (frame := self.frames.pop(0)) is None:
+            raise CameraError("camera fake gives no more pictures")
+        return frame
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scene:
+    """A world whose picture counts."""
+
+    def __init__(self) -> None:
+        self.shown = 0
+
+    def picture(self) -> Frame:
+        self.shown += 1
+        return np.full((4, 6, 3), 100 + self.shown % 100, np.uint8)
+
+
+def test_newest_and_its_stamp() -> None:
+    fake, clock = Fake(), Clock()
+    with Camera(fake, clock=clock) as camera:
+        clock.now = 5.2
+        with pytest.raises(CameraError, match=r"nothing new for 0.20 s"):
+            camera.newest(0.1)
+        fake.show(1)
+        first = camera.next(0, PATIENT)
+        assert (first.number, first.t, first.frame[0, 0, 0]) == (1, 5.2, 1)
+        clock.now = 5.3
+        fake.show(2)
+        assert camera.next(first.number, PATIENT).frame[0, 0, 0] == 2
+        clock.now = 5.5
+        assert camera.newest(0.3).t == 5.3
+        with pytest.raises(CameraError, match=r"fake has shown nothing new for 0.20 s"):
+            camera.newest(0.1)
+        fake.show(3)  # lets its thread look whether it is over
+        camera.next(2, PATIENT)
+        camera._over.set()
+        fake.show(4)
+    assert fake.closed
+
+
+def test_frozen_and_thawed() -> None:
+    fake = Fake()
+    with Camera(fake, repeats=3, clock=Clock()) as camera:
+        for k in range(3):
+            fake.show(7)
+            camera.next(k, PATIENT)
+        fake.show(7)
+        with pytest.raises(CameraError, match="fake is frozen: the same picture 4 times"):
+            camera.next(3, PATIENT)
+        fake.show(8)
+        while True:
+            try:
+                assert camera.newest(1.0).number == 5
+                break
+            except CameraError:
+                continue
+        camera._over.set()
+        fake.show(9)
+
+
+def test_the_end_is_said() -> None:
+    fake = Fake()
+    with Camera(fake, clock=Clock()) as camera:
+        fake.show(1)
+        camera.next(0, PATIENT)
+        fake.show(None)
+        with pytest.raises(CameraError, match="gives no more pictures"):
+            camera.next(1, PATIENT)
+        with pytest.raises(CameraError, match="gives no more pictures"):
+            camera.newest(1e9)
+
+
+def test_a_film_in_its_colours(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    path = str(tmp_path / "film.avi")
+    writer = cv2.VideoWriter(path, cv2.VideoWriter.fourcc(*"MJPG"), 30, (64, 48))
+    for _ in range(3):
+        writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # OpenCV has blue first: red
+    writer.release()
+    with Camera(Video(VideoConfig(path, fps=1000)), repeats=0) as camera:
+        picture = camera.next(0, PATIENT)
+        assert picture.frame.shape == (48, 64, 3)
+        assert picture.frame[10, 10, 0] > 180 and picture.frame[10, 10, 2] < 20
+        with pytest.raises(CameraError, match="no more pictures"):
+            camera.next(1000, PATIENT)
+
+
+def test_a_device_that_is_not_there() -> None:
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
+    with (
+        pytest.raises(CameraError, match="cannot be opened"),
+        Camera(Video(VideoConfig("/dev/no"))),
+    ):
+        pass
+
+
+def test_rendered_is_late_noisy_and_lossy() -> None:
+    node = {"_target_": "tests.real_robot.test_cameras.Scene"}
+    from embodied.core.build import allow
+
+    allow("tests.")
+    camera = Rendered(RenderedConfig(node, fps=500, latency=0.001, lost=0.5, noise=3.0))
+    camera.open()
+    frames = [camera.grab() for _ in range(30)]
+    spread = np.std([frame.astype(float) - frame.mean() for frame in frames])
+    assert 2.0 < spread < 4.0  # of 30 x 72 grey levels with a deviation of 3
+    assert camera.scene.shown == 30
+
+
+def test_fitted() -> None:
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
+    frame = np.zeros((48, 64, 3), np.uint8)
+    frame[:, 8:56] = 200  # the middle square; what is left and right of it goes
+    small = fitted(frame, 12, 12)
+    assert small.shape == (12, 12, 3) and (small == 200).all()
