@@ -143,6 +143,8 @@ class Feed:
         if rows is not None and (config.normalize or config.pretrain):
             learner.fit(rows)
         reward, unseen = self._reward()
+        if rows is not None:  # a demonstration is a person's from beginning to end
+            rows |= {mark: torch.ones(tt.length(rows), dtype=torch.bool) for mark in marks(reward)}
         if rows is not None and reward is not None and reward.frozen:
             rows = self._paid(rows, reward)
         replay, source, demos = self._sources(rows)
@@ -256,11 +258,18 @@ class Feed:
 
     def _rollout(self) -> RolloutLoop:
         config, learner = self.config, self.learner
-        if config.demos is not None or config.pretrain or config.normalize or config.shift:
+        show = getattr(learner, "show", None)
+        if config.pretrain or config.normalize or config.shift:
             raise ConfigError(
-                "a learner from its own newest steps takes no demos, normalize or shift (it has a "
-                "running normaliser of its own: learner.normalize)"
+                "a learner from its own newest steps takes no pretrain, normalize or shift (it has "
+                "a running normaliser of its own: learner.normalize)"
             )
+        if show is None and config.demos is not None:
+            raise ConfigError("this learner takes no demos; learner=ppo_shown does")
+        if show is not None:
+            if self.episodes is None:
+                raise ConfigError("this learner needs to be shown something: demos=DIR")
+            show(self._rows(self.episodes))
         reward, _ = self._reward()
         seed = parallel.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
@@ -282,6 +291,11 @@ class Feed:
         del rows["episode"]  # rows from the environment do not know theirs
         width = max(steps, learner.n_step)
         return rows | of_episodes(episodes, rows, learner.columns, learner.gamma, width)
+
+
+def marks(reward: Reward | None) -> tuple[str, ...]:
+    """Columns (bool) that rows from the world have because of that reward."""
+    return getattr(reward, "marks", ())
 
 
 def read_demos(config: RunConfig, env: VecEnv) -> Episodes | None:
