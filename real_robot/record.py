@@ -83,6 +83,13 @@ class Scribe:
             return self._whole(before, tick)
         return None
 
+    def finish(self) -> Episode | None:
+        """No tick will come any more: the episode that was under way, as far as it went."""
+        if self.last is None or int(self.last["mode"]) != Mode.RUNNING:
+            return None
+        self._close(self.last)
+        return self._whole(self.last, self.last)
+
     def _close(self, last: np.void | None) -> None:
         """The step that was open ended with tick `last`."""
         if self.open is None or last is None:

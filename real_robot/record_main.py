@@ -68,6 +68,9 @@ class Recorder:
                 self._keep(episode)
 
     def close(self) -> None:
+        """Keep what was under way, and let go of the dataset."""
+        if self.scribe is not None and (episode := self.scribe.finish()) is not None:
+            self._keep(episode)
         if self.writer is not None:
             self.writer.close()
 
@@ -95,7 +98,8 @@ class Recorder:
 
     def _elsewhere(self) -> None:
         """What comes now does not fit into the dataset that was begun."""
-        self.close()
+        if self.writer is not None:
+            self.writer.close()
         first, number = Path(self.deployment.recording), 2
         while first.with_name(f"{first.name}-{number}").exists():
             number += 1

@@ -169,6 +169,9 @@ def test_an_operators_stop_ends_the_session(
         assert gone(running["control"]["pid"]), "nobody is left"
         summary = json.loads((tmp_path / "out" / "summary.json").read_text())
         assert len(summary["episodes"]) == 1, "no episode was begun after that"
+        assert summary["episodes"][0]["recorded"]
+        episodes = read_episodes(tmp_path / "out" / "recording")
+        assert episodes.info[0]["fault"] == "an operator pressed stop"
         assert list((tmp_path / "out" / "blackbox").glob("*.npz")), "the black box is there"
     finally:
         deploy.kill()

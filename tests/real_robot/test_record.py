@@ -83,6 +83,18 @@ def test_rows_are_the_followers_steps() -> None:
     assert rows["next_obs/state"].numpy() == pytest.approx(last)
 
 
+def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
+    observer = Observer(SPEC, 7, tool, GOAL)
+    scribe = Scribe(seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 0, lambda q, s: None)
+    runs = {"mode": Mode.RUNNING, "size": 4}
+    for tick in ticks({"mode": Mode.ARMED}, {**runs, "step": 0}, {**runs, "step": 1}):
+        assert scribe.take(tick) is None
+    episode = scribe.finish()
+    assert episode is not None and len(episode.rows["action"]) == 2
+    assert "success" not in episode.rows and episode.success is None
+    assert not episode.rows["terminated"].any(), "nobody knows how it would have ended"
+
+
 def flow(folder: Path) -> str:
     torch.manual_seed(0)
     policy: Policy = build(FLOW, spec=SPEC)

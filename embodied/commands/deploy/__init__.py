@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
     output = _output(node, args.words)
     with site(node, policy, output) as here:
-        if not show_checks(here, known_file(here)):
+        if not show_checks(here):
             raise ConfigError("nothing was started: see what failed above")
         _deploy(here, node, output)
 
@@ -66,11 +66,12 @@ def known_file(site: Site) -> Path:
     return KNOWN / f"{site.deployment.robot}.json"
 
 
-def show_checks(site: Site, known: Path, connect: bool = False) -> bool:
+def show_checks(site: Site, connect: bool = False) -> bool:
     """Print a line for each; whether none failed."""
     from embodied.commands.deploy.check import check
 
     fine = True
+    known = None if site.played else known_file(site)  # what is played has no calibration
     for line in check(site, known, connect):
         print(line, flush=True)
         fine = fine and line.fine is not False

@@ -26,6 +26,7 @@ PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does 
 LOOK = 0.1  # s
 LONGEST = 15.0  # s of an episode whose success is known, where nobody says how long
 LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
+AT_REST = ("IDLE", "ESTOP", "DISCONNECTED")
 INTERRUPTED = "stopped from the keyboard"
 Status = dict[str, Any]
 Show = Callable[[Status, float, bool | None], None]
@@ -124,7 +125,7 @@ class Session:
         """To rest, from whatever it does; a second Ctrl-C is an emergency stop."""
         try:
             ask(self.folder, Verb.STOP, PATIENCE)
-            self._until(self._is_idle, "the arm rests")
+            self._until(lambda s: s["mode"] in AT_REST, "the arm rests", watch=False)
             self._recorded()
         except KeyboardInterrupt:
             ask(self.folder, Verb.ESTOP, PATIENCE)
@@ -191,12 +192,15 @@ class Session:
         """Wait until the recorder has dealt with the episode; a broken one is only told of."""
         if not self.deployment.recording or not self.episodes:
             return
-        said = self._until(lambda s: self._told(s["recorder"]), "the episode is recorded")
+        said = self._until(self._told, "the episode is recorded", watch=False)
         self.episodes[-1].recorded = not (said["recorder"]["problem"] or said["recorder"]["died"])
 
-    def _told(self, recorder: Status) -> bool:
-        """Of the newest episode, or never: a recorder that was started again counts afresh."""
-        return bool(recorder["died"]) or recorder["ended"] != self.before
+    def _told(self, status: Status) -> bool:
+        """Whether the recorder has dealt with the newest episode, or will not before it closes. One
+        that was started again counts afresh."""
+        recorder = status["recorder"]
+        gone = bool(recorder["died"]) or not status["control"]["pid"]
+        return gone or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
         reply = ask(self.folder, verb, PATIENCE)
@@ -220,7 +224,8 @@ class Session:
     def _is_idle(self, status: Status) -> bool:
         return status["mode"] == "IDLE"
 
-    def _until(self, so: Callable[[Status], bool], what: str) -> Status:
+    def _until(self, so: Callable[[Status], bool], what: str, watch: bool = True) -> Status:
+        """The status once that is so; Stopped where it never is, or (`watch`) cannot be."""
         deadline = time.monotonic() + PATIENCE
         while True:
             if self.daemon.poll() is not None:
@@ -232,7 +237,8 @@ class Session:
             if status is not None:
                 if so(status):
                     return status
-                self._alive(status)
+                if watch:
+                    self._alive(status)
             if time.monotonic() > deadline:
                 raise Stopped(f"it was never so that {what}")
             time.sleep(LOOK)

@@ -128,13 +128,13 @@ def _number(value: float | None) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from embodied.commands.deploy import composed, known_file, show_checks
+    from embodied.commands.deploy import composed, show_checks
     from embodied.commands.deploy.site import site
 
     connect, words = take(args.words, "connect")
     node, policy = composed(words, args.config_dir)
     with tempfile.TemporaryDirectory() as scratch, site(node, policy, Path(scratch)) as here:
-        fine = show_checks(here, known_file(here), connect == "true")
+        fine = show_checks(here, connect == "true")
     print("nothing speaks against it" if fine else "not like this: see what failed")
     if not fine:
         sys.exit(1)
