@@ -119,7 +119,7 @@ class MazeLevels:
         """[n]: cells from start to goal by the shortest way, breadth first; -1 where none is."""
         plans = self.decode(levels)
         rows = np.arange(len(levels))
-        steps = distances(plans.walls, plans.start).reshape(len(levels), -1)
+        steps = distances(plans.walls, plans.start, plans.goal).reshape(len(levels), -1)
         return steps[rows, plans.goal]
 
     def picture(self, level: Floats) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +19,12 @@ import configs
 from embodied.bench.envs import fr3
 from embodied.bench.learners import filled, learner_for, updating
 from embodied.bench.measure import Block, Comparison, alone, write_json
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
 from embodied.data.replay import Replay
 from embodied.teachers.teacher import Outcome, Teacher
+from envs.maze import Config as MazeConfig
+from envs.maze import Maze
 
 TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
@@ -32,7 +35,7 @@ FILL = "none"  # the stepping that fills a classroom
 
 
 def run(out: Path | str = "bench", repeats: int = 3, episodes: int = 1000) -> list[Comparison]:
-    """Measure every teacher of configs/teacher that chooses tasks of a box, on one thread; print
+    """Measure every teacher of configs/teacher that chooses tasks or levels, on one thread; print
     the table, write `out/teachers.json`. About two minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -67,7 +70,7 @@ def measure(
     """Episodes a second of one teacher by itself; None for one that needs another kind of task."""
     node: dict[str, Any] = yaml.safe_load(path.read_text())
     try:
-        teacher: Teacher = build(ready(node, SPEC, folder), spec=SPEC, seed=0)
+        teacher: Teacher = build(ready(node, SPEC, folder), **given(node), seed=0)
     except ConfigError as error:
         Console().print(f"{path.stem}: not measured: {error}", markup=False)
         return None
@@ -75,6 +78,14 @@ def measure(
     each = 1 / row.ours_rate
     notes = {"microseconds": 1e6 * each, "share": each / (each + seconds), "target": TARGET}
     return replace(row, notes=notes)
+
+
+def given(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What a teacher is built with: mazes for those that choose levels, else a box of tasks."""
+    if "levels" not in inspect.signature(resolve(node["_target_"])).parameters:
+        return {"spec": SPEC}
+    world = Maze(MazeConfig())
+    return {"spec": world.spec, "levels": world.levels}
 
 
 def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
@@ -110,9 +121,9 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
 
 
 def outcome(score: float) -> Outcome:
-    """One episode that returned `score`, and succeeded if that is 1."""
+    """One episode that returned `score`, and succeeded if that is 1; the student expected half."""
     value = torch.tensor([score])
-    return Outcome(value, value, torch.tensor([float(STEPS)]))
+    return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
 
 
 def show(rows: list[Comparison], seconds: float, console: Console | None = None) -> None:

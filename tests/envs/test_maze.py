@@ -109,6 +109,8 @@ def test_steps_by_hand() -> None:
     steps = distances(walls, np.array([0, 0]))
     assert steps[0].tolist() == [[0, -1, 6], [1, -1, 5], [2, 3, 4]]
     assert steps[1, 0, 2] == -1
+    near = distances(walls[:1], np.array([0]), np.array([6]))  # two steps away, and no further
+    assert near[0].tolist() == [[0, -1, -1], [1, -1, -1], [2, -1, -1]]
 
 
 def test_edits_keep_a_way_and_change_little() -> None:
