@@ -112,12 +112,7 @@ class ServoBus(Driver):
         try:
             self._find()
             torque = dict.fromkeys(self.ids, b"\x01")
-            if silent := self._hold() or self.wire.put(self.make.torque, torque):
-                id = min(silent)
-                raise DriverError(
-                    f"{self.wire.names[id]} (id {id}) does not take what is written to it: check "
-                    "its power and its error lamp, then switch it off and on"
-                )
+            self._require(self._hold() or self.wire.put(self.make.torque, torque))
         except DriverError:
             self.close()
             raise
@@ -165,6 +160,10 @@ class ServoBus(Driver):
         )
         return low, high
 
+    def recover(self) -> None:
+        """Goals where the servos stand, and watchdogs awake: noise may have left some without."""
+        self._require(self._hold())
+
     def stop(self) -> None:
         if self._connected:
             with suppress(DriverError):  # a wire that is gone: the servos' watchdog has to act
@@ -197,6 +196,15 @@ class ServoBus(Driver):
         for id, data in self.wire.get(*self.make.state).items():
             self._motion[id] = self.make.motion(data)
         self.wire.check_faults()
+
+    def _require(self, silent: set[int]) -> None:
+        """DriverError where there are servos that could not be told."""
+        if silent:
+            id = min(silent)
+            raise DriverError(
+                f"{self.wire.names[id]} (id {id}) does not take what is written to it: check "
+                "its power and its error lamp, then switch it off and on"
+            )
 
     def _hold(self) -> set[int]:
         """Goals to where the servos are, and the watchdog, if it has tripped, awake again. Ids of

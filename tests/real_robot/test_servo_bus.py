@@ -175,6 +175,27 @@ def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
             assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
 
 
+def test_a_reset_wakes_watchdogs_that_noise_left_asleep_or_off() -> None:
+    with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)) as arm:
+        bus.servos[1].table[98] = 255
+        bus.servos[1].held = bus.servos[1].at  # pyright: ignore[reportAttributeAccessIssue]
+        bus.servos[2].table[98] = 0
+        arm.read()
+        arm.recover()
+        assert {servo.table[98] for servo in bus.servos.values()} == {125}
+        q = arm.read().q
+        goal = q + 0.05
+        assert until(lambda: _sent_and_there(arm, goal))
+        bus.gone.add(2)
+        with pytest.raises(DriverError, match="does not take"):
+            arm.recover()
+
+
+def _sent_and_there(arm: ServoBus, goal: Floats) -> bool:
+    arm.write(goal, 0.0)
+    return bool(np.abs(arm.read().q - goal).max() < 0.01)
+
+
 @pytest.mark.parametrize(
     ("prepare", "match"),
     [
