@@ -1,0 +1,202 @@
+"""People's hands, by what their devices say: reports on a pipe, held keys, a leader on a bus."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, allow
+from embodied.core.spec import Leaf, Spec
+from embodied.embodiments import fr3
+from real_robot.counterparts.servo_bus import FakeBus
+from real_robot.devices import (
+    Gamepad,
+    GamepadConfig,
+    Keyboard,
+    KeyboardConfig,
+    Leader,
+    LeaderConfig,
+    SpaceMouse,
+    SpaceMouseConfig,
+    pressed,
+    sticks,
+)
+from real_robot.teleop import NOBODY, Config, Held, Intervening, Person
+
+NAMES = ("tool_x", "tool_y", "tool_z")
+ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
+SPEC = Spec({"state": Leaf((3,), names=NAMES)}, ACT, dt=0.05)
+OBS = {"state": torch.tensor([[0.5, 0.0, 0.3]])}
+FIRST = torch.tensor([True])
+
+
+@dataclass(frozen=True)
+class ScriptConfig:
+    """Nothing."""
+
+
+class Script:
+    """A device that is held as the list `says`, one after the other."""
+
+    says: list[Held] = []  # noqa: RUF012
+    tools: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, config: ScriptConfig) -> None:
+        self.says.clear()
+        self.tools.clear()
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        self.tools.append(tool)
+        return self.says.pop(0) if self.says else NOBODY
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+NODE = {"_target_": f"{__name__}.Script"}
+
+
+@pytest.fixture
+def now() -> list[float]:
+    allow("tests")
+    return [100.0]
+
+
+def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[float]) -> None:
+    person = Person(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
+    actor = Actor(person, 1)
+    Script.says += [NOBODY, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
+    assert actor(OBS, FIRST)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
+    assert not actor.rows["intervened"].item()
+    moved = actor(OBS, ~FIRST)[0].tolist()
+    assert moved == pytest.approx([0.5, -0.2, 0.0, 0.3, -1.0]), "no faster than speed; no roll"
+    assert actor.rows["intervened"].item()
+    assert Script.tools[-1] == pytest.approx((0.5, 0.0, 0.3))
+    now[0] += 0.2
+    assert actor(OBS, ~FIRST)[0].tolist() == [0, 0, 0, 0, -1.0], "let go: still, the hand as it was"
+    assert actor.rows["intervened"].item()
+    now[0] += 0.2
+    actor(OBS, ~FIRST)
+    assert not actor.rows["intervened"].item()
+
+
+def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
+    hand = Intervening(Config(NODE), SPEC, 1, clock=lambda: now[0])
+    Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
+    assert hand.over(OBS, FIRST).tolist() == [False]
+    assert hand.over(OBS, ~FIRST).tolist() == [True]
+    Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
+    assert hand.act(OBS, ~FIRST)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
+
+
+def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
+    joints = SPEC.with_act(Leaf((2,), low=-1.0, high=1.0, names=("q1", "q2")))
+    with pytest.raises(ConfigError, match="nobody can move q1"):
+        Person(Config(NODE), joints)
+    with pytest.raises(ConfigError, match="no names"):
+        Person(Config(NODE), SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
+    with pytest.raises(ConfigError, match="one arm"):
+        Person(Config(NODE), SPEC, num_envs=2)
+
+
+def test_keys_and_sticks() -> None:
+    held = pressed({"w", "d", "x", "j"})
+    assert held == Held((1.0, -1.0, 0.0, 0.0, 0.0, 1.0), 1.0, True)
+    assert pressed({"w", "s", "z", "x"}) == Held((0.0,) * 6, 0.0, True)
+    assert pressed(set()) == NOBODY
+    held = sticks([0.5, -1.0, 0.05, 0.2], -1.0)
+    assert held == Held((1.0, -0.5, -0.2, 0.0, 0.0, 0.0), -1.0, True), "0.05 is let go"
+
+
+def test_a_keyboard_without_its_window_in_front_moves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    board = Keyboard(KeyboardConfig())
+    assert board.read(None) == NOBODY
+    monkeypatch.setattr(board.pygame.key, "get_focused", lambda: True)
+    down = dict.fromkeys(board.codes.values(), False) | {board.codes["r"]: True}
+    monkeypatch.setattr(board.pygame.key, "get_pressed", lambda: down)
+    assert board.read(None) == Held((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), 0.0, True)
+    board.close()
+    with pytest.raises(ConfigError, match="no gamepad 7"):
+        Gamepad(GamepadConfig(number=7))
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[tuple[SpaceMouse, int]]:
+    path = tmp_path / "hidraw0"
+    os.mkfifo(path)
+    mouse = SpaceMouse(SpaceMouseConfig(str(path)))
+    writer = os.open(path, os.O_WRONLY)
+    yield mouse, writer
+    mouse.close()
+
+
+def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
+    mouse, writer = pipe
+    assert mouse.read(None) == NOBODY
+    os.write(writer, bytes([1]) + struct.pack("<3h", 0, -350, 175))
+    assert mouse.read(None) == Held((1.0, 0.0, -0.5, 0.0, 0.0, 0.0), 0.0, True)
+    assert mouse.read(None).motion[0] == 1.0, "as long as nothing else is said"
+    os.write(writer, bytes([2]) + struct.pack("<3h", 0, 0, 700))
+    assert mouse.read(None).motion[5] == -1.0, "no more than all of it"
+    os.write(writer, bytes([1]) + struct.pack("<6h", 0, 0, 0, 0, 20, 0))
+    assert mouse.read(None) == NOBODY, "a little is nothing"
+    os.write(writer, bytes([3, 1, 0]))
+    assert mouse.read(None) == Held((0.0,) * 6, -1.0, True)
+    os.close(writer)
+    assert mouse.read(None) == NOBODY, "unplugged is let go"
+
+
+def test_a_spacemouse_survives_any_report() -> None:
+    mouse = object.__new__(SpaceMouse)
+    mouse.axes, mouse.grip = [0.0] * 6, 0.0
+    random = np.random.default_rng(0)
+    for _ in range(5000):
+        mouse.hear(bytes(random.integers(0, 256, int(random.integers(1, 20)), dtype=np.uint8)))
+        assert np.isfinite(mouse.axes).all() and len(mouse.axes) == 6
+    with pytest.raises(ConfigError, match="cannot be read"):
+        SpaceMouse(SpaceMouseConfig("/dev/nothing-here"))
+
+
+def test_a_leader_is_read_and_never_held() -> None:
+    tick = 4096 / (2 * np.pi)
+    zeros = np.rint(2048 - (fr3.LOWER + fr3.UPPER) / 2 * tick)
+    with FakeBus("feetech", (zeros + fr3.HOME * tick).tolist()) as bus:
+        joints = [
+            {"name": name, "id": i, "low": 0, "high": 4095, "zero": int(zero)}
+            for i, (name, zero) in enumerate(zip(fr3.JOINTS, zeros, strict=True), 1)
+        ]
+        arm = {
+            "_target_": "real_robot.drivers.servo_bus.ServoBus",
+            "protocol": "feetech",
+            "port": bus.path,
+            "joints": joints,
+            "timeout": 0.5,
+        }
+        now = [0.0]
+        leader = Leader(LeaderConfig(arm, "embodied.embodiments.fr3.forward"), lambda: now[0])
+        home = tuple(fr3.forward(fr3.HOME[None])[0][0])
+        assert leader.read(home) == NOBODY, "nobody has moved it"
+        bus.servos[1].at += 100  # somebody turns its first joint by 9 degrees
+        held = leader.read(home)
+        assert held.touched
+        turned = home[0] * np.array([np.cos(100 / tick) - 1, np.sin(100 / tick), 0.0]) / 0.025
+        assert held.motion[:3] == pytest.approx(turned, abs=0.05)
+        now[0] += 0.6
+        assert leader.read(home) == NOBODY, "it rests: let go"
+        assert not any(servo.table[servo.TORQUE] for servo in bus.servos.values())
+        bus.unplug()
+        assert leader.read(home) == NOBODY
+        leader.close()
