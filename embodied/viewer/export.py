@@ -51,7 +51,7 @@ def replay_of(session: Session, plays: bool = True) -> Replay:
     lanes = [Lane(label(each), each.episode, each.plans(), each.trail()) for each in session.both]
     return Replay(
         title=session.title[:1].upper() + session.title[1:],
-        facts=f"{session.counts} {session.episode.seed}",
+        facts=" · ".join(filter(None, (f"{session.counts} {session.episode.seed}", session.trial))),
         dt=session.spec.dt,
         lanes=lanes,
         eye=None if look is None else look.eye(),

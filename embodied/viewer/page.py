@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from viser import Icon, ViserServer
 
-from embodied.viewer.episode import success_by
 from embodied.viewer.export import replay_of
-from embodied.viewer.plots import Judged, Plots, is_discrete
-from embodied.viewer.session import Session
+from embodied.viewer.plots import Judged, Plots
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
+from embodied.viewer.status import status
 from embodied.viewer.task_panel import TaskPanel
 from embodied.viewer.thoughts import Checkpoints, Plans
 from embodied.viewer.timeline import Timeline
+from embodied.viewer.trial_panel import TrialPanel
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
@@ -60,6 +60,7 @@ class Page:
         self._policy_part()
         self.task = TaskPanel(server, viewer)
         self.sliders = self.task.sliders
+        self.trials = TrialPanel(server, viewer)
         self._camera_part()
         with server.gui.add_folder("Episode"):
             self.plots = Plots(server, self.spec)
@@ -198,8 +199,10 @@ class Page:
         self.changed()
 
     def _draw_stage(self) -> None:
-        self.stage.draw()
+        self.stage.draw(self.viewer.share)
         self.timeline.show(self.session)
+        if self.viewer.playing and self.scene is not None:
+            self.parts[0].stale = True  # Between two steps there is more to see.
 
     def _draw_plots(self) -> None:
         self.plots.draw(self.session.episode)
@@ -222,26 +225,9 @@ class Page:
 
     def status_text(self) -> str:
         """Step, time, return, success and who acts, as Markdown."""
-        session = self.session
-        step = session.episode.moments[0].step + session.at
-        lines = [f"Step **{step}** of {session.length - 1} · {step * self.spec.dt:.2f} s"]
-        lines += [standing(each) for each in session.both]
-        lines.append(f"Acting: {session.chosen}{self._last_action()}")
-        if self.checkpoints is not None and (known := self.checkpoints.words(session.chosen)):
-            lines.append(known)
-        if self.scene is not None and self.scene.undrawn:
-            lines.append(f"{self.scene.undrawn} height fields or other shapes are not drawn")
-        lines += filter(None, (session.witness.flat, session.witness.trouble, session.trouble))
-        if self.viewer.problem:
-            lines.append(f"**Stopped:** {self.viewer.problem}")
-        return "  \n".join(lines)
-
-    def _last_action(self) -> str:
-        """The name of the last of discrete actions."""
-        act, action = self.spec.act, self.session.now.action
-        if not (is_discrete(act) and act.names and action):
-            return ""
-        return f" · **{act.names[int(action[0])]}**"
+        undrawn = 0 if self.scene is None else self.scene.undrawn
+        known = "" if self.checkpoints is None else self.checkpoints.words(self.session.chosen)
+        return status(self.session, undrawn, known, self.viewer.problem)
 
     def _draw_camera(self) -> None:
         self.picture.visible = self.camera.value
@@ -253,15 +239,6 @@ class Page:
             self._draw_status()
         else:
             self.picture.image = picture
-
-
-def standing(session: Session) -> str:
-    """What has come of an episode up to the moment that is looked at."""
-    past, now = session.episode.moments[: session.at + 1], session.now
-    success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-    text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
-    text = f"{text} · *{now.end}*" if now.end else text
-    return f"{session.name}: {text}" if session.name else text
 
 
 def _theme(server: ViserServer) -> None:

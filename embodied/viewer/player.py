@@ -19,6 +19,7 @@ from embodied.viewer.foresight import Foresight
 from embodied.viewer.judge import Judge
 from embodied.viewer.launch import Run, ViewerError
 from embodied.viewer.look import Array
+from embodied.viewer.trials import Pushes, Senses, said_of
 from embodied.viewer.witness import Sight, Witness
 
 PLANS = 200
@@ -51,6 +52,7 @@ class Player:
         self.judge: Judge | None = None
         self.env, self.choices, self.explore = env, choices, False
         self.spec, self.witness = env.spec, Witness(env)
+        self.senses, self.pushes, self.pushed = Senses(), Pushes(env), dict[int, str]()
         self.made: dict[str, Acts] = {}
         self.task: Tensor | None = None
         self.choose(chosen)
@@ -70,6 +72,11 @@ class Player:
         """What cannot be told of the steps, and why."""
         return "" if self.judge is None else self.judge.trouble
 
+    @property
+    def trial(self) -> str:
+        """What is done to the robot, in words."""
+        return said_of(self.senses, self.pushed)
+
     def choose(self, name: str) -> None:
         """Let `name` act from the next step on, as if its episode began there."""
         if name not in self.choices:
@@ -85,6 +92,7 @@ class Player:
         task = None if self.task is None else self.task[None]
         obs = row_of(self.env.reset(seed, task))
         self._room = KEPT
+        self.pushed = {}
         if self.judge is not None:
             self.judge.begin()
         start = Moment(0, self.witness.see(obs), obs, obs, self._state())
@@ -99,6 +107,7 @@ class Player:
         obs = self.env.set_state({key: value.clone() for key, value in now.state.items()})
         moments[-1] = replace(now, obs=row_of(obs))
         self.episode.moments = moments
+        self.pushed = {step: name for step, name in self.pushed.items() if step < moments[-1].step}
         same = now.mind is not None and now.mind.who == self.chosen
         self.first = torch.full((1,), not same)
         if same and now.mind is not None and isinstance(self.acts, Remembers):
@@ -110,7 +119,8 @@ class Player:
         self.acts.explore = self.explore
         # Noise is this session's own: who else acts beside it changes nothing.
         torch.set_rng_state(self._luck)
-        action = self.acts(before.obs, self.first)
+        seen = before.obs if self.senses.whole else self.senses.of(self.episode.moments)
+        action = self.acts(seen, self.first)
         self._luck = torch.get_rng_state()
         step = self.env.step(action)
         self.first = step.ended
@@ -122,6 +132,18 @@ class Player:
             moment = replace(moment, numbers=self.judge.numbers(before, moment, self.acts))
         forgotten = self.episode.add(moment)
         self.at -= forgotten
+
+    def push(self, name: str, strength: float) -> None:
+        """Push something at the newest moment; ViewerError where it cannot be."""
+        if name not in self.pushes.names:
+            known = ", ".join(self.pushes.names)
+            raise ViewerError(f"{name} cannot be pushed here (can: {known or 'nothing'})")
+        now = self.episode.moments[-1]
+        if now.end:
+            raise ViewerError("the episode has ended; press Restart, and push then")
+        self.pushes.push(name, strength, now.step)
+        self.pushed[now.step] = name
+        self.episode.moments[-1] = replace(now, state=self._state())
 
     def _moment(
         self, before: Moment, action: Tensor, step: Step, shown: Tensors, sight: Sight

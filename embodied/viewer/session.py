@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from embodied.viewer.episode import Moment
 from embodied.viewer.launch import ViewerError
 from embodied.viewer.look import Array
@@ -78,6 +82,33 @@ class Session(Player):
             raise ViewerError("this world cannot go on from an earlier moment; press Restart")
         for each in later:
             each.go_back(self.at)
+
+    def set_task(self, task: Sequence[float] | None) -> None:
+        """Fix the task vector [D] of the episodes to come; None: drawn anew for each. ValueError
+        where it is not one of this world."""
+        leaf, size = self.spec.task, 0 if self.spec.task is None else self.spec.task.size
+        if task is not None and (leaf is None or len(task) != size):
+            raise ValueError(f"the task has {len(task)} elements, this environment's has {size}")
+        if task is not None and not all(0.0 <= value <= 1.0 for value in task):
+            raise ValueError("the elements of a task should be in [0, 1]")
+        self.task = None if task is None else torch.tensor(task, dtype=torch.float32)
+
+    def push_all(self, name: str, strength: float) -> None:
+        """Push something, at the newest moment, in every world whose episode goes on."""
+        self.seek(self.length - 1)
+        for each in self.both:
+            if not each.episode.end or self.over:
+                each.push(name, strength)
+
+    def blind(self, late: int, off: set[str]) -> None:
+        """Let whoever acts see the world `late` steps ago, nothing of the observations `off`."""
+        for each in self.both:
+            each.senses.late, each.senses.off = late, off
+
+    def venture(self, on: bool) -> None:
+        """Whether whoever acts adds the noise that it explores with."""
+        for each in self.both:
+            each.explore = on
 
     def _look(self, at: int) -> None:
         at = min(max(at, 0), self.length - 1)

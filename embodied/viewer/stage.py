@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from viser import ViserServer
 
-from embodied.viewer.look import Eye, Look
+from embodied.viewer.look import Array, Eye, Look
 from embodied.viewer.pictures import Picture
+from embodied.viewer.player import Player
 from embodied.viewer.scene import Place, Scene
 from embodied.viewer.screen import Screen
 from embodied.viewer.session import Session
@@ -47,11 +48,12 @@ class Stage:
         for scene in self.scenes:
             scene.follow = on
 
-    def draw(self) -> None:
+    def draw(self, share: float = 1.0) -> None:
+        """Send the moment that is looked at; with a `share` below 1, what was that much of the way
+        there from the moment before."""
         for scene, each in zip(self.scenes, self.session.both, strict=False):
-            sight = each.now.sight
-            if sight.places is not None and sight.turns is not None:
-                scene.show(sight.places, sight.turns)
+            if (poses := poses_at(each, share)) is not None:
+                scene.show(*poses)
         pictures = self._pictures()
         if self.screen is not None and pictures and pictures != self._hung:
             self.screen.show(beside(pictures))
@@ -74,6 +76,22 @@ class Stage:
         if eye.fov is not None:
             camera.fov = eye.fov
         return scenes
+
+
+def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
+    """Places [N, 3] and turns [N, 4] between two moments; None without a scene."""
+    moments = player.episode.moments
+    at = min(player.at, len(moments) - 1)
+    now, before = moments[at].sight, moments[max(at - 1, 0)].sight
+    if now.places is None or now.turns is None:
+        return None
+    if share >= 1.0 or before.places is None or before.turns is None or player.at > at:
+        return now.places, now.turns
+    # The nearer of the two quaternions that mean the same turn.
+    sign = np.sign((now.turns * before.turns).sum(1, keepdims=True) + 1e-12)
+    turns = share * sign * now.turns + (1 - share) * before.turns
+    turns /= np.maximum(np.linalg.norm(turns, axis=1, keepdims=True), 1e-9)
+    return share * now.places + (1 - share) * before.places, turns
 
 
 def apart(look: Look, eye: Eye) -> np.ndarray:

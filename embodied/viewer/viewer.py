@@ -12,9 +12,8 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-import torch
 from viser import ViserServer
 from viser._messages import ShareUrlRequest
 
@@ -66,6 +65,15 @@ class Viewer(Worker):
         name = socket.gethostname() if self.guard.host in ANYWHERE else self.guard.host
         return f"http://{name}:{self.guard.port}{token}"
 
+    @property
+    def share(self) -> float:
+        """How far, while it plays, the time is between the moment before and the one that is looked
+        at: 0 to 1."""
+        length = self.session.spec.dt / self.speed
+        if not self.playing or self.session.at == 0:
+            return 1.0
+        return min(max(1.0 - (self._due - time.monotonic()) / length, 0.0), 1.0)
+
     def play(self) -> None:
         """Go on in time, `speed` times as fast as the real thing."""
         self.do(self._play)
@@ -97,7 +105,7 @@ class Viewer(Worker):
 
     def branch(self) -> None:
         """Forget what came after the moment that is looked at, and go on from there."""
-        self.do(self._branch)
+        self.do(lambda: self._then(self.session.branch))
 
     def next(self) -> None:
         """Begin the episode of the next seed."""
@@ -109,7 +117,7 @@ class Viewer(Worker):
 
     def set_task(self, task: Sequence[float] | None) -> None:
         """Begin again with the task vector `task` [D] in [0, 1]; None: drawn for each episode."""
-        self.do(lambda: self._set_task(task))
+        self.do(lambda: self._retask(task))
 
     def set_speed(self, speed: float) -> None:
         """How many simulated seconds pass in a second, 0.1 to 5."""
@@ -120,16 +128,24 @@ class Viewer(Worker):
 
     def choose(self, policy: str) -> None:
         """Let another policy act from here on, by its name in the page."""
-        self.do(lambda: self._choose(policy))
+        self.do(lambda: self._then(lambda: self.session.choose(policy)))
 
     def other_checkpoint(self, by: int) -> None:
         """The run's next checkpoint, or the one before (`by` -1)."""
         if self.page.checkpoints is not None:
             self.page.checkpoints.move(self.session.chosen, by)
 
+    def push(self, name: str, strength: float = 1.0) -> None:
+        """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest moment."""
+        self.do(lambda: self._then(lambda: self.session.push_all(name, strength)))
+
+    def blind(self, late: int = 0, off: Iterable[str] = ()) -> None:
+        """Let who acts see the world `late` steps ago, and nothing of the observations `off`."""
+        self.do(lambda: self._then(lambda: self.session.blind(late, set(off))))
+
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
-        self.do(lambda: self._explore(on))
+        self.do(lambda: self._then(lambda: self.session.venture(on)))
 
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""
@@ -212,38 +228,22 @@ class Viewer(Worker):
         self.session.seek(at)
         self.page.changed()
 
-    def _branch(self) -> None:
-        self.session.branch()
-        self.problem = ""
-        self.page.changed()
-
     def _begin(self, seed: int) -> None:
         self.session.begin(seed)
         self._due, self.problem = time.monotonic(), ""
         self.page.begun()
         self.page.changed()
 
-    def _set_task(self, task: Sequence[float] | None) -> None:
-        leaf, before = self.session.spec.task, self.session.task
-        if task is not None and (leaf is None or len(task) != leaf.size):
-            size = 0 if leaf is None else leaf.size
-            raise ValueError(f"the task has {len(task)} elements, this environment's has {size}")
-        self.session.task = None if task is None else torch.tensor(task, dtype=torch.float32)
-        try:
-            self._begin(self.session.episode.seed)
-        except ValueError:
-            self.session.task = before
-            raise
+    def _retask(self, task: Sequence[float] | None) -> None:
+        self.session.set_task(task)
+        self._begin(self.session.episode.seed)
 
     def _set_speed(self, speed: float) -> None:
         self.speed = speed
         self.page.changed()
 
-    def _choose(self, policy: str) -> None:
-        self.session.choose(policy)
+    def _then(self, change: Callable[[], None]) -> None:
+        """Do `change`, which is another setting: what stopped the play before may be past."""
+        change()
         self.problem = ""
-        self.page.changed()
-
-    def _explore(self, on: bool) -> None:
-        self.session.explore = on
         self.page.changed()
