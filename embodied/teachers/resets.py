@@ -27,6 +27,8 @@ from embodied.teachers.teacher import Outcome
 from embodied.teachers.trajectories import Trajectories, play
 
 TRAINED = "policies.trained.Trained"
+GAMMA = 0.99
+"""Of the return that is expected to follow a state."""
 AS_USUAL = -1
 """Instead of a state's number: begin as the world begins."""
 
@@ -70,7 +72,7 @@ class ResetDistribution(ABC):
         self.clock, self.issued, self.dropped = 0, 0, 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player: Policy = build(_player(config), spec=spec).eval()
-        self.paths = self.keep(play(player, env, config.episodes, config.every, seed, 0.99))
+        self.paths = self.keep(play(player, env, config.episodes, config.every, seed, GAMMA))
         self.begin()
 
     @abstractmethod
