@@ -31,6 +31,7 @@ from real_robot.desk import Client, Desk, DeskError, private
 from real_robot.mailbox import Mailbox
 from real_robot.messages import READY, RECORDED, VERSION, Wish
 from real_robot.metrics import Endpoint, render
+from real_robot.notify import Notifier
 from real_robot.requests import WISHES, Reply, Request, Verb
 from real_robot.succession import Succession
 from real_robot.watch import Watch, recording
@@ -74,6 +75,7 @@ class Daemon:
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
         self.wishes, self.done = 0, False
         self.endpoint: Endpoint | None = None
+        self.systemd = Notifier(clock=clock)
         self.shown = 0.0
         self.save_at: float | None = None
 
@@ -85,9 +87,12 @@ class Daemon:
             if self.deployment.metrics is not None:
                 self.endpoint = Endpoint(self.deployment.metrics)
                 self.watch.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
+            self.systemd.ready()
             while not self.done:
                 self.turn()
+                self.systemd.alive()
         finally:
+            self.systemd.ending()
             if self.endpoint is not None:
                 self.endpoint.close()
             # The control process brings the arm to rest before it goes.
