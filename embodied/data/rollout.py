@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
@@ -86,6 +87,7 @@ class Rollout:
     def _single(self, step: Step) -> tuple[Tensors, Tensor | None]:
         rows = {
             **self._begun(),
+            **self._done(step),
             "reward": step.reward,
             "discount": self.gamma * (~step.terminated).float(),
             **self._next(step),
@@ -94,7 +96,7 @@ class Rollout:
         return rows, None
 
     def _chunked(self, step: Step) -> tuple[Tensors, Tensor | None]:
-        begun = self._begun()
+        begun = self._begun() | self._done(step)
         fresh = {"reward": torch.zeros_like(step.reward), "discount": torch.ones_like(step.reward)}
         marks = {key: step.log[key] for key in MARKS if key in step.log}
         fresh |= tt.each(marks, torch.zeros_like)
@@ -107,6 +109,14 @@ class Rollout:
         if not len(closed):
             return {}, closed
         return tt.take(self.open | self._next(step), closed), closed
+
+    def _done(self, step: Step) -> Tensors:
+        """The action that was executed, where that is another one than was chosen."""
+        if "executed" not in step.log:
+            return {}
+        if self.actor.execute > 1:
+            raise ConfigError("who is taken over from has to decide on every step: execute=1")
+        return {"action": step.log["executed"]}
 
     @property
     def savable(self) -> bool:

@@ -1,0 +1,130 @@
+"""Somebody takes over: when, whose step it was, what is stored, what it costs, who learns what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.data.rollout import Rollout
+from embodied.learners.dagger import Dagger
+from embodied.rewards.interventions import Config, Interventions, Watched
+from policies.intervener import Config as WatcherConfig
+from policies.intervener import Watcher
+from tests.worlds import Config as CounterConfig
+from tests.worlds import Counter
+
+NAMES = ("d_x", "d_y", "d_z")
+FAR = Spec({"state": Leaf((3,), names=NAMES)}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+HAND = {"_target_": "policies.random.Random"}
+FIRST = torch.tensor([True, True])
+
+
+def watcher(**settings: Any) -> Watcher:
+    return Watcher(WatcherConfig(HAND, distance="d", **settings), FAR, 2)
+
+
+def seen(*far: float) -> Tensors:
+    return {"state": torch.tensor([[value, 0.0, 0.0] for value in far])}
+
+
+def test_it_takes_over_where_nothing_gets_better_and_lets_go_again() -> None:
+    made = watcher(patience=3, better=0.05, hold=2)
+    # Row 0 gets nearer all the time; row 1 by a centimetre a step, which is too little.
+    asked = [(1.0 - 0.1 * k, 1.0 - 0.01 * k) for k in range(9)]
+    over = [made.over(seen(*far), FIRST if k == 0 else ~FIRST) for k, far in enumerate(asked)]
+    assert not any(rows[0] for rows in over)
+    # Three steps without 5 cm, two in hand, and then three more.
+    assert [bool(rows[1]) for rows in over] == [*[False] * 3, True, True, *[False] * 2, True, True]
+    assert made.over(seen(0.5, 0.5), torch.tensor([False, True])).tolist() == [False, False]
+
+
+def test_it_blunders_as_often_as_it_is_told() -> None:
+    made = watcher(patience=10**6, blunder=0.1, hold=1)
+    rows = [made.over(seen(1.0, 1.0), ~FIRST) for _ in range(2000)]
+    assert torch.stack(rows).float().mean().item() == pytest.approx(0.1, abs=0.02)
+    with pytest.raises(ConfigError, match="e_x, which is not in"):
+        Watcher(WatcherConfig(HAND, distance="e"), FAR, 2)
+
+
+class Scripted:
+    """Has rows in hand when it is said so, and does 0.5."""
+
+    def __init__(self, over: list[list[bool]]) -> None:
+        self.plan = iter(over)
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        return torch.tensor(next(self.plan))
+
+    def act(self, obs: Tensors, first: Tensor) -> Tensor:
+        return torch.full((len(first), 1), 0.5)
+
+
+class Plain(Counter):
+    """Rows of three steps, and none; pays 1 a step."""
+
+    def step(self, action: Tensor) -> Step:
+        self.given = action
+        return super().step(action)
+
+
+def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
+    plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
+    world = Plain(CounterConfig(ends=(3, 100)))
+    env = Watched(world, Scripted(plan), pays=True)
+    policy = build({"_target_": "policies.random.Random"}, spec=env.spec)
+    rollout = Rollout(env, policy, 0.9)
+    rows = [rollout.step() for _ in range(4)]
+    paid = torch.stack([made["reward"] for made, _ in rows])
+    # Row 1 is taken in the second step: the first one pays. Row 0 in the third: the second does.
+    # Row 0's episode ends with its third step: who has the next in hand took nothing over.
+    assert paid.tolist() == [[0, -1], [-1, 0], [0, 0], [0, 0]]
+    marks = torch.stack([made["intervened"] for made, _ in rows])
+    assert marks.tolist() == plan[:4]
+    for (made, step), whose in zip(rows, marks, strict=True):
+        assert torch.equal(made["action"], step.log["executed"])
+        assert (made["action"][whose] == 0.5).all() and (made["action"][~whose] != 0.5).all()
+    assert torch.equal(world.given, rows[-1][0]["action"]), "the world was given that"
+    assert not rollout.savable
+
+
+def test_chunks_cannot_be_taken_over_from() -> None:
+    env = Watched(Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), pays=False)
+    policy = build({"_target_": "policies.random.Random", "chunk": 2}, spec=env.spec)
+    with pytest.raises(ConfigError, match="execute=1"):
+        Rollout(env, policy, 0.9).step()
+
+
+def test_a_demonstration_is_nobodys_complaint() -> None:
+    node = {"_target_": "policies.intervener.Watcher", "hand": HAND, "distance": "d"}
+    rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
+    assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
+    assert Interventions(Config(node, pay="world"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
+
+
+def test_what_was_not_a_persons_is_not_cloned() -> None:
+    torch.manual_seed(0)
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=FAR)
+    learner = build(
+        {"_target_": "embodied.learners.dagger.Dagger", "batch_size": 64, "lr": 0.01},
+        policy=policy,
+        spec=FAR,
+    )
+    assert isinstance(learner, Dagger)
+    theirs = torch.arange(64) % 2 == 0
+    action = torch.where(theirs[:, None], 0.5, -0.9).expand(64, 2)
+    batch = {"obs/state": torch.randn(64, 3), "action": action, "intervened": theirs}
+    first = learner.update(batch)["loss"]
+    for _ in range(300):
+        metrics = learner.update(batch)
+    assert metrics["loss"] < 0.01 * first and metrics["share"] == 0.5
+    done, _ = policy.act({"state": batch["obs/state"]}, {}, policy.draw(64))
+    assert done.mean().item() == pytest.approx(0.5, abs=0.05), "and not 0.9 the other way"
+    nobody = {**batch, "intervened": torch.zeros(64, dtype=torch.bool)}
+    assert learner.update(nobody)["loss"] == 0.0
