@@ -25,6 +25,7 @@ from real_robot.drivers.driver import DriverError
 from real_robot.mailbox import memory_folder
 
 SETTINGS = "settings.json"
+AGE = 1.0  # s: a busy machine is no fault here
 PATIENCE = 60.0  # s until it serves, on a machine that does much else
 
 
@@ -75,7 +76,8 @@ class Franky:
         names = said.pop("names")
         if names:
             target = "real_robot.seen.Seen"
-            said["senses"] = {"_target_": target, "folder": str(self.folder), "names": names}
+            folder = str(self.folder)
+            said["senses"] = {"_target_": target, "folder": folder, "names": names, "age": AGE}
         return said
 
     def stop(self) -> None:

@@ -30,8 +30,8 @@ from envs.wired import Wired
 from real_robot.seen import Seer
 
 STEP = 0.001  # s of physics
-LOOK = 10  # steps from one look at the things to the next
-ANSWER = 0.05  # s that a step waits for the controller at most: it may be gone
+LOOK = 0.01  # s from one look at the things to the next
+ANSWER = 0.02  # s that a step waits for the controller at most: it may be gone
 BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes on late
 
 
@@ -96,14 +96,14 @@ def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
 def _run(server: SimulationServer, look: Any) -> None:
     over = threading.Event()
     threading.Thread(target=_await_end, args=(over,), daemon=True).start()
-    due, steps = time.monotonic(), 0
+    due = looked = time.monotonic()
     while not over.is_set():
         server.run_once(realtime=False)
-        steps += 1
         _await_answer(server)
-        if look is not None and steps % LOOK == 0:
-            look()
         now = time.monotonic()
+        if look is not None and now - looked >= LOOK:
+            looked = now
+            look()
         due = max(due + STEP, now - BEHIND)
         if due > now:
             time.sleep(due - now)
