@@ -80,6 +80,9 @@ class Sim(Driver):
         self.fingers = [self.model.joint(name).qposadr[0] for name in fr3.FINGERS]
         self.data.qpos[self.at] = fr3.HOME
         self.servos = [self.model.actuator(name).id for name in fr3.JOINTS]
+        # No world gives the arm more strength than it has.
+        self.model.actuator_forcelimited[self.servos] = 1
+        self.model.actuator_forcerange[self.servos] = np.stack([-fr3.TORQUE, fr3.TORQUE], 1)
         self.hand = self.model.actuator("hand").id
         self.data.ctrl[self.servos] = fr3.HOME
         self.renew()
@@ -151,5 +154,4 @@ def _alone() -> mujoco.MjModel:
         servo = spec.actuator(name)
         servo.gainprm[0] = fr3.STIFFNESS[i]
         servo.biasprm[1:3] = -fr3.STIFFNESS[i], -fr3.DAMPING[i]
-        servo.forcelimited, servo.forcerange = 1, [-fr3.TORQUE[i], fr3.TORQUE[i]]
     return spec.compile()
