@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -138,8 +138,14 @@ class Person(Policy):
 class Intervening:
     """A `Person` as policies.intervener asks for one."""
 
-    def __init__(self, config: Config, spec: Spec, num_envs: int, **context: Any) -> None:
-        self.person = Person(config, spec, num_envs, **context)
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        num_envs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.person = Person(config, spec, num_envs, clock)
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.person.over(obs, first)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, allow
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import fr3
 from real_robot.counterparts.servo_bus import FakeBus
@@ -90,7 +90,9 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    hand = Intervening(Config(NODE), SPEC, 1, clock=lambda: now[0])
+    node = {"_target_": "real_robot.teleop.Intervening", "device": NODE}
+    hand = build(node, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
+    assert isinstance(hand, Intervening)
     Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
     assert hand.over(OBS, FIRST).tolist() == [False]
     assert hand.over(OBS, ~FIRST).tolist() == [True]
