@@ -21,12 +21,13 @@ class Finite:
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
+        arm = tick.arm
+        # First of all: commands are made of measurements.
+        if not (np.isfinite(arm.q).all() and np.isfinite(arm.dq).all()):
+            tick.fault = tick.fault or "a measurement is not a finite number"
         if not np.isfinite(tick.q).all():
             np.copyto(tick.q, tick.last)
             tick.fault = tick.fault or "a command is not a finite number"
-        arm = tick.arm
-        if not (np.isfinite(arm.q).all() and np.isfinite(arm.dq).all()):
-            tick.fault = tick.fault or "a measurement is not a finite number"
 
 
 @dataclass(frozen=True)
