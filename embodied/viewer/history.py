@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embodied.core.pictures import decode_image
 from embodied.loops.log import read_metrics
 from embodied.loops.statistics import wilson
+from embodied.teachers import diary
+from embodied.viewer.pictures import Picture
 
 MEASURES = ("eval/success", "eval/return", "train/success", "train/return")
 
@@ -47,6 +51,25 @@ def history_of(folder: Path) -> History | None:
                 name, steps, values, [low for low, _ in bands], [high for _, high in bands]
             )
     return None
+
+
+def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
+    """Where in task space the run's teacher sampled, quarter by quarter, as a picture
+    [height, width, 3]; None where there was no teacher, or nothing to draw with. `names` are those
+    of the elements of a task."""
+    past = diary.read(folder)
+    if past is None:
+        return None
+    try:
+        from embodied.teachers.picture import draw
+    except ModuleNotFoundError:
+        return None
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    shown = tuple(names[i] if i < len(names) else f"task {i}" for i in moving)
+    score = past.success if np.isfinite(past.success).any() else past.ret
+    with TemporaryDirectory() as there:
+        file = draw(Path(there) / "tasks.png", past.began, past.task[:, moving], score, shown)
+        return decode_image(file.read_bytes()).numpy()[..., :3]
 
 
 def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from viser import ViserServer
 
+from embodied.viewer.history import density_of
+
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
 
@@ -33,6 +35,15 @@ class TaskPanel:
                 self._bind(slider, self._move)
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
+            self.sampled = self._sampled(server)
+
+    def _sampled(self, server: ViserServer) -> Any:
+        """Where the run's teacher sampled its tasks, if it had one."""
+        run, leaf = self.session.run, self.session.spec.task
+        picture = None if run is None or leaf is None else density_of(run.folder, leaf.names)
+        if picture is None:
+            return None
+        return server.gui.add_image(picture, label="Where the teacher sampled")
 
     def begun(self) -> None:
         """A new episode: the sliders show its task."""

@@ -14,7 +14,7 @@ from embodied.cli import main
 from embodied.loops.video import write_mp4
 from embodied.viewer import ViewerError
 from embodied.viewer.compare import compare
-from embodied.viewer.history import history_of
+from embodied.viewer.history import density_of, history_of
 from embodied.viewer.launch import Run
 from embodied.viewer.thoughts import Checkpoints
 
@@ -97,3 +97,15 @@ def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path]) -> None:
         assert picked == ["checkpoint 00000100", "checkpoint 00000150"]
     finally:
         server.stop()
+
+
+def test_where_the_teacher_sampled_is_a_picture(tmp_path: Path) -> None:
+    assert density_of(tmp_path, ("x", "y")) is None
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: media)")
+    lines = [
+        {"episode": i, "task": [i / 40, 1 - i / 40], "return": 1.0, "success": None, "length": 5}
+        for i in range(40)
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    picture = density_of(tmp_path, ("x",))
+    assert picture is not None and picture.shape[2] == 3 and picture.std() > 10
