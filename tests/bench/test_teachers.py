@@ -17,7 +17,8 @@ def test_a_row_for_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(teachers, "episode", lambda repeats: 0.5)
     rows = teachers.run(tmp_path, repeats=1, episodes=20)
     written = json.loads((tmp_path / "teachers.json").read_text())["rows"]
-    assert {"uniform", "alpgmm", "goalgan", "dr", "plr", "accel"} <= {row["name"] for row in written}
+    names = {row["name"] for row in written}
+    assert {"uniform", "alpgmm", "goalgan", "dr", "plr", "accel"} <= names
     assert len(rows) == len(written)
     for row in written:
         notes, seconds = row["notes"], 1 / row["ours_rate"]

@@ -174,7 +174,7 @@ def test_a_resumed_library_goes_on_exactly(world: Maze) -> None:
 def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
     """Two batches; ticket 0 ends in the second, 1 is still running."""
     teacher = made(world)
-    heard: list[Outcome] = []
+    heard: list[Any] = []
     teacher.learn = lambda points, scores, memos: heard.append(scores)  # type: ignore[assignment]
     _, tickets = teacher.sample(2)
     parts = Estimates(teacher)
@@ -235,7 +235,7 @@ def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
 
 
 def test_settings_that_make_no_sense(world: Maze) -> None:
-    wrong = (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"replay": 1.5}, "replay=1.5"),
         ({"size": 0}, "size=0"),
         ({"beta": 0.0}, "beta=0"),
