@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,40 +17,14 @@ import numpy as np
 from embodied.core.build import ConfigError
 from real_robot.arm import Arm, Floats
 from real_robot.blackbox import BlackBox
+from real_robot.boxes import Boxes
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.follow import Chunk, Follower
 from real_robot.homing import Homing
-from real_robot.mailbox import Mailbox
-from real_robot.messages import CHUNK, MOST_ACTION, REQUEST, VERSION, Mode, Wish, state_record
+from real_robot.messages import MOST_ACTION, Mode, Wish
 from real_robot.rate import Rate
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Fresh
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """The three mailboxes: the control process writes `state` and reads the others."""
-
-    state: Mailbox
-    chunk: Mailbox
-    request: Mailbox
-
-    @classmethod
-    def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
-        """New ones in `folder`; this process owns them."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=True)
-
-    @classmethod
-    def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
-        """Those that are there. MailboxError where there are none."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=False)
-
-    @classmethod
-    def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Boxes:
-        state = Mailbox(folder / "state", record, VERSION, create)
-        chunk = Mailbox(folder / "chunk", CHUNK, VERSION, create)
-        return cls(state, chunk, Mailbox(folder / "request", REQUEST, VERSION, create))
-
 
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 S = TypeVar("S")

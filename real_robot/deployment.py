@@ -16,7 +16,8 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from real_robot.arm import Floats, Limits
 from real_robot.blackbox import BlackBox
-from real_robot.control import Boxes, Control
+from real_robot.boxes import Boxes
+from real_robot.control import Control
 from real_robot.drivers.driver import Driver
 from real_robot.drivers.dry import Dry
 from real_robot.follow import Follower

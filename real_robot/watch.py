@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from real_robot.boxes import Boxes
 from real_robot.child import Child
-from real_robot.control import Boxes
 from real_robot.mailbox import Mailbox
 from real_robot.messages import Mode
 from real_robot.requests import Verb

@@ -9,7 +9,7 @@ import pytest
 
 from embodied.embodiments import fr3
 from real_robot.blackbox import BlackBox
-from real_robot.control import Boxes
+from real_robot.boxes import Boxes
 from real_robot.drivers.dry import Dry
 from real_robot.drivers.sim import Config, Sim
 from real_robot.homing import SHARE, Homing
