@@ -51,9 +51,10 @@ class Config:
     arm stops itself: N m of each joint, N and N m of the tool's x, y, z, roll, pitch, yaw. These,
     and the payload, have no default: nobody knows them but you.
 
-    `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance; `realtime: false` does
-    without a real-time kernel; `silence` (s) without news after which the arm counts as lost;
-    `patience` (s) for what is asked before anything moves. `senses`: what measures the things
+    `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance, whose spring pulls with
+    no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up.
+    `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
+    arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what measures the things
     before the arm (`real_robot.seen`), where the policy wants to know.
     """
 
@@ -65,6 +66,7 @@ class Config:
     payload: Payload
     stiffness: Seven = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
     damping: Seven = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
+    push: Seven = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)
     hand: HandConfig | None = None
     realtime: bool = True
     silence: float = 0.1
@@ -85,9 +87,9 @@ class Config:
                     "thresholds should be 0 < contact <= collision <= the joint's torque limit "
                     f"({fr3.TORQUE.tolist()} N m), or {HIGHEST_FORCE:.0f} N"
                 )
-        gains = np.array([self.stiffness, self.damping], float)
-        if gains.shape != (2, 7) or not ((gains > 0) & (gains <= 3000)).all():
-            raise ConfigError("stiffness and damping are 7 numbers each, above 0, up to 3000")
+        gains = np.array([self.stiffness, self.damping, self.push], float)
+        if gains.shape != (3, 7) or not ((gains > 0) & (gains <= 3000)).all():
+            raise ConfigError("stiffness, damping, push: 7 numbers each, above 0, up to 3000")
         if not (self.silence > 0 and self.patience > 0):
             raise ConfigError("silence and patience should be above 0 s")
 
@@ -108,6 +110,8 @@ class Franka(Driver):
         self._own: Own | None = None
         self._lost, self._silent = "", False
         self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
+        self._reach = np.array(config.push) / np.array(config.stiffness)
+        self._reference = np.zeros(7)
         self._tick, self._seen = -1, 0.0
 
     def connect(self) -> None:
@@ -180,7 +184,10 @@ class Franka(Driver):
                 f"the Franka at {self.config.host} was sent to {np.round(q, 3).tolist()}, {width}: "
                 "outside of its own limits"
             )
-        self._motion.set_reference(franky.JointReference(q=q))
+        np.subtract(q, self._q, out=self._reference)
+        np.clip(self._reference, -self._reach, self._reach, out=self._reference)
+        self._reference += self._q
+        self._motion.set_reference(franky.JointReference(q=self._reference))
         if self._hand is not None:
             self._hand.wish = width
 

@@ -139,6 +139,18 @@ def test_stop_holds(arm: Franka) -> None:
     assert np.abs(arm.read().q - rest).max() < 0.01
 
 
+def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
+    to = arm.read().q + 0.3 * np.array([1, 1, -1, 1, -1, 1, 1])
+
+    def there() -> bool:
+        arm.write(to, arm.width)
+        time.sleep(0.005)
+        here = arm.read()
+        return bool(np.abs(here.q - to).max() < 0.01 and np.abs(here.dq).max() < 0.05)
+
+    until(there, "0.3 rad away, at once")
+
+
 def test_hand_follows_its_wish(arm: Franka) -> None:
     q = arm.read().q
     for width in (0.08, 0.03, 0.0):
