@@ -54,8 +54,8 @@ class Config:
     `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance, whose spring pulls with
     no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up.
     `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
-    arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what measures the things
-    before the arm (`real_robot.seen`), where the policy wants to know.
+    arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what
+    measures the things before the arm (`real_robot.seen`), where the policy wants to know.
     """
 
     host: str
