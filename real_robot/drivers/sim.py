@@ -73,7 +73,6 @@ class Sim(Driver):
 
     def connect(self) -> None:
         self.model = _alone() if self.world is None else self.world.compile()
-        self.model.body_gravcomp[1:] = 1.0
         self.data = mujoco.MjData(self.model)
         self.at = [self.model.joint(name).qposadr[0] for name in fr3.JOINTS]
         self.dof = [self.model.joint(name).dofadr[0] for name in fr3.JOINTS]
@@ -154,4 +153,6 @@ def _alone() -> mujoco.MjModel:
         servo = spec.actuator(name)
         servo.gainprm[0] = fr3.STIFFNESS[i]
         servo.biasprm[1:3] = -fr3.STIFFNESS[i], -fr3.DAMPING[i]
-    return spec.compile()
+    model = spec.compile()
+    model.body_gravcomp[1:] = 1.0  # as the real robot does itself
+    return model

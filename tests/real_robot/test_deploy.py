@@ -25,6 +25,8 @@ from envs.fr3 import Config as Fr3Config
 from envs.fr3 import Fr3
 from envs.wired import Config as WiredConfig
 from envs.wired import Wired
+from real_robot.drivers.sim import Config as SimConfig
+from real_robot.drivers.sim import Sim
 from tests.real_robot.test_daemon import PATIENT, gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,3 +295,18 @@ def test_the_wired_world_is_the_simulations() -> None:
     seen = dict(zip(world.names, world.sense(data), strict=True))
     assert seen["success"] == 1, "high, and in the hand"
     assert [seen[f"cube_from_tool_{axis}"] for axis in "xyz"] == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_things_fall_and_the_arm_does_not() -> None:
+    now = 10.0
+    world = {"_target_": "envs.wired.Wired", "task": "lift"}
+    with Sim(SimConfig(world=world), lambda: now) as arm:
+        first = arm.read().q
+        at = arm.model.joint("cube").qposadr[0]
+        arm.data.qpos[at + 2] = 0.3
+        for _ in range(100):
+            now += 0.01
+            held = arm.read().q
+        height, half = arm.data.qpos[at + 2], arm.sense()[arm.sensed.index("cube_half")]
+        assert height == pytest.approx(half, abs=2e-3), "it lies on the table"
+        assert held == pytest.approx(first, abs=2e-3), "gravity is the arm's own business"
