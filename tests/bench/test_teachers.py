@@ -27,7 +27,7 @@ def test_a_row_for_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_episode_of_a_run_costs_something() -> None:
-    assert 0.001 < teachers.episode(1) < 60
+    assert teachers.episode(1) > 0.001
 
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
