@@ -7,6 +7,7 @@ rate, its limits and its stops whatever happens here.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -74,6 +75,7 @@ class Guest:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for us; we end it in order
             )
+        atexit.register(self._end)
         try:
             self.until(lambda: self._answers() == "IDLE", "the arm is held", PATIENCE)
             self._open()
@@ -184,6 +186,11 @@ class Guest:
         self.shared -= 1
         if self.shared > 0:
             return
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self) -> None:
+        """Also of a process that ends without closing what it opened."""
         self.known.pop(self.key, None)
         assert self.daemon.stdin is not None
         self.daemon.stdin.close()
