@@ -221,6 +221,7 @@ def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
         turn_until(bridge, lambda: bridge.chain.resting, "at rest")
         ask(bridge, tmp_path, Wish.RESET)  # nobody is there: it stays what it is
         assert bridge.mode == Mode.ESTOP and bridge.fault
+        counterpart.stop()
         counterpart = Franky(FrankyConfig(host=settings["host"]))
         counterpart.start()
         ask(bridge, tmp_path, Wish.RESET)
