@@ -16,7 +16,7 @@ try:
     franky: Any = import_module("franky")
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "franky-control is not installed; type: pip install 'embodied-rl[franka]'", name="franky"
+        "franky-control is not installed; type: pip install 'embodied-rl[robot]'", name="franky"
     ) from error
 
 FAILED = (franky.Exception, RuntimeError)
