@@ -1,4 +1,4 @@
-"""Look at a run: the robot in 3D in your browser, with play, pause and task sliders."""
+"""Look at a run, or at a robot at work, in your browser: in 3D, with what it plans."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import yaml
 from embodied.commands import add_overrides, take
 from embodied.core.build import ConfigError
 
+ROBOT = "robot"  # a word that is no run
+WATCHING = ("port", "host", "folder")
 SAID = {True: "success", False: "no success", None: "success not known"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a RUN folder or a checkpoint in one; env=NAME: a world alone; port=8081")
+    add_overrides(parser, "a RUN or a checkpoint; env=NAME: a world; robot: an arm at work; port=N")
     parser.add_argument(
         "--port", type=int, default=8080, help="as port=N: on localhost (default: 8080)"
     )
@@ -34,7 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied view --compare outputs/clone outputs/steered out=compare.html\n"
         "  embodied view outputs/clone env.task=push port=8081\n"
         "  embodied view outputs/clone host=0.0.0.0               for others, with a token\n"
-        "  embodied view env=fr3_insert"
+        "  embodied view env=fr3_insert\n"
+        "  embodied view robot                                    what embodied deploy does now"
     )
 
 
@@ -43,6 +46,10 @@ def run(args: argparse.Namespace) -> None:
     from embodied.viewer.launch import HOST
 
     own, given = _own(args.words)
+    if given == [ROBOT]:
+        return _watch(own, args.port)
+    if own["folder"] is not None:
+        raise ConfigError("folder= is a robot's: embodied view robot folder=DIR")
     if args.compare:
         return _compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
     runs = [word for word in given if "=" not in word or Path(word).exists()]
@@ -62,6 +69,17 @@ def run(args: argparse.Namespace) -> None:
         against=own["against"],
         host=own["host"] or HOST,
     )
+
+
+def _watch(own: dict[str, str | None], port: int) -> None:
+    from embodied.viewer.deployed_viewer import watch
+    from embodied.viewer.launch import HOST
+
+    others = [name for name in own if own[name] is not None and name not in WATCHING]
+    if others:
+        raise ConfigError(f"{others[0]}= is not for a robot at work, which is only watched")
+    folder = None if own["folder"] is None else Path(own["folder"])
+    watch(folder, _number(own, "port", port), own["host"] or HOST)
 
 
 def _export(
@@ -96,7 +114,7 @@ def _compare(folders: list[Path], file: Path) -> None:
 def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     """The values of this command's own settings (None: not given), and the other words."""
     own: dict[str, str | None] = {}
-    for name in ("port", "seed", "episode", "against", "export", "out", "host"):
+    for name in ("port", "seed", "episode", "against", "export", "out", "host", "folder"):
         own[name], words = take(words, name)
     return own, words
 

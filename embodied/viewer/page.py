@@ -54,7 +54,7 @@ class Page:
         self.spec = self.session.spec
         self.stage = Stage(server, self.session)
         self.scene = self.stage.scene
-        _theme(server)
+        theme(server)
         self._status_part()
         self._play_part()
         self._policy_part()
@@ -241,7 +241,8 @@ class Page:
             self.picture.image = picture
 
 
-def _theme(server: ViserServer) -> None:
+def theme(server: ViserServer) -> None:
+    """As all pages look."""
     # Sharing would open a tunnel to the internet.
     server.gui.configure_theme(
         show_logo=False, show_share_button=False, control_width="large", brand_color=(37, 99, 235)

@@ -27,12 +27,12 @@ class Plots:
     def __init__(self, server: ViserServer, spec: Spec) -> None:
         act, self.dt = spec.act, spec.dt
         self.range: Range = (-0.05, 1.05)
-        self.rewards = _plot(server, "reward", ["reward"], 130, self.range)
+        self.rewards = plot(server, "reward", ["reward"], 130, self.range)
         bounds, named = (-1.05, 1.05), tuple[str, ...]()
         if is_discrete(act) and isinstance(act.high, int | float):
             bounds, named = (-0.5, act.high + 0.5), act.names[:NAMED]
         height = max(160, 50 + 17 * len(named))
-        self.actions = _plot(
+        self.actions = plot(
             server, titled("action", act), curve_names("action", act), height, bounds, named
         )
 
@@ -75,7 +75,7 @@ class Judged:
             self.plots[title][0].remove()
         with self.folder:
             shown = [name.removeprefix(TERM) for name in members][:CURVES]
-            self.plots[title] = _plot(self.server, title, shown, 150, None), members
+            self.plots[title] = plot(self.server, title, shown, 150, None), members
 
 
 class Observed:
@@ -83,7 +83,7 @@ class Observed:
 
     def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
         self.name, self.dt = name, dt
-        self.plot = _plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
+        self.plot = plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`."""
@@ -155,7 +155,7 @@ def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
     return uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
 
 
-def _plot(
+def plot(
     server: ViserServer,
     title: str,
     names: Sequence[str],

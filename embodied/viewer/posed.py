@@ -1,8 +1,8 @@
 """Posed: a MuJoCo model put where observations say that it was, by their names.
 
-`q1` to `q7` are the hinges of the model in order, `width` the distance of two sliding fingers,
-`NAME_x`, `NAME_y`, `NAME_z` the place of body NAME (free, or a marker), `NAME_cos_4yaw` and
-`NAME_sin_4yaw` its turn about z, which is known up to a quarter.
+`q1` to `q7` are the hinges of the model in order, `width` how far its sliding fingers are apart, of
+which each goes its share, `NAME_x`, `NAME_y`, `NAME_z` the place of body NAME (free, or a marker),
+`NAME_cos_4yaw` and `NAME_sin_4yaw` its turn about z, which is known up to a quarter.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Posed:
         for i, joint in enumerate(hinges):
             data.qpos[model.jnt_qposadr[joint]] = values[self.where[f"q{i + 1}"]]
         if "width" in self.where:
-            for joint in np.flatnonzero(model.jnt_type == SLIDE):
-                data.qpos[model.jnt_qposadr[joint]] = values[self.where["width"]] / 2
+            slides = np.flatnonzero(model.jnt_type == SLIDE)
+            for joint in slides:
+                data.qpos[model.jnt_qposadr[joint]] = values[self.where["width"]] / len(slides)
         for body in range(1, model.nbody):
             self._place(body, values)
         mujoco.mj_forward(model, data)

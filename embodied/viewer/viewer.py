@@ -6,18 +6,10 @@ and callers hand it what to do.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from viser import ViserServer
-from viser._messages import ShareUrlRequest
-
-from embodied.viewer.guard import LOCAL, Guard
+from embodied.viewer.door import Door
 from embodied.viewer.launch import HOST
 from embodied.viewer.page import SPEEDS, Page
 from embodied.viewer.session import Session
@@ -26,7 +18,6 @@ from embodied.viewer.worker import Worker
 REST = 0.8
 """How long the end of an episode is shown, s."""
 FRAMES = 1 / 30
-ANYWHERE = ("0.0.0.0", "::")
 
 
 class Viewer(Worker):
@@ -44,14 +35,8 @@ class Viewer(Worker):
         self.playing, self.speed, self.problem = False, 1.0, ""
         super().__init__()
         self._due, self._seed = 0.0, seed
-        # Browsers open connections that they do not use, each of which would be a traceback.
-        logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.server = ViserServer(HOST, 0, label="embodied", verbose=False)
-        # The page could otherwise ask for a tunnel that shows it to the whole internet.
-        self.server._websock_server.unregister_handler(ShareUrlRequest)
-        token = None if host in LOCAL else secrets.token_urlsafe(16)
-        self.guard = Guard(host, port, self.server.get_port(), token)
+        self.door = Door(host, port)
+        self.server, self.guard = self.door.server, self.door.guard
         try:
             self.start()
         except BaseException:
@@ -61,9 +46,7 @@ class Viewer(Worker):
     @property
     def url(self) -> str:
         """The address to open; off this machine, with this machine's name in place of `host`."""
-        token = "" if self.guard.token is None else f"/?token={self.guard.token}"
-        name = socket.gethostname() if self.guard.host in ANYWHERE else self.guard.host
-        return f"http://{name}:{self.guard.port}{token}"
+        return self.door.url
 
     @property
     def share(self) -> float:
@@ -154,10 +137,7 @@ class Viewer(Worker):
     def close(self) -> None:
         """End the thread, the server and the environment; safe to call twice."""
         self.stop()
-        self.guard.close()
-        # The server announces its end on the terminal, whatever it was told.
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.server.stop()
+        self.door.close()
 
     def __enter__(self) -> Viewer:
         return self

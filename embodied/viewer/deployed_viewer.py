@@ -1,0 +1,109 @@
+"""A page that watches a deployment, for as many of them as come one after the other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from embodied.viewer.deployed import Deployed
+from embodied.viewer.deployed_page import DeployedPage
+from embodied.viewer.door import Door
+from embodied.viewer.launch import HOST
+from embodied.viewer.worker import Worker
+
+LOOK, ALONE = 1 / 25, 0.2  # s between two looks; where no page is open
+INQUIRE = 0.5  # s between two questions to the daemon
+
+
+class DeployedViewer(Worker):
+    """Watches the deployment in `folder`, from a thread of its own; nothing there is touched."""
+
+    def __init__(self, folder: Path, port: int = 8080, host: str = HOST) -> None:
+        super().__init__()
+        self.seen = Deployed(folder)
+        self._number, self._inquire_at = 0, 0.0
+        self.door = Door(host, port)
+        self.server = self.door.server
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return self.door.url
+
+    def refresh(self) -> None:
+        """Look, and send everything that the page does not show yet."""
+        self.do(lambda: self._turn(force=True))
+
+    def words(self) -> str:
+        """All that the page says."""
+        said: list[str] = []
+        self.do(lambda: said.append(self.page.words()))
+        return said[0]
+
+    def begin(self) -> None:
+        # What is watched has the other processors.
+        torch.set_num_threads(1)
+        self.page = DeployedPage(self.server, self.seen)
+        self._turn(force=True)
+
+    def serve(self) -> None:
+        while not self.closing:
+            self.obey(LOOK if self.server.get_clients() else ALONE)
+            self._turn()
+
+    def end(self) -> None:
+        self.seen.close()
+
+    def close(self) -> None:
+        """End the thread and the server; safe to call twice."""
+        self.stop()
+        self.door.close()
+
+    def __enter__(self) -> DeployedViewer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(self, force: bool = False) -> None:
+        new, now = self.seen.look(), time.monotonic()
+        if force or now >= self._inquire_at:
+            self._inquire_at = now + INQUIRE
+            self.seen.inquire()
+        if self.seen.number != self._number:
+            self._number = self.seen.number
+            self.page.begin()
+        if new:
+            self.page.add()
+        self.page.changed()
+        self.page.refresh(force)
+
+
+def watch(
+    folder: Path | None = None, port: int = 8080, host: str = HOST, block: bool = True
+) -> DeployedViewer:
+    """Open the page on the deployment in `folder` (None: where `embodied deploy` puts one), whether
+    one is at work already or not. `port`, `host` and `block` as in `serve`. ViewerError."""
+    from embodied.viewer.launch import require_port, require_viser
+    from real_robot.tool import default_folder
+
+    require_port(port, host)
+    require_viser()
+    place = default_folder() if folder is None else folder
+    viewer = DeployedViewer(place, port, host)
+    try:
+        print(f"watching {place} at {viewer.url} (Ctrl-C ends it, not the robot)", flush=True)
+        if block:
+            viewer.wait()
+    except KeyboardInterrupt:
+        print("\nviewer closed", flush=True)
+    finally:
+        if block:
+            viewer.close()
+    return viewer

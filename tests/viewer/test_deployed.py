@@ -1,0 +1,260 @@
+"""A deployment at work is watched: what is shown is so, and nothing of it is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.cli import main
+from embodied.core.build import build
+from embodied.embodiments import fr3, so101
+from embodied.viewer.deployed import Deployed, Overheard
+from embodied.viewer.deployed_arm import DeployedArm, led
+from embodied.viewer.deployed_past import PLOTS, Past
+from embodied.viewer.deployed_viewer import DeployedViewer, watch
+from embodied.viewer.deployed_words import code
+from real_robot.deployment import Deployment
+from real_robot.mailbox import Mailbox, MailboxError
+from real_robot.messages import CHUNK, VERSION, Mode, state_record
+from tests.viewer.browser import Browser, program, until
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+# For a machine that does much else at the same time, and episodes that end when they are told to.
+WORDS = (
+    "demonstrator=reach",
+    "robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",
+    "seconds=900",
+    "yes=true",
+)
+FAR = (
+    "robot=sim",
+    "robot.driver.world.task=reach",
+    "robot.driver.world.ranges={goal_x: [0.9, 0.91]}",
+)
+SERVO = (
+    "robot=so101_fake",
+    "robot.driver.timeout=0.3",
+    "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}",
+)
+JOINTS = 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "d"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@pytest.fixture
+def viewer(folder: Path) -> Iterator[DeployedViewer]:
+    made = watch(folder, port=0, block=False)
+    yield made
+    made.close()
+
+
+def deploy(folder: Path, output: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "embodied.cli", "deploy", *WORDS, *words),
+            *(f"output={output}", f"folder={folder}"),
+        ],
+        cwd=folder.parent,
+        env=ENV,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """As by Ctrl-C, in order."""
+    try:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def says(viewer: DeployedViewer, *words: str) -> None:
+    until(lambda: all(each in viewer.words() for each in words), why=viewer.words)
+
+
+def test_a_deployment_is_watched_and_then_another_one(
+    viewer: DeployedViewer, folder: Path, tmp_path: Path
+) -> None:
+    assert f"no deployment is at work in {folder}" in viewer.words()
+    first = deploy(folder, tmp_path / "first", *FAR)
+    try:
+        says(viewer, "**fr3**", "**RUNNING**", "of 100 Hz", "sensed    goal_x 0.9", "RUNNING\n")
+        page, seen = viewer.page, viewer.seen
+        until(lambda: len(page.past.rows) > 2)
+        rows = page.past.rows
+        assert page.scene is not None and len(page.scene.meshes) > 20
+        assert page.arm is not None and page.arm.look is not None and not page.marks
+        goal = next(i for i, name in enumerate(page.arm.look.bodies()) if name.endswith("goal"))
+        assert page.arm.look.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
+        assert all(0 < row[1] < 500 for row in rows), "ticks a second"
+        until(lambda: len(page.lines) == 2)  # the plan, and where the tool was
+        assert seen.state is not None and seen.status["control"]["died"] == ""
+        assert page.past.acted("limits")[-1] >= 0
+    finally:
+        ended(first)
+    says(viewer, "the deployment has ended", "not at work")
+    assert not any(folder.glob("state")), "what is watched can still go"
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert summary["episodes"][0]["end"] == "stopped from the keyboard"
+    second = deploy(folder, tmp_path / "second", *SERVO)
+    try:
+        says(viewer, "**so101**", "**RUNNING**", "of 50 Hz")
+        assert "the deployment has ended" not in viewer.words()
+        page = viewer.page
+        until(lambda: list(page.marks) == ["goal"] and page.scene is not None)
+        assert page.marks["goal"].position[0] == pytest.approx(0.9), "given, no body of the model"
+        assert page.arm is not None and page.arm.look is not None and viewer.seen.state is not None
+        hand = page.arm.posed.data.site("tool").xpos
+        tool = so101.forward(np.asarray(viewer.seen.state["q"])[None])[0][0]
+        assert np.abs(hand - tool).max() < 0.1, "the model stands where the kinematics say"
+        if program() is not None:
+            in_a_browser(viewer)
+    finally:
+        ended(second)
+
+
+def in_a_browser(viewer: DeployedViewer) -> None:
+    with Browser(viewer.url, (1100, 720)) as browser:
+        browser.wait("document.body.innerText.includes('RUNNING')")
+        browser.wait("document.body.innerText.includes('of 50 Hz')")
+        browser.wait("document.querySelectorAll('.uplot').length >= 6")
+        assert "interventions (% of ticks)" in browser.words()
+        until(lambda: browser.picture()[200:500, 100:600].std() > 5)
+        assert not [each for each in browser.said if "favicon" not in each]
+
+
+def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:
+    made = np.zeros(1, state_record(JOINTS, 2))
+    made["mode"] = mode
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
+def test_a_mailbox_is_read_and_cannot_be_written(tmp_path: Path) -> None:
+    theirs = Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
+    theirs.path.chmod(0o400)
+    ours = Overheard(tmp_path / "chunk", CHUNK)
+    assert not ours.receive()
+    theirs.fields["number"] = 7
+    theirs.send()
+    assert ours.receive() and ours.fields["number"][0] == 7 and not ours.receive()
+    before = theirs.path.read_bytes()
+    with pytest.raises(ValueError, match="read-only"):
+        ours.send()
+    assert theirs.path.read_bytes() == before
+    assert ours.current
+    theirs.path.unlink()
+    assert not ours.current
+    Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
+    assert not ours.current, "another one of the same name"
+    with pytest.raises(MailboxError, match="another version"):
+        Overheard(tmp_path / "chunk", state_record(JOINTS, 2))
+    with pytest.raises(MailboxError, match="cannot be read"):
+        Overheard(tmp_path / "none", CHUNK)
+
+
+def test_what_is_half_made_or_broken_is_waited_for(folder: Path) -> None:
+    seen = Deployed(folder)
+    (folder / "state").write_bytes(b"")
+    assert not seen.look() and seen.number == 0 and not seen.alive
+    (folder / "deployment.json").write_text("{")
+    seen.look()
+    assert "cannot be read" in seen.trouble
+    assert sorted(each.name for each in folder.iterdir()) == ["deployment.json", "state"]
+
+
+def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
+    past = Past(["workspace", "limits"])
+    tool = np.zeros(3)
+    chunk = np.zeros(1, CHUNK)
+    chunk["seen"] = 9.9
+    past.add(state_of(now=10.0, tick=100, counts=[4, 50])[0], None, tool)
+    past.add(state_of(now=10.2, tick=110, late=0.030)[0], None, tool)  # the worst in between
+    sent = [0.0, -0.25, 0.0, 0.0, 0.1]
+    late = state_of(now=10.5, tick=125, late=0.001, counts=[4, 55], missed=2, sent=sent)
+    past.add(late[0], chunk[0], tool + 0.1)
+    wanted = (50.0, 30.0, 2.0, 0.6, 0.25)  # 25 ticks in 0.5 s; 10.5 - 9.9 s
+    assert [past.curve(name).tolist() for name in PLOTS] == [[pytest.approx(x)] for x in wanted]
+    assert past.acted("limits").tolist() == [20.0] and past.acted("workspace").tolist() == [0.0]
+    assert past.times().tolist() == [0.5]
+    trail = past.trail()
+    assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
+
+
+def test_the_plan_is_what_is_left_of_the_chunk() -> None:
+    """Three of five actions to the left by 15 mm each: the tool is led 45 mm there."""
+    controller = build({"_target_": "embodied.embodiments.so101_delta.So101Delta"})
+    state = state_of(now=10.13, q=so101.HOME, sent=so101.HOME, width=0.03)[0]
+    chunk = np.zeros(1, CHUNK)
+    chunk["steps"], chunk["size"], chunk["start"] = 5, 4, 10.02  # 0.11 s ago: 2 steps are over
+    chunk["actions"][0, :5, 1] = 1.0
+    path = led(controller, 0.05, state, chunk[0])
+    assert path is not None and path.shape == (4, JOINTS)
+    moved = so101.forward(path)[0] - so101.forward(so101.HOME[None])[0]
+    assert moved[-1] == pytest.approx([0.0, 0.045, 0.0], abs=1e-4)
+    chunk["start"] = 9.5
+    assert led(controller, 0.05, state, chunk[0]) is None, "it is over"
+    chunk["start"], chunk["actions"][0, 3, 1] = 10.02, np.nan
+    assert led(controller, 0.05, state, chunk[0]) is None, "no number is drawn"
+
+
+def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
+    """The real FR3 has no world that plays it: its own meshes, and what is given as a mark."""
+    settings = {
+        "driver": {"_target_": "real_robot.drivers.franka.Franka"},
+        "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        "kinematics": "embodied.embodiments.fr3.forward",
+        "policy": "",
+        "hertz": 100.0,
+        "step": 0.05,
+        "limits": {
+            **{"low": [-3.1] * 7, "high": [3.1] * 7, "margin": [0.0] * 7, "velocity": [2.0] * 7},
+            **{"acceleration": [8.0] * 7, "jerk": [1e3] * 7, "torque": [80.0] * 7},
+            "tracking": [0.3] * 7,
+        },
+        "fresh": {"hold": 0.2, "stop": 1.0, "state": 0.2},
+        "given": {"goal_x": 0.5, "goal_y": 0.1, "goal_z": 0.2},
+    }
+    arm = DeployedArm(Deployment.parse(settings))
+    state = np.zeros(1, state_record(7, 2))
+    state["q"], state["width"] = fr3.HOME, 0.04
+    marks = arm.put(state[0])
+    assert marks.keys() == {"goal"} and marks["goal"].tolist() == [0.5, 0.1, 0.2]
+    data = arm.posed.data
+    assert data.qpos[:7] == pytest.approx(fr3.HOME)
+    assert [data.joint(name).qpos[0] for name in fr3.FINGERS] == pytest.approx([0.02, 0.02])
+    state["q"][0, 3] = np.nan
+    arm.put(state[0])
+    assert data.qpos[:7] == pytest.approx(fr3.HOME), "what is no number is not drawn"
+
+
+def test_what_is_shown_as_it_is_stays_so() -> None:
+    assert code("a ```\n# b") == "```text\na '''\n# b\n```"
+
+
+def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, reason in (
+        (["robot", "seed=3"], "seed= is not for a robot at work"),
+        (["folder=x"], "embodied view robot folder=DIR"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(["view", *words])
+        assert left.value.code == 2 and reason in capsys.readouterr().err
