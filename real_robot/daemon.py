@@ -68,6 +68,7 @@ class Daemon:
         self.control = Child("control", "real_robot.control_main", folder)
         self.policy = Child("policy", "real_robot.policy_main", folder)
         self.recorder = Child("recorder", "real_robot.record_main", folder)
+        self.remote = Child("remote", "real_robot.remote", folder, log="remote.out")
         self.succession = Succession(folder, clock)
         self.loading: tuple[Client, Request] | None = None
         self.queue: deque[tuple[Client, Request]] = deque(maxlen=MOST_QUEUED)
@@ -87,6 +88,8 @@ class Daemon:
             if self.deployment.metrics is not None:
                 self.endpoint = Endpoint(self.deployment.metrics)
                 self.watch.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
+            if self.deployment.remote is not None:
+                self.remote.start()
             self.systemd.ready()
             while not self.done:
                 self.turn()
@@ -102,6 +105,7 @@ class Daemon:
             self.succession.end()
             self.policy.end(patience=2.0)
             self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
+            self.remote.end(patience=2.0)
             self.desk.close()
             self._clear()
 
@@ -163,7 +167,7 @@ class Daemon:
             self.watch.note(self.control.died + LOST)
             self._drop_all(self.control.died + LOST)
             self.save()
-        for child in (self.policy, self.recorder):
+        for child in (self.policy, self.recorder, self.remote):
             if child.watch():
                 self.watch.note(child.died)
         if self.watch.look():
@@ -177,6 +181,8 @@ class Daemon:
             self.watch.note(f"an operator asks: {verb}")
         if verb == Verb.RESET and self.recorder.died:
             self._record()
+        if verb == Verb.RESET and self.remote.died:
+            self.remote.start()
         if verb == Verb.STATUS:
             self._answer(client, request, True)
         elif not self.control.alive:
@@ -277,8 +283,11 @@ class Daemon:
     def _answer(self, client: Client, request: Request, ok: bool, reason: str = "") -> None:
         status, about = self.watch.status(self.control, self.policy), self.deployment
         status |= {"robot": about.robot, "dry": about.dry, "acting": about.policy}
+        status["now"] = self.clock()
         if about.recording:
             status["recorder"] = recording(self.recorder, self.recorded)
+        if about.remote is not None:
+            status["remote"] = {"pid": self.remote.pid, "died": self.remote.died}
         status |= {"clients": len(self.desk.clients), "refused": self.desk.refused}
         self.desk.answer(client, Reply(request.number, ok, reason, status))
 

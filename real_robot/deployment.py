@@ -35,13 +35,28 @@ FILE = "deployment.json"
 
 
 @dataclass(frozen=True)
+class Remote:
+    """Operators of other machines may ask at TCP `port` of `address` (0.0.0.0: all of this
+    machine's), those whose keys are in the folder `keys`."""
+
+    port: int
+    keys: str
+    address: str = "0.0.0.0"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"a deployment's remote.port={self.port} should be a port")
+
+
+@dataclass(frozen=True)
 class Deployment:
     """`driver` and `controller` are nodes with a `_target_`; `kinematics` names a function whose
     first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
     checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
     and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
     `keep` black boxes of `seconds` each; without it they stay beside the socket. `metrics` is a
-    port of this machine for Prometheus (0: any; None: there is none).
+    port of this machine for Prometheus (0: any; None: there is none). `remote` lets operators of
+    other machines ask (None: nobody).
 
     `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
     (empty: wherever the arm is) with the hand open by `home_width` m. `sensed` are the names of
@@ -71,6 +86,7 @@ class Deployment:
     keep: int = 20
     records: str = ""
     metrics: int | None = None
+    remote: Remote | None = None
     robot: str = "arm"
     home: tuple[float, ...] = ()
     home_width: float | None = None

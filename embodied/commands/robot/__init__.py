@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, take
+from embodied.commands.robot import identify
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -31,26 +32,36 @@ ANSWER = 10.0  # s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="|".join([*SAYS, "check"]), required=True)
+    kinds = parser.add_subparsers(
+        dest="kind", metavar="|".join([*SAYS, "check", "keys", "identify"]), required=True
+    )
     for word, sentence in SAYS.items():
         own = kinds.add_parser(word, help=sentence)
-        what = "folder=DIR, where the daemon was told to work elsewhere"
+        what = "folder=DIR of the daemon; host=ADDRESS:PORT keys=DIR where it is on another machine"
         add_overrides(own, f"RUN, {what}" if word == "load" else what)
         own.add_argument("--json", action="store_true", help="all that is known, as JSON")
     checking = kinds.add_parser("check", help="all that can be looked at before anything moves")
     add_overrides(checking, "robot=NAME policy=RUN; connect=true: open the wire, too")
+    making = kinds.add_parser("keys", help="for operators on other machines")
+    add_overrides(making, "folder=DIR; name=NAME for another operator's")
+    identify.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
         "  embodied robot status\n"
         "  embodied robot stop\n"
-        "  embodied robot load outputs/OTHER"
+        "  embodied robot load outputs/OTHER\n"
+        "  embodied robot stop host=192.168.0.7:5555 keys=DIR"
     )
 
 
 def run(args: argparse.Namespace) -> None:
     if args.kind == "check":
         _check(args)
+    elif args.kind == "identify":
+        identify.run(args)
+    elif args.kind == "keys":
+        _keys(args)
     else:
         _ask(args)
 
@@ -60,16 +71,22 @@ def _ask(args: argparse.Namespace) -> None:
     from real_robot.tool import ToolError, ask, default_folder
 
     folder, words = take(args.words, "folder")
+    host, words = take(words, "host")
     policy = ""
     if args.kind == "load":
-        if len(words) != 1:
+        own = [word for word in words if word.partition("=")[0] not in ("keys", "name")]
+        if len(own) != 1:
             raise ConfigError("say which policy: embodied robot load RUN")
-        policy, words = str(_checkpoint(words[0])), []
-    if words:
-        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], ['folder=DIR'])}")
-    place = Path(folder) if folder else default_folder()
+        policy = own[0] if host else str(_checkpoint(own[0]))
+        words.remove(own[0])
+    timeout = LOADING if policy else ANSWER
     try:
-        reply = ask(place, args.kind, LOADING if policy else ANSWER, policy)
+        if host:
+            reply = _remote(host, words, args.kind, timeout, policy)
+        else:
+            _understood(words, "folder=DIR")
+            place = Path(folder) if folder else default_folder()
+            reply = ask(place, args.kind, timeout, policy)
     except (ToolError, RequestError) as error:
         raise ConfigError(str(error)) from error
     if args.json:
@@ -77,6 +94,46 @@ def _ask(args: argparse.Namespace) -> None:
     elif args.kind == "status":
         print("\n".join(status_lines(reply.status)))
     _said(args.kind, reply)
+
+
+def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
+    """From a daemon on another machine; `policy` is a folder there."""
+    from real_robot.keys import KeyFileError
+    from real_robot.remote_tool import ask_remote
+
+    keys, words = take(words, "keys")
+    name, words = take(words, "name")
+    _understood(words, "keys=DIR")
+    if keys is None:
+        raise ConfigError("keys=DIR should name the folder of server.key and your own key")
+    if policy and not policy.startswith("/"):
+        raise ConfigError(f"{policy}: write the whole path that it has on the robot's machine")
+    try:
+        return ask_remote(host, Path(keys), verb, timeout, policy, name or "")
+    except KeyFileError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _understood(words: list[str], known: str) -> None:
+    if words:
+        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], [known])}")
+
+
+def _keys(args: argparse.Namespace) -> None:
+    from real_robot.keys import CLIENT, SERVER, KeyFileError, make
+
+    folder, words = take(args.words, "folder")
+    name, words = take(words, "name")
+    _understood(words, "folder=DIR")
+    if folder is None:
+        raise ConfigError("folder=DIR should name the folder that the keys come into")
+    name = CLIENT if name is None else name
+    try:
+        made = make(Path(folder), name)
+    except KeyFileError as error:
+        raise ConfigError(str(error)) from error
+    print("\n".join(str(path) for path in made))
+    print(f"to the operator's machine go {SERVER}.key and {name}.key_secret, and nothing else")
 
 
 def _checkpoint(policy: str) -> Path:

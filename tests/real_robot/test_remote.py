@@ -1,0 +1,342 @@
+"""Operators over TCP: who has a key is heard as at the Unix socket, and nobody else.
+
+A real daemon with its processes, and real sockets on this machine. Nothing here is timed: a test
+waits for what has to be so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from embodied.cli import main
+from embodied.core.build import ConfigError
+from real_robot.deployment import Deployment, Remote
+from real_robot.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
+from real_robot.porter import WORST_MESSAGE
+from real_robot.remote_tool import Caller, ask_remote
+from real_robot.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
+from real_robot.tool import ToolError
+from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
+
+__all__ = ["deployment"]
+SHORT = 2.0  # s for what is never answered
+
+
+class Afar(Bridge):
+    """The operator asks over TCP."""
+
+    def __init__(self, folder: Path, keys: Path) -> None:
+        self.keys = keys
+        super().__init__(folder)
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "remote.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def host(self) -> str:
+        """Where the newest relay listens."""
+        found = until(lambda: re.findall(r"listening at tcp://(\S+)", self.log), "it listens")
+        return found[-1]
+
+    def call(self, verb: Verb, timeout: float = PATIENT) -> Reply:
+        return ask_remote(self.host, self.keys, verb, timeout)
+
+    def did(self, verb: Verb) -> None:
+        until(lambda: self.call(verb).ok, f"{verb} was done")
+
+    def caller(self, timeout: float = PATIENT, own: Pair | None = None) -> Caller:
+        own = own or secret_of(self.keys / f"{CLIENT}.key_secret")
+        return Caller(self.host, own, public_of(self.keys / "server.key"), timeout)
+
+    def logged(self, words: str, times: int = 1) -> None:
+        until(lambda: self.log.count(words) >= times, f"the log says: {words}")
+
+
+@pytest.fixture(scope="module")
+def afar(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Afar]:
+    folder = tmp_path_factory.mktemp("d")
+    folder.chmod(0o700)
+    keys = folder / "keys"
+    make(keys)
+    remote = Remote(port=0, keys=str(keys), address="127.0.0.1")
+    replace(deployment, metrics=None, remote=remote).write(folder)
+    made = Afar(folder, keys)
+    yield made
+    relay = made.status["remote"]["pid"]
+    made.process.terminate()
+    assert made.process.wait(PATIENT) == 0
+    assert gone(relay)
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """Keys of another robot."""
+    make(tmp_path / "strange")
+    return tmp_path / "strange"
+
+
+def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
+    afar.idle()
+    assert afar.call(Verb.STATUS).status["mode"] == "IDLE"
+    refused = afar.call(Verb.START)
+    assert not refused.ok and "it is IDLE" in refused.reason
+    afar.did(Verb.ARM)
+    afar.did(Verb.START)
+    afar.mode("RUNNING")
+    assert afar.call(Verb.ESTOP).ok
+    assert afar.mode("ESTOP")["fault"] == "an operator pressed stop"
+    afar.did(Verb.RESET)
+    afar.logged("is let in (key client)")
+
+
+def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
+    afar.idle()
+    with afar.caller() as caller:
+        now = caller.now()
+        late = caller.ask(Verb.ARM, now - 60.0)
+        assert not late.ok and "s ago" in late.reason
+        ahead = caller.ask(Verb.ARM, now + 1e6)
+        assert not ahead.ok and "ask again" in ahead.reason
+        assert caller.ask(Verb.STOP, 0.0).reason.startswith("an arm can be stopped when")
+    assert afar.status["mode"] == "IDLE"
+
+
+def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, strange: Path) -> None:
+    before = afar.running()
+    own = secret_of(strange / f"{CLIENT}.key_secret")
+    with pytest.raises(ToolError, match="does not know this key"), afar.caller(own=own) as caller:
+        caller.ask(Verb.ESTOP)
+    afar.logged("whose key is not in")
+    own, wrong = secret_of(afar.keys / f"{CLIENT}.key_secret"), public_of(strange / "server.key")
+    with (
+        pytest.raises(ToolError, match="did not answer"),
+        Caller(afar.host, own, wrong, SHORT) as caller,
+    ):
+        caller.ask(Verb.ESTOP)
+    afar.logged("not the right server's")
+    said = afar.log.count("not the right server's")
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.connect(f"tcp://{afar.host}")
+    plain.send(Request(1, 0.0, Verb.ESTOP).line())
+    afar.logged("not the right server's", said + 1)
+    assert not plain.poll(0)
+    plain.close()
+    context.term()
+    address, port = afar.host.split(":")
+    for junk in (b"hello\n" * 50, os.urandom(5000), Request(1, 0.0, Verb.ESTOP).line()):
+        with socket.create_connection((address, int(port)), PATIENT) as line:
+            line.sendall(junk)
+    after = afar.status
+    assert after["mode"] == "RUNNING" and after["refused"] == before["refused"]
+    assert afar.call(Verb.STOP).ok, "the right one is heard"
+    afar.mode("IDLE")
+
+
+def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
+    make(afar.keys, "guest")
+    assert ask_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest").ok
+    (afar.keys / "clients" / "guest.key").unlink()
+    with pytest.raises(ToolError, match="does not know this key"):
+        ask_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest")
+
+
+@pytest.mark.parametrize(
+    ("junk", "reason"),
+    [
+        ([b"hello"], "no line of JSON"),
+        ([b'{"version": 1, "number": 1, "time": 0, "verb": "stpo"}'], 'did you mean "stop"'),
+        ([b"\x80\x04\x95\x05"], "no line of JSON"),
+        ([b"x" * (MOST_BYTES + 1)], "at most 4096"),
+        ([b"\n" * 100], "no line of JSON"),
+        ([b"a", b"b"], ""),
+    ],
+)
+def test_what_is_no_request_is_refused_with_the_desks_reason(
+    afar: Afar, junk: list[bytes], reason: str
+) -> None:
+    with afar.caller() as caller:
+        caller.line.send_multipart(junk)
+        assert caller.line.poll(round(1e3 * PATIENT))
+        answer = caller.line.recv()
+        if reason:
+            reply = parse_reply(answer)
+            assert not reply.ok and reason in reply.reason
+        else:
+            assert answer == b"", "the line is closed"
+            afar.logged("says more than is read")
+    if reason:
+        assert reason in (afar.folder / "daemon.log").read_text()
+    assert afar.call(Verb.STATUS).ok
+
+
+def test_a_message_that_is_far_too_large_ends_its_connection(afar: Afar) -> None:
+    ended = afar.log.count("far too large")
+    with afar.caller() as caller:
+        assert caller.ask(Verb.STATUS).ok
+        caller.line.send(b"x" * (WORST_MESSAGE + 1))
+        afar.logged("far too large", ended + 1)
+    assert afar.call(Verb.STATUS).ok
+
+
+def test_a_stop_gets_through_a_flood_and_a_crowd(afar: Afar) -> None:
+    before = afar.running()
+    enough = threading.Event()
+
+    def flood() -> None:
+        number = 0
+        with afar.caller() as caller:
+            while not enough.is_set():
+                number += 1
+                try:
+                    caller.line.send(Request(number, 0.0, Verb.STATUS).line(), zmq.NOBLOCK)
+                except zmq.Again:
+                    time.sleep(0.001)
+                while caller.line.poll(0):
+                    caller.line.recv()
+            caller.line.linger = 0
+
+    floods = [threading.Thread(target=flood) for _ in range(2)]
+    crowd = [afar.caller() for _ in range(12)]
+    for thread in floods:
+        thread.start()
+    try:
+        afar.logged("the daemon let it go", 2)
+        for each in crowd:
+            assert each.ask(Verb.STATUS).ok
+        afar.logged("there are too many clients")
+        first = afar.status["control"]["tick"]
+        until(lambda: afar.status["control"]["tick"] > first + 50, "the loop ticks on")
+        assert afar.status["mode"] == "RUNNING" and afar.status["clients"] <= 16
+        assert afar.call(Verb.ESTOP).ok
+        afar.mode("ESTOP")
+    finally:
+        enough.set()
+        for thread in floods:
+            thread.join()
+        for each in crowd:
+            each.close()
+    assert afar.status["refused"] > before["refused"]
+    assert "requests a second" in (afar.folder / "daemon.log").read_text()
+
+
+def test_the_arm_does_not_mind_when_the_relay_dies(afar: Afar) -> None:
+    before = afar.running()
+    pid = before["remote"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    after = until(lambda: s if (s := afar.status)["remote"]["died"] else None, "it is noticed")
+    assert after["remote"] == {"pid": 0, "died": "the remote process died (SIGKILL)"}
+    until(lambda: afar.status["control"]["tick"] > after["control"]["tick"] + 20, "it ticks on")
+    assert afar.status["mode"] == "RUNNING"
+    with pytest.raises(ToolError, match="nobody is there"):
+        afar.call(Verb.STATUS, SHORT)
+    assert afar.ask(Verb.STOP).ok, "here one is heard"
+    afar.mode("IDLE")
+    listened = afar.log.count("listening")
+    afar.ask(Verb.RESET)
+    afar.logged("listening", listened + 1)
+    assert afar.call(Verb.STATUS).status["remote"]["pid"] not in (0, pid)
+
+
+def test_the_command_line_asks_with_keys(
+    afar: Afar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def robot(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(["robot", *words])
+        out = capsys.readouterr()
+        return int(str(left.value.code)), out.out + out.err
+
+    afar.idle()
+    code, text = robot("status", f"host={afar.host}", f"keys={afar.keys}")
+    assert code == 0 and "arm is IDLE" in text
+    code, text = robot("load", "/nowhere", f"host={afar.host}", f"keys={afar.keys}")
+    assert code == 2 and "/nowhere" in text and "the one before goes on" in text
+    code, text = robot("load", "runs/1", f"host={afar.host}", f"keys={afar.keys}")
+    assert code == 2 and "whole path" in text
+    code, text = robot("status", f"host={afar.host}")
+    assert code == 2 and "keys=DIR" in text
+    code, text = robot("status", f"host={afar.host}", f"keys={tmp_path}")
+    assert code == 2 and "client.key_secret cannot be read as a key" in text
+    code, text = robot("keys", f"folder={tmp_path / 'new'}")
+    assert code == 0 and "client.key_secret" in text
+    code, text = robot("keys", f"folder={tmp_path / 'new'}")
+    assert code == 2 and "is there already" in text
+
+
+def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    before = os.umask(0)
+    try:
+        made = make(folder)
+    finally:
+        os.umask(before)
+    modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert modes == {
+        "server.key_secret": 0o600,
+        "server.key": 0o644,
+        "client.key_secret": 0o600,
+        "clients/client.key": 0o644,
+    }
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    texts = {path: path.read_text() for path in made}
+    with pytest.raises(KeyFileError, match="is there already"):
+        make(folder)
+    assert [path.name for path in make(folder, "anna")] == ["anna.key_secret", "anna.key"]
+    assert {path: path.read_text() for path in made} == texts
+    for name in ("../x", "", "server"):
+        with pytest.raises(KeyFileError, match="letters and digits"):
+            make(folder, name)
+    pair = secret_of(folder / "client.key_secret")
+    assert zmq.curve_public(pair.secret) == pair.public == public_of(folder / "clients/client.key")
+    (folder / "client.key_secret").chmod(0o640)
+    with pytest.raises(KeyFileError, match="chmod 600"):
+        secret_of(folder / "client.key_secret")
+    with pytest.raises(KeyFileError, match="holds no secret"):
+        (folder / "server.key").chmod(0o600)
+        secret_of(folder / "server.key")
+
+
+def test_a_relay_without_keys_or_a_port_says_so(deployment: Deployment, tmp_path: Path) -> None:
+    def words(remote: Remote) -> str:
+        replace(deployment, remote=remote).write(tmp_path)
+        command = [sys.executable, "-m", "real_robot.remote", str(tmp_path)]
+        left = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, text=True)
+        assert left.returncode == 1
+        return left.stderr
+
+    assert "server.key_secret cannot be read as a key" in words(Remote(0, str(tmp_path / "keys")))
+    make(tmp_path / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = words(Remote(port, str(tmp_path / "keys"), "127.0.0.1"))
+    assert f"127.0.0.1:{port} cannot be listened at" in said
+    assert Deployment.read(tmp_path).remote == Remote(port, str(tmp_path / "keys"), "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"remote\.port=70000"):
+        Deployment.parse({**asdict(deployment), "remote": {"port": 70000, "keys": "k"}})
+
+
+def test_a_missing_package_is_named_in_one_line(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['zmq'] = None; from embodied.cli import main; main()"
+    command = [sys.executable, "-c", program, "robot", "keys", f"folder={tmp_path}"]
+    left = subprocess.run(command, capture_output=True, text=True)
+    assert left.returncode == 2 and 'pip install "embodied-rl[robot]"' in left.stderr
+    assert left.stderr.count("\n") == 1
