@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, take
-from embodied.commands.robot import identify
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -32,9 +31,8 @@ ANSWER = 10.0  # s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(
-        dest="kind", metavar="|".join([*SAYS, "check", "keys", "identify"]), required=True
-    )
+    words = "|".join([*SAYS, "check", "keys"])
+    kinds = parser.add_subparsers(dest="kind", metavar=words, required=True)
     for word, sentence in SAYS.items():
         own = kinds.add_parser(word, help=sentence)
         what = "folder=DIR of the daemon; host=ADDRESS:PORT keys=DIR where it is on another machine"
@@ -44,7 +42,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(checking, "robot=NAME policy=RUN; connect=true: open the wire, too")
     making = kinds.add_parser("keys", help="for operators on other machines")
     add_overrides(making, "folder=DIR; name=NAME for another operator's")
-    identify.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
@@ -58,8 +55,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.kind == "check":
         _check(args)
-    elif args.kind == "identify":
-        identify.run(args)
     elif args.kind == "keys":
         _keys(args)
     else:
