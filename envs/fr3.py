@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian, fr3
 from embodied.embodiments.cartesian import CartesianDelta
-from envs import clouds
+from envs import clouds, fr3_arm
 from envs.cameras import Cameras
 from envs.fr3_random import Look, Physics, drawn_from
 from envs.fr3_scene import compile_scene
@@ -38,7 +38,8 @@ class Config:
     `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
     `privileged/state`, for critics and demonstrators. `randomize` gives quantities of the world
     (see `envs.fr3_random`) a range to be drawn from for each episode, as further task parameters;
-    `reveal` shows them, in [0, 1], as `privileged/random`."""
+    `reveal` shows them, in [0, 1], as `privileged/random`. `arm` gives quantities of the joints
+    (see `envs.fr3_arm`) seven values each, as they were identified from a real arm."""
 
     task: str = "lift"
     num_envs: int = 16
@@ -56,6 +57,7 @@ class Config:
     objects: Literal["seen", "privileged"] = "seen"
     randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     reveal: bool = False
+    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Fr3(MujocoVecEnv):
@@ -73,6 +75,7 @@ class Fr3(MujocoVecEnv):
         self.controller = CartesianDelta(cartesian.Config(turning=config.turning))
         self.draws = self.what.draws
         model = compile_scene(self.what, pictures=False)
+        fr3_arm.write(model, config.arm)
         super().__init__(
             model,
             self._spec(tuple(each.name for each in more)),
