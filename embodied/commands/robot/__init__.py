@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, take
+from embodied.commands.robot import identify
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ ANSWER = 10.0  # s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    words = "|".join([*SAYS, "check", "keys"])
+    words = "|".join([*SAYS, "check", "keys", "identify"])
     kinds = parser.add_subparsers(dest="kind", metavar=words, required=True)
     for word, sentence in SAYS.items():
         own = kinds.add_parser(word, help=sentence)
@@ -42,6 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(checking, "robot=NAME policy=RUN; connect=true: open the wire, too")
     making = kinds.add_parser("keys", help="for operators on other machines")
     add_overrides(making, "folder=DIR; name=NAME for another operator's")
+    identify.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
@@ -55,6 +57,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.kind == "check":
         _check(args)
+    elif args.kind == "identify":
+        identify.run(args)
     elif args.kind == "keys":
         _keys(args)
     else:
