@@ -49,12 +49,12 @@ def figures(seen: Deployed, rate: float) -> str:
 
 
 def policy(seen: Deployed) -> str:
-    """How long ago it spoke last, of what it saw then."""
+    """How old that is which it saw when it last decided."""
     if seen.state is None or seen.chunk is None:
         return "has not spoken yet"
     age = seen.clock() - float(seen.chunk["seen"])
     starved = ", starved" if bool(seen.state["starved"]) and seen.mode == "RUNNING" else ""
-    return f"last word of what it saw {age:.2f} s ago (number {int(seen.chunk['number'])}{starved})"
+    return f"last word {age:.2f} s old, number {int(seen.chunk['number'])}{starved}"
 
 
 def safety(seen: Deployed) -> str:

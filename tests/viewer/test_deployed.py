@@ -95,7 +95,7 @@ def test_a_deployment_is_watched_and_then_another_one(
     assert f"no deployment is at work in {folder}" in viewer.words()
     first = deploy(folder, tmp_path / "first", *FAR)
     try:
-        says(viewer, "**fr3**", "**RUNNING**", "of 100 Hz", "sensed    goal_x 0.9", "RUNNING\n")
+        says(viewer, "**fr3**", "**RUNNING**", "of 100 Hz", "sensed    goal_x 0.9", "last word")
         page, seen = viewer.page, viewer.seen
         until(lambda: len(page.past.rows) > 2)
         rows = page.past.rows

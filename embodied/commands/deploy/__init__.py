@@ -109,6 +109,8 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
         with Session(folder, made, output, Live()) as session:
             try:
                 print(f"starting in {folder} ...", flush=True)
+                elsewhere = f" folder={folder}" if node["folder"] else ""
+                print(f"to watch it: embodied view robot{elsewhere}", flush=True)
                 session.ready()
                 if _agreed(node, made.robot, made.dry):
                     session.run(node["episodes"], node["seconds"], node["home"])
