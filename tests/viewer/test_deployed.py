@@ -46,6 +46,21 @@ SERVO = (
     "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}",
 )
 JOINTS = 5
+FRANKA = {
+    "driver": {"_target_": "real_robot.drivers.franka.Franka"},
+    "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+    "kinematics": "embodied.embodiments.fr3.forward",
+    "policy": "",
+    "hertz": 100.0,
+    "step": 0.05,
+    "limits": {
+        **{"low": [-3.1] * 7, "high": [3.1] * 7, "margin": [0.0] * 7, "velocity": [2.0] * 7},
+        **{"acceleration": [8.0] * 7, "jerk": [1e3] * 7, "torque": [80.0] * 7},
+        "tracking": [0.3] * 7,
+    },
+    "fresh": {"hold": 0.2, "stop": 1.0, "state": 0.2},
+    "given": {"goal_x": 0.5, "goal_y": 0.1, "goal_z": 0.2},
+}
 
 
 @pytest.fixture
@@ -181,6 +196,28 @@ def test_what_is_half_made_or_broken_is_waited_for(folder: Path) -> None:
     assert sorted(each.name for each in folder.iterdir()) == ["deployment.json", "state"]
 
 
+def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path) -> None:
+    """Whoever is killed leaves the mailboxes where they are."""
+    about, now = Deployment.parse(FRANKA), 100.0
+    about.write(folder)
+    boxes = about.boxes(folder, create=True)
+    seen = Deployed(folder, lambda: now)
+    assert not seen.look() and "not ticked yet" in seen.standing
+    boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
+    boxes.state.send()
+    assert seen.look() and seen.alive and seen.mode == "RUNNING" and not seen.standing
+    seen.inquire()
+    assert "no daemon is at work" in seen.standing and seen.alive
+    now = 104.9
+    assert not seen.look() and not seen.alive and "not ticked for 5 s" in seen.standing
+    for name in ("state", "chunk", "request"):
+        (folder / name).unlink()
+    assert not seen.look() and "has ended" in seen.standing and seen.state is not None
+    about.boxes(folder, create=True)
+    assert not seen.look() and seen.number == 2 and seen.state is None, "all is new"
+    seen.close()
+
+
 def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     past = Past(["workspace", "limits"])
     tool = np.zeros(3)
@@ -218,22 +255,7 @@ def test_the_plan_is_what_is_left_of_the_chunk() -> None:
 
 def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
     """The real FR3 has no world that plays it: its own meshes, and what is given as a mark."""
-    settings = {
-        "driver": {"_target_": "real_robot.drivers.franka.Franka"},
-        "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
-        "kinematics": "embodied.embodiments.fr3.forward",
-        "policy": "",
-        "hertz": 100.0,
-        "step": 0.05,
-        "limits": {
-            **{"low": [-3.1] * 7, "high": [3.1] * 7, "margin": [0.0] * 7, "velocity": [2.0] * 7},
-            **{"acceleration": [8.0] * 7, "jerk": [1e3] * 7, "torque": [80.0] * 7},
-            "tracking": [0.3] * 7,
-        },
-        "fresh": {"hold": 0.2, "stop": 1.0, "state": 0.2},
-        "given": {"goal_x": 0.5, "goal_y": 0.1, "goal_z": 0.2},
-    }
-    arm = DeployedArm(Deployment.parse(settings))
+    arm = DeployedArm(Deployment.parse(FRANKA))
     state = np.zeros(1, state_record(7, 2))
     state["q"], state["width"] = fr3.HOME, 0.04
     marks = arm.put(state[0])
