@@ -151,7 +151,8 @@ class Relay:
         except BlockingIOError:
             return  # others stand in line
         except OSError as error:
-            self._refuse(line, f"the daemon does not hear it ({error})")
+            ended = "the daemon let it go" if line.connected else "the daemon is not there"
+            self._refuse(line, f"{ended} ({error})")
 
     def _answer(self, line: Line) -> None:
         try:
