@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +43,9 @@ def run(args: argparse.Namespace) -> None:
     if not node["yes"] and not sys.stdin.isatty():
         raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
     output = _output(node, args.words)
+    if threading.current_thread() is threading.main_thread():
+        # Shells start background programs deaf to Ctrl-C; what moves an arm always hears it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with site(node, policy, output) as here:
         if not show_checks(here):
             raise ConfigError("nothing was started: see what failed above")
