@@ -199,10 +199,16 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def said(name: str) -> dict[str, str]:
+    """What a study says today of what it shows: that may be less than when it was run."""
+    file = STUDIES / f"{name}.yaml"
+    return {"claim": yaml.safe_load(file.read_text())["claim"]} if file.exists() else {}
+
+
 def write_table() -> None:
     """Make docs/evidence.md from the JSON of every study."""
     studies = sorted(TABLE.with_suffix("").glob("*.json"))
-    facts = [json.loads(path.read_text()) for path in studies]
+    facts = [json.loads(path.read_text()) | said(path.stem) for path in studies]
     lines = [
         "# Evidence",
         "",

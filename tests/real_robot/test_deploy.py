@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from embodied.cli import main
+from embodied.commands.deploy import site
 from embodied.core.build import build
 from embodied.core.checkpoint import save
 from embodied.core.episodes import read_episodes
@@ -310,3 +311,10 @@ def test_things_fall_and_the_arm_does_not() -> None:
         height, half = arm.data.qpos[at + 2], arm.sense()[arm.sensed.index("cube_half")]
         assert height == pytest.approx(half, abs=2e-3), "it lies on the table"
         assert held == pytest.approx(first, abs=2e-3), "gravity is the arm's own business"
+
+
+def test_ranges_that_a_robot_names_for_itself_count() -> None:
+    robot = {"driver": {"world": {"task": "as_trained", "ranges": {"goal_x": [0.9, 0.91]}}}}
+    trained = {"env": {"task": "reach", "ranges": {"goal_x": [0, 1], "goal_y": [0, 0.5]}}}
+    world = site._as_trained(robot, trained)["driver"]["world"]
+    assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}

@@ -67,12 +67,15 @@ def trained_with(policy: Path) -> Node | None:
 
 
 def _as_trained(robot: Node, trained: Node | None) -> Node:
-    """Where a world's task is "as_trained": the task, and its ranges, of the policy's run."""
+    """Where a world's task is "as_trained": the task, and its ranges, of the policy's run; ranges
+    that the robot names for itself count."""
     made = dict(robot)
     for part in ("driver", "counterpart"):
         world = (made.get(part) or {}).get("world")
         if world and world.get("task") == AS_TRAINED:
-            made[part] = {**made[part], "world": {**world, **_task_of(trained, part)}}
+            task = _task_of(trained, part)
+            ranges = {**task["ranges"], **(world.get("ranges") or {})}
+            made[part] = {**made[part], "world": {**world, **task, "ranges": ranges}}
     return made
 
 
