@@ -324,8 +324,9 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert [(row["step"], row["episodes"]) for row in rows] == [(300, 3), (240, 3)]
     assert "Evaluations" in (run / "report.html").read_text()
-    chosen = embodied("eval", run, "policy=best", "policy.n=3", "episodes=3")
+    chosen = embodied("eval", run, "policy=best", "policy.n=3", "episodes=3", f"output={run}/best")
     assert chosen.code == 0, chosen.err
+    assert read_metrics(run / "best")[0]["eval/episodes"] == 3
     last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])
     assert (last["policy"]["n"], last["step"]) == (3, 300)
     for words, says in (

@@ -74,10 +74,18 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     row = summary(saved, node, result)
     if node["policy"] != acting:
         row["policy"] = node["policy"]
-    with (saved.parent.parent / "evaluations.jsonl").open("a") as sink:
-        sink.write(json.dumps(row) + "\n")
+    add_line(saved.parent.parent / "evaluations.jsonl", row)
     report.write(saved.parent.parent)
+    if node["output"] is not None:
+        scores = {f"eval/{name}": value for name, value in result.metrics().items()}
+        add_line(Path(node["output"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
     return row
+
+
+def add_line(path: Path, row: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as sink:
+        sink.write(json.dumps(row) + "\n")
 
 
 def trained_with(saved: Path) -> Node:
