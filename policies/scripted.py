@@ -121,8 +121,10 @@ class Scripted(Policy):
         shake = self.noise * (0.15 * fastest + move.norm(dim=1, keepdim=True))
         move = torch.where(still, 0.0, move + shake * noise[:, -3:])
         hand = plan.hand[rows, carry["phase"]]
-        turning = torch.zeros(len(noise), self.spec.act.size - 4)
-        action = torch.cat([move, turning, hand[:, None]], 1).clamp(-1, 1)
+        size = self.spec.act.size
+        turning = torch.zeros(len(noise), max(size - 4, 0))
+        # An arm without a hand has three numbers.
+        action = torch.cat([move, turning, hand[:, None]], 1)[:, :size].clamp(-1, 1)
         return action[:, None], carry
 
     def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:

@@ -1,7 +1,11 @@
 """A UR at the level of its protocols: RTDE, a port for programs, the dashboard; and an arm.
 
 A program that is sent to it is not run but played: once there is one, registers 24 to 29 are
-followed as servoj would, by the beat in integer register 24.
+followed as servoj would, by the beat in integer register 24. Each joint is a second-order thing:
+
+    dq' = clip((target - q) / lookahead, +-SPEED),   |dq' - dq| <= ACCELERATION dt
+
+and stopj, or a protective stop, is dq' = 0 at the program's rate.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,23 +34,35 @@ TYPES = {
     **{f"input_int_register_{i}": "INT32" for i in range(48)},
 }
 FORMS = {"DOUBLE": "d", "VECTOR6D": "6d", "UINT32": "I", "INT32": "i"}
-SPEED = 2.0  # rad/s
+SPEED, ACCELERATION = 2.0, 40.0  # rad/s, rad/s^2
+THERE = 1e-6  # rad: friction has the rest
+START = (0.0, -1.5, 1.5, -1.5, -1.5, 0.0)
 
 
 class FakeUR:
     """`split` sends byte by byte, `mute` sends nothing, `cut()` closes, `garble` sends nonsense,
     `bits` are its safety bits. `q` is where its joints are, `halted` why its program ended."""
 
-    def __init__(self, frequency: float = 125.0) -> None:
+    def __init__(self, frequency: float = 125.0, q: Sequence[float] = START) -> None:
         self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
         self.frequency = frequency
         self.split = self.mute = self.garble = False
         self.protocol, self.bits, self.mode = 2, 1, 7
-        self.q, self.dq = [0.0, -1.5, 1.5, -1.5, -1.5, 0.0], [0.0] * 6
+        self.q, self.dq = list(q), [0.0] * 6
         self.values: dict[str, Any] = {}
         self.program, self.halted, self.runtime = "", "", 1
+        self._lookahead, self._brake = 0.1, 4.0  # of the program that comes
         self.unlocked: list[str] = []
         self._cut = False
+        self._client: socket.socket | None = None
+        self._got, self._sends = bytearray(), False
+        self._outputs: list[str] = []
+        self._inputs: list[str] = []
+        self._began = time.monotonic()
+        self._beat: int = 0
+        self._still: int = 0
+        self._most: int = 0
+        self._begun: bool = False
         self._over = threading.Event()
         self._ports = {port: self._listen(port) for port in (30004, 30002, 29999)}
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -74,8 +91,6 @@ class FakeUR:
         return door
 
     def _run(self) -> None:
-        self._client: socket.socket | None = None
-        self._began, self._still, self._beat = time.monotonic(), 0, 0
         with selectors.DefaultSelector() as doors:
             for number, door in self._ports.items():
                 doors.register(door, selectors.EVENT_READ, number)
@@ -91,8 +106,7 @@ class FakeUR:
         visitor, _ = self._ports[number].accept()
         if number == 30004:
             self._client, self._got, self._sends = visitor, bytearray(), False
-            self._outputs: list[str] = []
-            self._inputs: list[str] = []
+            self._outputs, self._inputs = [], []
             visitor.setblocking(False)
             return
         with visitor:
@@ -111,9 +125,13 @@ class FakeUR:
             while more := visitor.recv(4096):
                 code += more
             self.program, self.runtime, self.halted = code.decode(), 2, ""
-            self._beat, self._still = self.values.get("input_int_register_24", 0), 0
+            self._beat, self._still = int(self.values.get("input_int_register_24", 0)), 0
             self._begun = False
             self._most = int(re.findall(r"still > (\d+)", self.program)[0])
+            self._lookahead, self._brake = (
+                float(re.findall(rf"{word}([\d.]+)", self.program)[0])
+                for word in ("lookahead_time=", r"stopj\(")
+            )
 
     def _tick(self) -> None:
         self._move()
@@ -124,8 +142,7 @@ class FakeUR:
             self._client, self._cut = None, False
             return
         try:
-            self._hear()
-            if self._client is not None and self._sends and not self.mute:
+            if self._hear() and self._sends and not self.mute:
                 state = self._state()
                 form = ">" + "".join(FORMS[TYPES[name]] for name in self._outputs)
                 flat = [
@@ -142,43 +159,55 @@ class FakeUR:
         if self.bits & 0x4 and self.runtime == 2:
             self.runtime, self.halted = 1, "a protective stop"
         if self.runtime != 2:
-            self.dq = [0.0] * 6
+            self._turn([0.0] * 6, self._brake)
             return
-        beat = self.values.get("input_int_register_24", 0)
+        beat = int(self.values.get("input_int_register_24", 0))
         self._begun = self._begun or (beat != self._beat and beat > 0)
         self._still, self._beat = (self._still + 1 if beat == self._beat else 0), beat
         if self._begun and (beat < 0 or self._still > self._most):
             self.runtime, self.halted = 1, "told" if beat < 0 else "the watchdog"
         elif self._begun:
-            to = [self.values[f"input_double_register_{i}"] for i in range(24, 30)]
-            most = SPEED / self.frequency
-            moved = [min(max(b - a, -most), most) for a, b in zip(self.q, to, strict=True)]
-            self.q = [a + b for a, b in zip(self.q, moved, strict=True)]
-            self.dq = [each * self.frequency for each in moved]
+            self._follow([self.values[f"input_double_register_{i}"] for i in range(24, 30)])
+
+    def _follow(self, target: list[float]) -> None:
+        """servoj for a tick."""
+        way = [b - a for a, b in zip(self.q, target, strict=True)]
+        self._turn([min(max(w / self._lookahead, -SPEED), SPEED) for w in way], ACCELERATION)
+        for i, to in enumerate(target):
+            if abs(to - self.q[i]) < THERE and abs(self.dq[i]) < THERE * self.frequency:
+                self.q[i], self.dq[i] = to, 0.0
+
+    def _turn(self, speeds: list[float], acceleration: float) -> None:
+        """Joints on their way to `speeds` (rad/s), for a tick."""
+        most = acceleration / self.frequency
+        self.dq = [a + min(max(b - a, -most), most) for a, b in zip(self.dq, speeds, strict=True)]
+        self.q = [q + dq / self.frequency for q, dq in zip(self.q, self.dq, strict=True)]
 
     def _state(self) -> dict[str, Any]:
         about = {"timestamp": time.monotonic() - self._began, "robot_mode": self.mode}
         about |= {"actual_q": self.q, "actual_qd": self.dq, "safety_mode": 1}
         return about | {"safety_status_bits": self.bits, "runtime_state": self.runtime}
 
-    def _hear(self) -> None:
+    def _hear(self) -> bool:
+        """What has come; whether the client is still there."""
         assert self._client is not None
         try:
             data = self._client.recv(65536)
         except BlockingIOError:
-            return
+            return True
         if not data:
             self._client.close()
             self._client = None
-            return
+            return False
         self._got += data
         while len(self._got) >= 3:
             size = int.from_bytes(self._got[:2], "big")
             if len(self._got) < size:
-                return
+                break
             kind, payload = self._got[2:3], bytes(self._got[3:size])
             del self._got[:size]
             self._answer(bytes(kind), payload)
+        return True
 
     def _answer(self, kind: bytes, payload: bytes) -> None:
         if kind == b"V":

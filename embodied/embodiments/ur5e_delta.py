@@ -1,0 +1,76 @@
+"""Ur5eDelta: small tool motions in, joint-position targets out, for arms of six joints and no hand.
+
+Damped least squares on the flange's pose (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1 e; the
+orientation stays as it was when it began. The reference never runs further from the measured flange
+than `lead`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.embodiments import ur5e
+from embodied.embodiments.arrays import Floats, constant, namespace, solve
+from embodied.embodiments.fr3 import rotation_error
+
+Reference = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`step` m is what an action of 1 moves the reference in one control step of `dt` s; `low` and
+    `high` bound the flange (m), `speed` is a share of the joints' own."""
+
+    dt: float = 0.05
+    step: float = 0.02
+    low: tuple[float, float, float] = (-0.75, -0.4, 0.15)
+    high: tuple[float, float, float] = (-0.3, 0.4, 0.65)
+    lead: float = 0.05
+    damping: float = 0.02
+    iterations: int = 2
+    speed: float = 0.4
+
+
+class Ur5eDelta:
+    """The action space of a bare UR5e: flange velocity (dx, dy, dz)."""
+
+    names: tuple[str, ...] = ("dx", "dy", "dz")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def begin(self, q: Floats, width: Floats) -> Reference:
+        """The reference of arms that stand at `q` [B, 6]; `width` [B] is of a hand that is not."""
+        place, turn, _ = ur5e.forward(q)
+        copy = namespace(q).asarray
+        return {"place": place, "turn": turn, "q": copy(q, copy=True), "width": width}
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Joint targets [B, 6] (rad), the width as it was and the moved reference, for `action`
+        [B, 3] in [-1, 1] and measured joint angles `q` [B, 6]."""
+        config, xp = self.config, namespace(q)
+        here = ur5e.forward(q)[0]
+        ahead = reference["place"] + config.step * action - here
+        length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
+        place = here + ahead * xp.clip(config.lead / length, None, 1.0)
+        place = xp.clip(place, constant(config.low, place), constant(config.high, place))
+        joints = self.solved(place, reference["turn"], reference["q"])
+        return joints, reference["width"], {**reference, "place": place, "q": joints}
+
+    def solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
+        """Joint targets [B, 6] for flanges at `place` [B, 3], `turn` [B, 3, 3], within the
+        joint and velocity limits of the last target `q` [B, 6]."""
+        config, start, xp = self.config, q, namespace(q)
+        most = constant(config.speed * ur5e.VELOCITY * config.dt, q)
+        low, high = constant(ur5e.LOWER, q), constant(ur5e.UPPER, q)
+        for _ in range(config.iterations):
+            at, facing, jacobian = ur5e.forward(q)
+            error = xp.concatenate([place - at, rotation_error(turn, facing)], 1)
+            square = jacobian @ jacobian.mT + constant(config.damping**2 * np.eye(6), q)
+            q = q + (jacobian.mT @ solve(square, error[:, :, None]))[:, :, 0]
+            q = xp.clip(xp.clip(q, start - most, start + most), low, high)
+        return q
