@@ -1,0 +1,68 @@
+"""Scripts for a car: a slow lap from goal to goal, and getting free of a wall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """`throttle` of the lap; `gain` from the goal's bearing (rad) to steering; `unsteady`:
+    deviation of the noise on both."""
+
+    throttle: float = 0.0
+    gain: float = 1.6
+    unsteady: float = 0.1
+
+
+class Lap(Policy):
+    """Towards the goal at one speed. Noise is [n, 2]."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        self.config, self.spec = config, spec
+        names = spec.obs["state"].names
+        if not {"goal_ahead", "goal_left"} <= {*names}:
+            raise ConfigError("a lap is driven where goal_ahead and goal_left are seen: env=race")
+        self.index = [names.index(name) for name in ("goal_ahead", "goal_left")]
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, 2)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        ahead, left = obs["state"][:, self.index].unbind(1)
+        steer = self.config.gain * torch.atan2(left, ahead)
+        action = torch.stack([steer, torch.full_like(steer, self.config.throttle)], 1)
+        return (action + self.config.unsteady * noise).clamp(-1, 1)[:, None], carry
+
+
+@dataclass(frozen=True)
+class FreeConfig:
+    """Backwards at full throttle."""
+
+
+class Free(Policy):
+    """Backwards with one steering angle, drawn when it begins (FastRLAP). Noise is [n, 1]."""
+
+    def __init__(self, config: FreeConfig, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def initial(self, n: int) -> Tensors:
+        return {"steer": torch.full((n,), torch.nan)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.rand(n, 1)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        drawn = 2 * noise[:, 0] - 1
+        steer = torch.where(carry["steer"].isnan(), drawn, carry["steer"])
+        return torch.stack([steer, -torch.ones_like(steer)], 1)[:, None], {"steer": steer}
