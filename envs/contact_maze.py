@@ -1,0 +1,232 @@
+"""Contact maze: a tool on a Cartesian spring goes round two walls, is pushed, must not hit them.
+
+    force = K (x_d - x) - 2 zeta sqrt(K m) v + contact + push        (zeta 1, m the tool's mass)
+
+The action moves the set-point x_d and chooses the stiffness K, both held for a control tick of
+20 ms; the physics has ten steps in one. Walls are stiff springs with damping: touching them gently
+is allowed, a contact force above the limit is a violation and ends the episode. A hand pushes the
+tool now and then, in between two decisions as well as at them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+
+DT, SUBSTEPS = 0.02, 10
+SIDE, RADIUS, MASS = 0.6, 0.02, 2.0  # m, m, kg
+SPEED, STRETCH = 0.4, 0.05  # of the set-point (m/s), and how far from the tool it may be (m)
+SOFT, STIFF = 100.0, 1000.0  # N/m
+WALL, DAMPED = 10_000.0, 60.0  # N/m and N s/m of a wall's skin
+THICK = 0.2
+UPPER, LOWER = (0.2, 0.36), (0.4, 0.24)  # round the end of the first wall, then of the second
+GOAL, NEAR = (0.52, 0.3), 0.04
+PUSHES, LASTS = 3, 6  # in an episode, and for so many ticks
+REACHED, LATE = 5.0, 0.02  # what success pays, and what a tick costs
+NAMES = ("x", "y", "vx", "vy", "fx", "fy", "ex", "ey")
+
+
+def _boxes() -> Tensor:
+    """Low and high corners [W, 2, 2]: two walls, four borders."""
+    far = SIDE + THICK
+    return torch.tensor(
+        [
+            [[0.19, -THICK], [0.21, UPPER[1] - 0.04]],
+            [[0.39, LOWER[1] + 0.04], [0.41, far]],
+            [[-THICK, -THICK], [0.0, far]],
+            [[SIDE, -THICK], [far, far]],
+            [[-THICK, -THICK], [far, 0.0]],
+            [[-THICK, SIDE], [far, far]],
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """`horizon` in ticks; `limit`: the contact force that is a violation (N); `push`: the most that
+    a hand pushes with (N; 0: nobody does)."""
+
+    num_envs: int = 16
+    horizon: int = 250
+    limit: float = 30.0
+    push: float = 15.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.limit <= 0 or self.push < 0 or self.horizon < 1:
+            raise ConfigError("contact_maze: limit and horizon above 0, push not below it")
+
+
+class ContactMaze(VecEnv):
+    """Observation `state`: place, velocity, contact force of the last tick, set-point minus place.
+    Action: where the set-point goes (1: at 0.4 m/s), and the stiffness (-1 soft, 1 stiff). The log
+    says `violated`, and `force`, the tick's largest (N)."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs = config, config.num_envs
+        self.spec = Spec(
+            {"state": Leaf((8,), names=NAMES)},
+            Leaf((3,), low=-1.0, high=1.0, names=("x", "y", "stiffness")),
+            dt=DT,
+            text="go round both walls to the goal, and do not hit anything hard",
+        )
+        self.boxes = _boxes()
+        self.generators = [torch.Generator() for _ in range(self.num_envs)]
+        zeros = torch.zeros(self.num_envs, 2)
+        self.rows: Tensors = {
+            **{name: zeros.clone() for name in ("place", "velocity", "force", "setpoint")},
+            "age": torch.zeros(self.num_envs, dtype=torch.int64),
+            "when": torch.zeros(self.num_envs, PUSHES, dtype=torch.int64),
+            "push": torch.zeros(self.num_envs, PUSHES, 2),
+        }
+        every = torch.ones(self.num_envs, dtype=torch.bool)
+        self._seed(config.seed, every)
+        self._begin(every)
+
+    def _seed(self, seed: int, mask: Tensor) -> None:
+        for row in mask.nonzero().flatten().tolist():
+            self.generators[row].manual_seed(seed * 1_000_003 + row)
+
+    def _begin(self, mask: Tensor) -> None:
+        """A start left of the first wall, and all pushes of the episode to come."""
+        rows = self.rows
+        for row in mask.nonzero().flatten().tolist():
+            lots = torch.rand(2 + 3 * PUSHES, generator=self.generators[row])
+            place = torch.tensor([0.06, 0.08]) + lots[:2] * torch.tensor([0.07, 0.2])
+            rows["place"][row] = rows["setpoint"][row] = place
+            rows["velocity"][row] = rows["force"][row] = 0.0
+            rows["age"][row] = 0
+            when, turn, strength = lots[2:].view(3, PUSHES)
+            rows["when"][row] = (when * self.config.horizon).long()
+            aim = torch.stack([(math.tau * turn).cos(), (math.tau * turn).sin()], 1)
+            rows["push"][row] = aim * ((0.5 + 0.5 * strength) * self.config.push)[:, None]
+
+    def _obs(self) -> Tensors:
+        rows = self.rows
+        parts = (rows["place"], rows["velocity"], rows["force"], rows["setpoint"] - rows["place"])
+        return {"state": torch.cat(parts, 1)}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        if seed is not None:
+            self._seed(seed, rows)
+        self._begin(rows)
+        return self._obs()
+
+    def step(self, action: Tensor) -> Step:
+        rows, before = self.rows, distance(self.rows["place"])
+        peak = self._move(action.clamp(-1, 1))
+        rows["age"] = rows["age"] + 1
+        following = self._obs()
+        violated = peak > self.config.limit
+        won = ((rows["place"] - torch.tensor(GOAL)).norm(dim=1) < NEAR) & ~violated
+        late = (rows["age"] >= self.config.horizon) & ~won & ~violated
+        reward = 10 * (before - distance(rows["place"])) + REACHED * won - LATE
+        ended = won | violated | late
+        log = {"success": won, "violated": violated, "force": peak}
+        if not ended.any():
+            return Step(following, following, reward, won | violated, late, log)
+        self.leaving(ended)
+        self._begin(ended)
+        return Step(self._obs(), following, reward, won | violated, late, log)
+
+    def _move(self, action: Tensor) -> Tensor:
+        """One tick; the largest contact force [n] in it."""
+        rows = self.rows
+        wanted = rows["setpoint"] + SPEED * DT * action[:, :2]
+        stretch = wanted - rows["place"]
+        long = stretch.norm(dim=1, keepdim=True).clamp(min=STRETCH)
+        goal = rows["place"] + stretch * (STRETCH / long)
+        stiffness = stiffness_of(action[:, 2:])
+        damping = 2 * (stiffness * MASS).sqrt()
+        since = rows["age"][:, None] - rows["when"]
+        hand = (rows["push"] * ((since >= 0) & (since < LASTS))[:, :, None]).sum(1)
+        x, v, dt = rows["place"], rows["velocity"], DT / SUBSTEPS
+        peak, mean = torch.zeros(len(x)), torch.zeros_like(x)
+        for _ in range(SUBSTEPS):
+            force = contact(x, v, self.boxes)
+            peak, mean = torch.maximum(peak, force.norm(dim=1)), mean + force / SUBSTEPS
+            v = v + (stiffness * (goal - x) - damping * v + force + hand) * (dt / MASS)
+            x = x + v * dt
+        rows |= {"place": x, "velocity": v, "force": mean, "setpoint": goal}
+        return peak
+
+    def get_state(self) -> Tensors:
+        words = torch.stack([generator.get_state() for generator in self.generators])
+        return {**{key: value.clone() for key, value in self.rows.items()}, "generator": words}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.rows = {key: state[key].clone() for key in self.rows}
+        for generator, words in zip(self.generators, state["generator"], strict=True):
+            generator.set_state(words.clone())
+        return self._obs()
+
+    def render(self, row: int = 0, width: int = 320, height: int = 320) -> Tensor:
+        """A map: walls dark, goal green, set-point grey, the tool blue, red where it touches."""
+        y, x = torch.meshgrid(
+            torch.linspace(SIDE + 0.02, -0.02, height),
+            torch.linspace(-0.02, SIDE + 0.02, width),
+            indexing="ij",
+        )
+        grid = torch.stack([x, y], 2)
+        picture = torch.full((height, width, 3), 235, dtype=torch.uint8)
+        picture[inside(grid, self.boxes)] = torch.tensor([70, 75, 85], dtype=torch.uint8)
+        touches = bool(self.rows["force"][row].norm() > 0)
+        for place, radius, colour in (
+            (torch.tensor(GOAL), NEAR, [80, 170, 100]),
+            (self.rows["place"][row], RADIUS, [200, 60, 50] if touches else [60, 100, 190]),
+            (self.rows["setpoint"][row], 0.006, [150, 150, 150]),
+        ):
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
+        return picture
+
+    def describe(self, row: int = 0) -> str:
+        x, y = self.rows["place"][row].tolist()
+        force = self.rows["force"][row].norm().item()
+        return (
+            f"The tool is at ({x:.2f}, {y:.2f}) m, walls push it with {force:.0f} N "
+            f"(at most {self.config.limit:.0f}); the goal is at {GOAL}."
+        )
+
+
+def stiffness_of(action: Tensor) -> Tensor:
+    """N/m of an action in [-1, 1], from soft to stiff in equal ratios."""
+    return SOFT * (STIFF / SOFT) ** (0.5 * (action + 1))
+
+
+def contact(x: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
+    """What walls do to a disc at `x` [n, 2] (m) that moves at `v` [n, 2] (m/s), N [n, 2]."""
+    away = x[:, None] - x[:, None].clamp(boxes[:, 0], boxes[:, 1])
+    far = away.norm(dim=2, keepdim=True)
+    normal = away / far.clamp(min=1e-9)
+    deep = RADIUS - far
+    closing = -(v[:, None] * normal).sum(2, keepdim=True)
+    # Skin never pulls.
+    push = (WALL * deep + DAMPED * closing).clamp(min=0) * (deep > 0)
+    return (push * normal).sum(1)
+
+
+def distance(x: Tensor) -> Tensor:
+    """Metres [n] from places [n, 2] to the goal, round the ends of the walls that are before it."""
+    upper, lower, goal = torch.tensor(UPPER), torch.tensor(LOWER), torch.tensor(GOAL)
+    second = (x - lower).norm(dim=1) + (lower - goal).norm()
+    first = (x - upper).norm(dim=1) + (upper - lower).norm() + (lower - goal).norm()
+    behind = torch.where(x[:, 0] < LOWER[0], second, (x - goal).norm(dim=1))
+    return torch.where(x[:, 0] < UPPER[0], first, behind)
+
+
+def inside(place: Tensor, boxes: Tensor) -> Tensor:
+    """Whether places [..., 2] are in a wall."""
+    within = (place[..., None, :] >= boxes[:, 0]) & (place[..., None, :] <= boxes[:, 1])
+    return within.all(-1).any(-1)
