@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from envs.maze_held_out import mazes
 from envs.maze_picture import drawing
 from envs.maze_ways import distances
+from envs.maze_words import spell
 
 Floats = NDArray[np.float64]
 MARKS = 3  # numbers of a vector that are not cells
@@ -53,6 +54,8 @@ class MazeLevels:
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
         self.lots = self.cells + 2  # uniform numbers that make one level
+        # In words (maze_words.py): goal, start, and walls or nothing.
+        self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
         self.held_out_names, self.held_out = self._held_out()
         self._secret = {_key(level) for level in self._canonical(self.held_out)}
 
@@ -98,13 +101,36 @@ class MazeLevels:
         return self._until(lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random)
 
     def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
-        """[n, S^2 + 3]: each with `edits` walls put or taken away, or the goal moved; an edit that
-        would leave no way, or a held-out maze, is not made."""
-        levels = self._canonical(levels)
-        for _ in range(edits):
-            edited = self._edited(levels, random)
-            levels = np.where(self.fit(edited)[:, None], edited, levels)
-        return levels
+        """[n, S^2 + 3]: each with `edits` walls put or taken away, or the goal moved; where they
+        would leave no way, or a held-out maze, those that do are not made."""
+        levels = edited = self._canonical(levels)
+        cells = random.integers(self.cells, size=(edits, len(levels)))
+        goals = random.random((edits, len(levels))) < EDIT_GOAL
+        for cell, moved in zip(cells, goals, strict=True):
+            edited = self._edited(edited, cell, moved)
+        # Most come out fit: one look instead of one after every edit.
+        torn = np.flatnonzero(~self.fit(edited))
+        if len(torn):
+            edited[torn] = self._mended(levels[torn], cells[:, torn], goals[:, torn])
+        return edited
+
+    def spell(self, levels: Floats) -> NDArray[np.int64]:
+        """[n, blocks + 2]: the cells of goal, start and walls, then S^2 (nothing) to the end."""
+        return spell(self.decode(levels), self.length)
+
+    def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
+        """[n, S^2 + 3] from words [n, blocks + 2], looking anywhere at first; a wall that would
+        leave no way, or a held-out maze, is not put."""
+        goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
+        levels = self._empty(start, goal, random.integers(4, size=len(words)))
+        whole = self._walled(levels, words[:, self.marks :])
+        torn = np.flatnonzero(~self.fit(whole))
+        if len(torn):
+            whole[torn] = self._repaired(levels[torn], words[torn, self.marks :])
+        lost = np.flatnonzero(~self.fit(whole))  # an empty one that is held out
+        if len(lost):
+            whole[lost] = self.random(len(lost), random)
+        return whole
 
     def solvable(self, levels: Floats) -> NDArray[np.bool_]:
         """[n]: whether there is a way from start to goal."""
@@ -133,6 +159,39 @@ class MazeLevels:
         walls = self.decode(levels).walls.sum((1, 2)).mean()
         return {"walls": float(walls), "way": float(self.ways(levels).mean())}
 
+    def _empty(
+        self, start: NDArray[np.int64], goal: NDArray[np.int64], facing: NDArray[np.int64]
+    ) -> Floats:
+        walls = np.zeros((len(start), self.side, self.side), bool)
+        return self._canonical(self.encode(Plans(walls, start, goal, facing)))
+
+    def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+        """With all the walls of `words` [n, k]; none on start or goal."""
+        walls = np.zeros((len(levels), self.cells + 1))
+        np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
+        return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
+
+    def _repaired(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+        """With each of the walls in turn, unless a level would be unfit with it."""
+        for column in words.T:
+            tried = self._canonical(np.maximum(levels, self._wall(column)))
+            levels = np.where(self.fit(tried)[:, None], tried, levels)
+        return levels
+
+    def _mended(self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]) -> Floats:
+        """With each of the edits [k, n] in turn, unless a level would be unfit with it."""
+        for cell, moved in zip(cells, goals, strict=True):
+            tried = self._edited(levels, cell, moved)
+            levels = np.where(self.fit(tried)[:, None], tried, levels)
+        return levels
+
+    def _wall(self, cells: NDArray[np.int64]) -> Floats:
+        """[n, S^2 + 3]: 1 at one cell each, or nowhere."""
+        one = np.zeros((len(cells), self.size))
+        at = np.flatnonzero(cells < self.cells)
+        one[at, cells[at]] = 1
+        return one
+
     def _canonical(self, levels: Floats) -> Floats:
         return self.encode(self.decode(levels))
 
@@ -152,15 +211,14 @@ class MazeLevels:
             levels[unfit] = make(random.random((len(unfit), self.lots)))
         return levels
 
-    def _edited(self, levels: Floats, random: np.random.Generator) -> Floats:
+    def _edited(self, levels: Floats, cell: NDArray[np.int64], moved: NDArray[np.bool_]) -> Floats:
+        """One edit each: the wall at `cell` [n] put or taken away, or the goal moved there."""
         rows, edited = np.arange(len(levels)), levels.copy()
-        cell = random.integers(self.cells, size=len(levels))
-        moved = random.random(len(levels)) < EDIT_GOAL
         plans = self.decode(levels)
         taken = (cell == plans.start) | (cell == plans.goal)
         flip = ~moved & ~taken
         edited[rows[flip], cell[flip]] = 1 - edited[rows[flip], cell[flip]]
-        moved &= ~taken
+        moved = moved & ~taken
         edited[rows[moved], cell[moved]] = 0
         edited[rows[moved], self.cells + 1] = (cell[moved] + 0.5) / self.cells
         return edited

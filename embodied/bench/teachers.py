@@ -104,6 +104,7 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
     """Blocks of `episodes` episodes, ROWS in flight, one ending at a time in random order; the
     student succeeds in more and more of the cube."""
     random, played = np.random.default_rng(0), 0
+    rival = getattr(teacher, "rival", None)  # who plays as much, and is paid what the first is not
     task, ticket = teacher.sample(ROWS)
 
     def block() -> int:
@@ -114,6 +115,8 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
             won = float(random.random() < np.exp(-4 * max(float(task[row].norm()) - reach, 0)))
             teacher.update(ticket[row : row + 1], outcome(won))
             task[row], ticket[row] = (value[0] for value in teacher.sample(1))
+            if rival is not None:
+                rival.update(rival.sample(1)[1], outcome(1 - won))
             played += 1
         return episodes
 

@@ -30,10 +30,12 @@ from embodied.loops.config import RunConfig
 from embodied.loops.keeper import Loop
 from embodied.loops.offline import Offline
 from embodied.loops.replay import ReplayLoop, Schedule
+from embodied.loops.rival import Rival
 from embodied.loops.rollout import RolloutLoop
 from embodied.teachers.diary import FILE, Diary
 from embodied.teachers.estimates import Estimates
 from embodied.teachers.resets import ResetDistribution
+from embodied.teachers.rivals import Duel
 from embodied.teachers.taught import Taught
 from embodied.teachers.teacher import Teacher
 
@@ -56,6 +58,7 @@ class Feed:
         self.episodes = read_demos(config, env)
         self.kept: dict[str, Kept] = {}
         self.estimates: Estimates | None = None
+        self.rival: Rival | None = None
         self.notes: dict[str, float] = {}
         if config.weighting is not None and self.episodes is None:
             raise ConfigError("a weighting is of demonstrations: demos=DIR")
@@ -92,12 +95,27 @@ class Feed:
                     "learner.scale_rewards=false"
                 )
             self.estimates = Estimates(teacher)
-        if "states" in teacher.needs:
+        if "rival" in teacher.needs:
+            self.rival = self._against(kind, teacher)
+            self.env = cast(Duel, teacher).beside(self.env, self.rival.play, diary)
+        elif "states" in teacher.needs:
             self.env = cast(ResetDistribution, teacher).around(self.env, diary)
         else:
             self.env = Taught(self.env, teacher, diary, self.estimates)
         kept = {"teacher": teacher, "diary": diary, "estimates": self.estimates}
+        kept["rival"] = self.rival
         self.kept = {name: part for name, part in kept.items() if part is not None}
+
+    def _against(self, kind: str, teacher: Teacher) -> Rival:
+        """A second student like the first one, in the world that the teacher has for it."""
+        config = self.config
+        if kind != "rollout" or config.finetune or config.init or config.reward:
+            raise ConfigError(
+                "this teacher brings up a second student, from nothing and by the world's own "
+                "rewards: learner=ppo without init, finetune or reward"
+            )
+        world = cast(Duel, teacher).against(self.env, lambda: build(config.env))
+        return Rival(config, world, self.device, teacher.metrics)
 
     def _offline(self) -> Offline:
         if self.episodes is None:
@@ -274,7 +292,7 @@ class Feed:
         seed = parallel.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)
         loop = RolloutLoop(rollout, learner, reward)
-        loop.kept, loop.estimates = self.kept, self.estimates
+        loop.kept, loop.estimates, loop.rival = self.kept, self.estimates, self.rival
         return loop
 
     def _rows(self, episodes: Episodes) -> Tensors:

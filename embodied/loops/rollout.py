@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,15 @@ from embodied.loops.keeper import Keeper
 from embodied.teachers.estimates import Estimates
 
 
+class Companion(Protocol):
+    """Another student, whom the world lets play."""
+
+    def told(self, metrics: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+        """How many steps it made since the last time; an update's metrics (perhaps none), with what
+        there is to tell of it."""
+        ...
+
+
 class RolloutLoop:
     """`steps` counts environment steps, of all rows (and processes) together.
 
@@ -37,6 +46,7 @@ class RolloutLoop:
         self.segment = Segment(rows, learner.horizon, device)
         self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
         self.estimates: Estimates | None = None  # the learner's, for a teacher that needs them
+        self.rival: Companion | None = None
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
         self.age = 0
         self.newest: tuple[Tensors, Tensor] | None = None  # the last batch and what it was paid
@@ -45,17 +55,23 @@ class RolloutLoop:
     def run(self, keeper: Keeper) -> None:
         stride = self.rollout.env.num_envs * parallel.world()
         while keeper.running:
-            rows, step = self.rollout.step()
-            if rows and isinstance(self.reward, Noting):
-                closed = self.rollout.closed
-                self.reward.note(rows, self.every if closed is None else closed, step)
-            if rows:
-                self._store(rows, step)
-            self.age += 1
-            metrics: dict[str, Tensor] = {}
-            if self.age == self.steps:
-                metrics = self._update(keeper.step + stride)
-            keeper.advance(stride, metrics, step)
+            metrics, step = self.advance(keeper.step + stride)
+            more = 0
+            if self.rival is not None:
+                more, metrics = self.rival.told(metrics)
+            keeper.advance(stride + more, metrics, step)
+
+    def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
+        """One step of every row, which is the run's `step`, and an update where one is due; its
+        metrics (perhaps none) and the world's step."""
+        rows, played = self.rollout.step()
+        if rows and isinstance(self.reward, Noting):
+            closed = self.rollout.closed
+            self.reward.note(rows, self.every if closed is None else closed, played)
+        if rows:
+            self._store(rows, played)
+        self.age += 1
+        return self._update(step) if self.age == self.steps else {}, played
 
     def _open(self) -> None:
         """Begin a segment: what the policy remembers now is what its first decisions saw."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,26 @@ class LevelSpace(Protocol):
 
     def traits(self, levels: Floats) -> dict[str, float]:
         """Means over levels, for the log."""
+        ...
+
+
+@runtime_checkable
+class Spelled(LevelSpace, Protocol):
+    """Levels that can be written as `length` words from 0 to `words` - 1. The first `marks` each
+    have a meaning of their own; of the others the order does not matter, and the last of the words
+    means nothing."""
+
+    words: int
+    length: int
+    marks: int
+
+    def spell(self, levels: Floats) -> NDArray[np.int64]:
+        """[n, length]: the words of levels [n, D], those after the marks in rising order."""
+        ...
+
+    def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
+        """Levels [n, D] from words [n, length], one after the other; one that would leave no way is
+        left out. What words do not say is drawn."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +13,16 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.diary import Diary
 from embodied.teachers.estimates import Estimates
-from embodied.teachers.teacher import Outcome, Teacher
+from embodied.teachers.teacher import Outcome
+
+
+class Chooser(Protocol):
+    """Who chooses: a teacher, or its desk for one of several students."""
+
+    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
+    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
+    def trains(self, ticket: Tensor) -> Tensor: ...
+    def forget(self) -> None: ...
 
 
 class Taught(Wrapper):
@@ -25,7 +35,7 @@ class Taught(Wrapper):
     def __init__(
         self,
         env: VecEnv,
-        teacher: Teacher,
+        teacher: Chooser,
         diary: Diary | None = None,
         estimates: Estimates | None = None,
     ) -> None:
@@ -47,7 +57,7 @@ class Taught(Wrapper):
     ) -> Tensors:
         """Episodes that are broken off by this teach nothing."""
         if mask is None:
-            self.teacher.pending.clear()
+            self.teacher.forget()
             if self.estimates is not None:
                 self.estimates.clear()
         return self._begin(self.rows(mask), seed)

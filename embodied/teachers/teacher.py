@@ -59,7 +59,8 @@ class Teacher(ABC):
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """With "estimates", outcomes come with the student's own, later than the episode's end, and
-    `trains` is asked which episodes it learns from."""
+    `trains` is asked which episodes it learns from. With "rival" there is a second student
+    (rivals.py)."""
 
     remembered: ClassVar[tuple[str, ...]] = ()
     """Attributes that change: numbers, text, arrays, tensors, lists and dictionaries of these."""
@@ -82,9 +83,12 @@ class Teacher(ABC):
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
         """Task vectors [n, D] (float32) for `n` episodes, and their tickets [n] (int64)."""
-        tickets = np.arange(self.issued, self.issued + n)
-        self.issued += n
-        proposed = self.propose(n)
+        return self.issue(self.propose(n))
+
+    def issue(self, proposed: list[tuple[Floats, Any]]) -> tuple[Tensor, Tensor]:
+        """Tickets for what was proposed."""
+        tickets = np.arange(self.issued, self.issued + len(proposed))
+        self.issued += len(proposed)
         self.pending |= dict(zip(tickets.tolist(), proposed, strict=True))
         points = np.stack([point for point, _ in proposed])
         return torch.from_numpy(self.space.to_env(points)).float(), torch.from_numpy(tickets)
@@ -110,6 +114,10 @@ class Teacher(ABC):
     def trains(self, ticket: Tensor) -> Tensor:
         """[n] (bool): whether the student learns from episodes `ticket` [n], or only plays them."""
         return torch.ones(len(ticket), dtype=torch.bool)
+
+    def forget(self) -> None:
+        """Whatever is running was broken off."""
+        self.pending.clear()
 
     def scores(self, outcome: Outcome) -> Floats:
         """[n] in [0, 1] (some teachers: rows [n, k] of numbers); NaN stays NaN."""

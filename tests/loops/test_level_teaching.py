@@ -43,11 +43,16 @@ NODE: dict[str, Any] = {
     "eval": {"episodes": 6, "num_envs": 4},
     "video": False,
 }
+SMALL: dict[str, Any] = {
+    "size": 12,
+    "every": 6,
+    "autoencoder": {"pool": 64, "steps": 3, "latent": 4},
+}
 
 
 def node(name: str, **changes: Any) -> dict[str, Any]:
     teacher = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
-    small = {"size": 12} if "size" in teacher else {}
+    small = {key: value for key, value in SMALL.items() if key in teacher}
     return {**NODE, "teacher": teacher | small, **changes}
 
 

@@ -1,0 +1,69 @@
+"""A second student in a run: both learn, both are counted, and a resume is exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, parse
+from embodied.core.rng import seed_everything
+from embodied.loops.config import RunConfig
+from embodied.loops.keeper import Every, Keeper
+from embodied.loops.log import Log
+from embodied.loops.run import Parts
+from tests.loops.test_level_teaching import MEMORY, NODE, node
+from tests.loops.test_teaching import run
+
+RIVALS = ("paired",)
+
+
+def parts_of(tmp_path: Path, taught: dict[str, Any]) -> Parts:
+    seed_everything(0)
+    return Parts(parse(RunConfig, {**taught, "output": str(tmp_path)}, "run"))
+
+
+@pytest.mark.parametrize("policy", [NODE["policy"], MEMORY], ids=["plain", "memory"])
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
+    """In the middle of a batch and of a round."""
+    taught = node(name, policy=policy)
+    whole, state = run(tmp_path / "whole", taught)
+    assert len(whole) >= 40
+    run(tmp_path / "parts", {**taught, "steps": 560})
+    again, other = run(tmp_path / "parts", taught, resume=str(tmp_path / "parts"))
+    assert again == whole
+    assert str(other) == str(state)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
+    """960 steps are 120 of each of the two students' four rows."""
+    parts = parts_of(tmp_path, node(name))
+    rival = parts.feed.rival
+    assert rival is not None
+    before = [p.clone() for p in rival.learner.parameters()]
+    first = [p.clone() for p in parts.learner.parameters()]
+    assert any(not torch.equal(a, b) for a, b in zip(before, first, strict=True))  # two beginners
+    steps: list[int] = []
+    log = Log(tmp_path, silent=True)
+    with Keeper(log, 960, Every(0, 0, 0), steps.append, lambda step: None) as keeper:
+        parts.loop.run(keeper)
+    assert keeper.step == 960 and parts.learner.done == rival.learner.done == 480  # type: ignore
+    for learner, old in ((rival.learner, before), (parts.learner, first)):
+        moved = [not torch.equal(a, b) for a, b in zip(learner.parameters(), old, strict=True)]
+        assert any(moved)
+    assert any(key.startswith("rival_") for update in keeper.updates for key in update)
+    assert "teacher_regret" in keeper.updates[-1]
+
+
+def test_what_cannot_have_a_rival_is_refused(tmp_path: Path) -> None:
+    reward = {"_target_": "embodied.rewards.scaled.Scaled"}
+    for changes in ({"init": "somewhere"}, {"reward": reward}):
+        settings = parse(RunConfig, {**node("paired"), "output": str(tmp_path)} | changes, "run")
+        parts = parts_of(tmp_path, node("dr"))
+        parts.feed.config = settings
+        with pytest.raises(ConfigError, match="second student, from nothing"):
+            parts.feed.loop()

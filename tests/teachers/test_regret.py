@@ -1,0 +1,244 @@
+"""Regret: its arithmetic by hand, rounds of two students, and an adversary that learns from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.core.plain import pack, unpack
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.teachers.builder import Builder, Grammar, Settings, advantages, improve, surrogate
+from embodied.teachers.paired import Paired
+from embodied.teachers.regret import STUDENT, regret
+from embodied.teachers.taught import Taught
+from embodied.teachers.teacher import Outcome
+from envs.maze import Config, Maze
+
+NODE = {"_target_": "embodied.teachers.paired.Paired", "every": 4}
+
+
+@pytest.fixture(scope="module")
+def world() -> Maze:
+    return Maze(Config(side=5, blocks=6, num_envs=3, horizon=6))
+
+
+def made(world: Maze, seed: int = 0, **settings: Any) -> Paired:
+    return build(NODE | settings, spec=world.spec, levels=world.levels, seed=seed)
+
+
+def ended(*returns: float) -> Outcome:
+    value = torch.tensor(returns)
+    return Outcome(value, value > 0, torch.ones(len(returns)))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def test_regret_by_hand() -> None:
+    """The rival's best, 0.9, less the student's mean, (0.2 + 0.6) / 2."""
+    assert regret([0.2, 0.6], [0.9, 0.1], False) == pytest.approx(0.5)
+    assert regret([0.8], [0.3], False) == 0.0
+    # Flexible: the student's best is better, so it is the rival, 0.8 - (0.3 + 0.1) / 2.
+    assert regret([0.8], [0.3, 0.1], True) == pytest.approx(0.6)
+    assert regret([0.2, 0.6], [0.9, 0.1], True) == pytest.approx(0.5)
+
+
+def test_a_round_ends_when_both_have_played_every_level(world: Maze) -> None:
+    teacher = made(world)
+    heard: list[np.ndarray] = []
+    teacher.blame = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
+    desk = teacher.rival
+    first, tickets = teacher.sample(5)
+    others, against = desk.sample(4)
+    assert torch.equal(first[:4], others) and torch.equal(first[4], first[0])  # the same levels
+    assert len(first[:4].unique(dim=0)) == 4
+    teacher.update(tickets, ended(0.1, 0.2, 0.3, 0.4, 0.5))
+    desk.update(against[:3], ended(0.9, 0.1, 0.3))
+    assert not heard and teacher.round == 0
+    desk.update(against[3:], ended(0.8))
+    # 0.9 - (0.1 + 0.5) / 2, max(0, 0.1 - 0.2), 0.3 - 0.3, 0.8 - 0.4
+    assert np.allclose(heard[0], [0.6, 0.0, 0.0, 0.4]) and teacher.round == 1
+    how = teacher.metrics()
+    assert how["regret"] == pytest.approx(0.25) and how["rounds"] == 1
+    assert how["student"] == pytest.approx((0.3 + 0.2 + 0.3 + 0.4) / 4)
+    assert how["rival"] == pytest.approx(2.1 / 4)
+    again, _ = teacher.sample(4)
+    assert not torch.equal(again, first[:4])
+
+
+def test_more_plays_and_whoever_is_faster(world: Maze) -> None:
+    teacher = made(world, every=2, plays=2)
+    heard: list[np.ndarray] = []
+    teacher.blame = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
+    desk = teacher.rival
+    for played in range(6):  # of the student: three each
+        teacher.update(teacher.sample(1)[1], ended(0.1 * played))
+    assert teacher.given[STUDENT] == [3, 3] and not heard
+    _, tickets = desk.sample(5)
+    desk.update(tickets[:4], ended(0.5, 0.6, 0.7, 0.2))
+    # 0.7 - (0 + 0.2 + 0.4) / 3 and 0.6 - (0.1 + 0.3 + 0.5) / 3
+    assert np.allclose(heard[0], [0.5, 0.3])
+    desk.update(tickets[4:], ended(9.0))  # late: of a round that is over
+    assert len(heard) == 1 and not teacher.made
+
+
+def test_an_episode_that_never_ends_or_has_no_number_holds_nobody_up(world: Maze) -> None:
+    teacher = made(world, every=2)
+    desk = teacher.rival
+    teacher.sample(1)  # never heard of again
+    with pytest.warns(UserWarning, match="not a number"):
+        desk.update(desk.sample(1)[1], ended(math.nan))
+    for _ in range(3):
+        for who in (teacher, desk):
+            who.update(who.sample(1)[1], ended(0.5))
+    assert teacher.round == 1 and teacher.dropped == 1
+
+
+def test_forgetting_is_each_ones_own(world: Maze) -> None:
+    teacher = made(world)
+    desk = teacher.rival
+    teacher.sample(2)
+    _, tickets = desk.sample(2)
+    teacher.forget()
+    assert set(teacher.pending) == set(tickets.tolist())
+    desk.forget()
+    assert not teacher.pending
+
+
+def test_two_worlds_of_the_same_levels(world: Maze) -> None:
+    """The second student steps once with each step of the first."""
+    teacher, count = made(world), [0]
+    other = teacher.against(world, lambda: Maze(world.config))
+    assert isinstance(other, Taught) and other.env is not world
+    seen = other.reset(1)
+
+    def play(obs: Tensors | None = None) -> None:
+        count[0] += 1
+        other.step(torch.full((3,), 2))
+
+    env = teacher.beside(world, play, None)
+    first = env.reset(0)
+    assert all(torch.equal(first[key], seen[key]) for key in ("facing", "view"))
+    for _ in range(40):
+        env.step(torch.zeros(3, dtype=torch.int64))
+    assert count == [40] and teacher.round >= 1 and teacher.how["student"] == 0.0
+    assert len(teacher.pending) == 6
+
+
+def test_advantages_by_hand() -> None:
+    """Three words worth 0.5, 0.4, 0.2; the level earns 1; gamma 0.9, lambda 0.5."""
+    value, earned = torch.tensor([[0.5, 0.4, 0.2]]), torch.tensor([1.0])
+    last = 1.0 - 0.2
+    middle = 0.9 * 0.2 - 0.4 + 0.45 * last
+    first = 0.9 * 0.4 - 0.5 + 0.45 * middle
+    found = advantages(value, earned, 0.9, 0.5)
+    assert torch.allclose(found, torch.tensor([[first, middle, last]]))
+
+
+def test_the_clipped_objective_by_hand() -> None:
+    """rho = 2 is 1.2 where that is worse, and rho = 1/2 counts in full where that is worse."""
+    old = torch.zeros(4)
+    log = torch.tensor([2.0, 2.0, 0.5, 0.5]).log()
+    loss = surrogate(log, old, torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.2)
+    assert torch.allclose(loss, torch.tensor([-1.2, 2.0, -0.5, 0.8]))
+
+
+def test_what_was_said_is_as_likely_as_it_says() -> None:
+    """And is seen again as it was seen when it was said."""
+    grammar = Grammar(words=5, length=6, marks=2)
+    builder = Builder(grammar, 8, rng())
+    with torch.no_grad():
+        builder.word.weight.normal_()
+    words, old, value = builder.say(200, rng(1))
+    assert words.shape == (200, 6) and words[:, :2].max() == 3 and words[:, 2:].max() == 4
+    seen = builder.seen(torch.from_numpy(words))
+    logs, again = builder(seen, torch.arange(6))
+    said = logs.gather(2, torch.from_numpy(words)[..., None])[..., 0]
+    assert torch.allclose(said, old, atol=1e-5) and torch.allclose(again, value, atol=1e-5)
+    often = np.bincount(words[:, 0], minlength=5) / 200
+    assert np.allclose(often, logs[0, 0].exp().detach().numpy(), atol=0.1)
+
+
+def test_what_is_seen_by_hand() -> None:
+    """Words 2, 0 (marks), 1, 1 of 0..3; before the last: both marks, a 1, three quarters done."""
+    builder = Builder(Grammar(4, 4, 2), 8, rng())
+    seen = builder.seen(torch.tensor([[2, 0, 1, 1]]))[0]
+    assert seen[0].tolist() == [0] * 13
+    assert seen[1].tolist() == [0, 0, 1, 0] + [0] * 8 + [0.25]
+    assert seen[3].tolist() == [0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0.75]
+
+
+def test_it_learns_to_say_what_pays() -> None:
+    """A level earns the share of its words that are 0: from a fifth to most of them."""
+    grammar, random = Grammar(words=5, length=6, marks=1), rng()
+    builder, settings = Builder(grammar, 16, random), Settings(lr=5e-3)
+    adam = torch.optim.Adam(builder.parameters(), settings.lr)
+    shares = []
+    for _ in range(50):
+        words, old, value = builder.say(32, random)
+        earned = torch.from_numpy((words == 0).mean(1)).float()
+        shares.append(float(earned.mean()))
+        improve(builder, adam, settings, words, old, value, earned)
+    assert shares[0] < 0.35 and np.mean(shares[-5:]) > 0.7
+
+
+def test_an_adversary_follows_the_regret(world: Maze) -> None:
+    """The rival does better the fewer walls there are, so walls become fewer."""
+    teacher = made(world, every=32, adversary={"lr": 0.005})
+    desk = teacher.rival
+    walls = []
+    for _ in range(20):
+        levels, tickets = teacher.sample(32)
+        _, against = desk.sample(32)
+        count = levels[:, :25].sum(1)
+        walls.append(float(count.mean()))
+        teacher.update(tickets, ended(*[0.0] * 32))
+        desk.update(against, ended(*(1 - 0.1 * count).tolist()))
+    assert teacher.round == 20 and walls[0] > 4.5 > 3.5 > np.mean(walls[-5:])
+
+
+def test_a_resumed_duel_goes_on_exactly(world: Maze) -> None:
+    """In the middle of a round, both with episodes in the air."""
+    teacher, other = made(world, plays=2), made(world, seed=3, plays=2)
+    desks = teacher.rival, other.rival
+    random = rng(5)
+    for _ in range(30):
+        for who in (teacher, desks[0]):
+            who.update(who.sample(1)[1], ended(float(random.random())))
+    late = teacher.sample(1)[1], desks[0].sample(1)[1]
+    other.set_state(unpack(pack(teacher.get_state())))
+    for each, desk in ((teacher, desks[0]), (other, desks[1])):
+        each.update(late[0], ended(0.3))
+        desk.update(late[1], ended(0.4))
+    for played in range(40):
+        found = []
+        for each, desk in ((teacher, desks[0]), (other, desks[1])):
+            for who in (each, desk):
+                tasks, tickets = who.sample(1)
+                who.update(tickets, ended(0.01 * played))
+                found.append(tasks)
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    assert teacher.round == other.round > 3
+
+
+def test_what_makes_no_sense_is_refused(world: Maze) -> None:
+    for settings in ({"every": 0}, {"plays": 0}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            made(world, **settings)
+
+    class Wordless:
+        size = 3
+        held_out = np.zeros((0, 3))
+        random = plain = mutate = solvable = picture = traits = None
+
+    leaf = Leaf((3,), low=0.0, high=1.0)
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, leaf)
+    with pytest.raises(ConfigError, match="word by word"):
+        build(NODE, spec=spec, levels=Wordless(), seed=0)
