@@ -39,6 +39,25 @@ def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1
     return layer
 
 
+def gru(inner: int, outer: int, random: np.random.Generator, both_ways: bool = False) -> nn.GRU:
+    """A GRU over [n, T, inner] with torch's usual weights."""
+    cell = nn.GRU(inner, outer, batch_first=True, bidirectional=both_ways, device="meta")
+    cell, edge = cell.to_empty(device="cpu"), 1 / math.sqrt(outer)
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            drawn = random.uniform(-edge, edge, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(drawn))
+    return cell
+
+
+def table(words: int, size: int, random: np.random.Generator) -> nn.Embedding:
+    """An embedding with standard normal numbers."""
+    layer = nn.Embedding(words, size, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(random.standard_normal((words, size))))
+    return layer
+
+
 class Networked(teacher.Teacher):
     """`modules` and `optimizers` by name are saved and resumed too."""
 

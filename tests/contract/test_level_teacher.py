@@ -20,6 +20,7 @@ from envs.maze import Config, Maze
 FILES = sorted(Path("configs/teacher").glob("*.yaml"))
 WORLD = Maze(Config(side=5, blocks=8, num_envs=2))
 EPISODES = 90
+SMALL: dict[str, Any] = {"size": 10, "autoencoder": {"pool": 64, "steps": 3, "latent": 4}}
 
 
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
@@ -33,7 +34,7 @@ NODES = {
 @pytest.fixture(params=NODES, ids=str)
 def node(request: pytest.FixtureRequest) -> dict[str, Any]:
     node = NODES[request.param]
-    return node | ({"size": 10} if "size" in node else {})
+    return node | {key: small for key, small in SMALL.items() if key in node}
 
 
 def made(node: dict[str, Any], seed: int = 0) -> Teacher:
@@ -60,7 +61,7 @@ def play(teacher: Teacher, episodes: int, flight: int = 4, seed: int = 0) -> tor
 
 
 def test_there_are_teachers_of_levels() -> None:
-    assert {"dr", "plr", "accel"} <= set(NODES)
+    assert {"dr", "plr", "accel", "paired", "clutr"} <= set(NODES)
 
 
 def test_levels_can_be_solved_and_are_not_held_out(node: dict[str, Any]) -> None:

@@ -222,7 +222,7 @@ def test_a_world_says_who_learns(world: Maze) -> None:
     assert not parts.ended and len(teacher.pending) == 3
 
 
-@pytest.mark.parametrize("name", ["dr", "plr", "accel"])
+@pytest.mark.parametrize("name", ["dr", "plr", "accel", "paired", "clutr"])
 def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
     node = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
     with pytest.raises(ConfigError, match="needs a world made of levels"):
