@@ -26,6 +26,7 @@ from franky_sim.mujoco_simulator import MujocoSimulator
 from embodied.core.build import build, parse
 from envs.fr3_world import addresses, mocaps
 from envs.franky import SETTINGS, Config
+from envs.franky_hand import answer_all
 from envs.wired import Wired
 from real_robot.seen import Seer
 
@@ -77,6 +78,8 @@ def main(folder: Path) -> None:
             things.put(sim.worldbody)
         with SimulationServer(sim, hostname_candidates=[config.host]) as server:
             model, data = _pinched(sim)
+            for robot in server.robot_servers:
+                answer_all(robot.gripper_server)
             if things is not None:
                 things.begin(model, data)
                 things.look(model, data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -156,6 +157,21 @@ def test_hand_follows_its_wish(arm: Franka) -> None:
     for width in (0.08, 0.03, 0.0):
         arm.write(q, width)
         until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
+    arm.read()
+
+
+def test_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
+    """Each thread that waits for an answer that never comes would make all later commands later."""
+    q, threads = arm.read().q, threading.active_count()
+    for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
+        until(
+            lambda width=width, past=past: (
+                arm.write(q, width),
+                (arm.width < past) == (width < past),
+            )[1],
+            f"a hand on its way to {width} m",
+        )
+    until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
     arm.read()
 
 
