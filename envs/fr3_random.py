@@ -6,7 +6,10 @@ saved with the row. Fields are those of MjSpec and MjModel, written for each row
 that were compiled:
 
     geom_friction * friction,  body_mass, body_inertia * mass,  actuator stiffness * gain,
-    actuator damping * damping,  light_diffuse * light,  cam_pos + camera,  geom_rgba + colour
+    actuator damping * damping,  dof_damping of the fingers * hand,
+    light_diffuse * light,  cam_pos + camera,  geom_rgba + colour
+
+A hand that pushes with F closes with F / damping: many times the damping is a slow one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
+from embodied.embodiments import fr3
 from envs.tasks.task import Parameter, Task
 
 Floats = NDArray[np.float64]
@@ -28,6 +32,7 @@ AXES: dict[str, tuple[tuple[str, ...], str]] = {
     "mass": (("mass",), ""),
     "gain": (("gain",), ""),
     "damping": (("damping",), ""),
+    "hand": (("hand",), ""),
     "light": (("light",), ""),
     "camera": (("camera_x", "camera_y", "camera_z"), "m"),
     "camera_turn": (("camera_roll", "camera_pitch", "camera_yaw"), "rad"),
@@ -40,6 +45,7 @@ FIELDS = {
     "mass": ("body_mass", "body_inertia"),
     "gain": ("actuator_gainprm", "actuator_biasprm"),
     "damping": ("actuator_biasprm",),
+    "hand": ("dof_damping",),
 }
 """The fields that physics reads; the others are for cameras only."""
 Randomize = Mapping[str, tuple[float, float]]
@@ -72,6 +78,7 @@ class Physics:
         fields = {field for name in self.names for field in FIELDS[name]}
         self.before = {field: getattr(model, field).copy() for field in sorted(fields)}
         self.bodies, self.geoms = touchable(model, task)
+        self.fingers = np.array([model.joint(name).dofadr[0] for name in fr3.FINGERS], np.intp)
 
     def restore(self, batch: Batch, rows: Rows) -> None:
         """The compiled values, in `rows` [n]."""
@@ -89,6 +96,8 @@ class Physics:
             batch.expand("actuator_biasprm")[rows, :, 1] *= factor["gain"]
         if "damping" in factor:
             batch.expand("actuator_biasprm")[rows, :, 2] *= factor["damping"]
+        if "hand" in factor:
+            batch.expand("dof_damping")[np.ix_(rows, self.fingers)] *= factor["hand"]
         if "mass" in factor:
             place = np.ix_(rows, self.bodies)
             batch.expand("body_mass")[place] *= factor["mass"]

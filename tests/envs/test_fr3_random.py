@@ -66,6 +66,22 @@ def test_mass_is_felt() -> None:
     np.testing.assert_allclose(speed, np.array([9.81, -9.81 / 2]) * 10 * 0.0025, rtol=1e-3)
 
 
+def test_a_hand_can_be_slow() -> None:
+    """35 N close a finger of damping 10 x 70 with 35 / 700 = 0.05 m/s."""
+    env = made(randomize={"hand": (1.0, 70.0)})
+    task = torch.full((2, env.task.shape[1]), 0.5)
+    task[:, -1] = torch.tensor([0.0, 1.0])
+    env.reset(0, task=task)
+    close = torch.tensor([[0.0, 0.0, 0.0, -1.0]]).expand(2, -1)
+    widths = []
+    for _ in range(9):
+        env.step(close)
+        widths.append(env.view(np.arange(2)).width)
+    quick, slow = np.diff(np.stack(widths)[3:7], axis=0).mean(0) / env.spec.dt
+    assert quick == pytest.approx(-0.2, rel=0.1), "as fast as it is led"
+    assert slow == pytest.approx(-0.1, rel=0.1)
+
+
 def test_a_row_goes_back_with_its_world() -> None:
     env = made(randomize=EVERYTHING)
     env.reset(1)

@@ -318,3 +318,5 @@ def test_ranges_that_a_robot_names_for_itself_count() -> None:
     trained = {"env": {"task": "reach", "ranges": {"goal_x": [0, 1], "goal_y": [0, 0.5]}}}
     world = site._as_trained(robot, trained)["driver"]["world"]
     assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}
+    wrapped = {"env": {"_target_": "envs.wrapper.Wrapped", **trained}}
+    assert site._as_trained(robot, wrapped)["driver"]["world"] == world

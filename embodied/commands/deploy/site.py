@@ -81,6 +81,8 @@ def _as_trained(robot: Node, trained: Node | None) -> Node:
 
 def _task_of(trained: Node | None, part: str) -> Node:
     env: Mapping[str, Any] = (trained or {}).get("env") or {}
+    while isinstance(env.get("env"), Mapping):  # wrappers around the world
+        env = env["env"]
     if not isinstance(env.get("task"), str):
         raise ConfigError(
             f"nobody knows which task stands before the robot: robot.{part}.world.task=reach "
