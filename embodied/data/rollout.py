@@ -14,7 +14,9 @@ from embodied.core.env import NotSavable, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
-MARKS = ("intervened",)  # what a world may say of a step (bool), kept with its decision's row
+# What a world may say of a step (bool), kept with its decision's row: somebody else acted; what
+# happened should not have.
+MARKS = ("intervened", "violated")
 
 
 class Rollout:

@@ -15,11 +15,13 @@ from embodied.core.policy import Policy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per episode: `success` [N] (None where the world knows none), `returns`, `lengths`."""
+    """Per episode: `success` and `violated` [N] (None where the world knows of none), `returns`,
+    `lengths`."""
 
     success: Tensor | None
     returns: Tensor
     lengths: Tensor
+    violated: Tensor | None = None
 
     def metrics(self) -> dict[str, float]:
         """Means for the log, without the `eval/` prefix."""
@@ -30,6 +32,8 @@ class Evaluation:
         }
         if self.success is not None:
             means["success"] = self.success.float().mean().item()
+        if self.violated is not None:
+            means["violated"] = self.violated.float().mean().item()
         return means
 
 
@@ -67,9 +71,9 @@ def _play(
     obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=env.device)
     played = torch.zeros(n, dtype=torch.int64, device=env.device)
     ret, length = torch.zeros(n, device=env.device), torch.zeros_like(played)
-    won = torch.zeros_like(first)
-    table = torch.zeros(quota, n, 3, device=env.device)
-    knows = False
+    won, bad = torch.zeros_like(first), torch.zeros_like(first)
+    table = torch.zeros(quota, n, 4, device=env.device)
+    knows = tells = False
     while (played < quota).any():
         step = env.step(actor(obs, first))
         require_finite(step.reward, step.next_obs, type(env).__name__)
@@ -78,17 +82,21 @@ def _play(
         if "success" in step.log:
             knows = True
             won = won | step.log["success"]
+        if "violated" in step.log:
+            tells = True
+            bad = bad | step.log["violated"]
         ended = (first & (played < quota)).nonzero().flatten()
         table[played[ended], ended] = torch.stack(
-            [won[ended].float(), ret[ended], length[ended].float()], 1
+            [won[ended].float(), ret[ended], length[ended].float(), bad[ended].float()], 1
         )
         played[ended] += 1
-        ret, length, won = ret * ~first, length * ~first, won & ~first
+        ret, length, won, bad = ret * ~first, length * ~first, won & ~first, bad & ~first
         if each_step is not None:
             each_step(int(played.sum()))
     table = table.flatten(0, 1)[:episodes].cpu()
     success = table[:, 0].bool() if knows else None
-    return Evaluation(success, table[:, 1], table[:, 2].long())
+    violated = table[:, 3].bool() if tells else None
+    return Evaluation(success, table[:, 1], table[:, 2].long(), violated)
 
 
 @torch.no_grad()

@@ -112,7 +112,8 @@ class Keeper:
 
 
 class Episodes:
-    """Return, length and success of the training episodes that ended since the last look."""
+    """Return, length, success and violations of the training episodes that ended since the last
+    look."""
 
     def __init__(self) -> None:
         self.running: Tensor | None = None
@@ -122,10 +123,11 @@ class Episodes:
         """Add one step of every row, on the environment's device."""
         success = step.log.get("success")
         won = step.reward * 0 if success is None else success.to(step.reward.dtype)
-        now = step.reward.new_ones(3, len(step.reward))
-        now[0], now[2] = step.reward, won
+        bad = step.log.get("violated")
+        now = step.reward.new_ones(4, len(step.reward))
+        now[0], now[2], now[3] = step.reward, won, 0.0 if bad is None else bad
         self.running = now if self.running is None else self.running + now
-        self.knows = success is not None
+        self.knows, self.tells = success is not None, bad is not None
         if step.ended.any():
             self.ended.append(self.running[:, step.ended])
             self.running = self.running * ~step.ended
@@ -139,4 +141,6 @@ class Episodes:
         means = {"train/return": rows[0].mean().item(), "train/length": rows[1].mean().item()}
         if self.knows:
             means["train/success"] = (rows[2] > 0).float().mean().item()
+        if self.tells:
+            means["train/violated"] = (rows[3] > 0).float().mean().item()
         return means

@@ -73,6 +73,7 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
         "reward": torch.randn(n, generator=generator),
         "discount": 0.99 * (torch.rand(n, generator=generator) > 0.1),
         "next_obs/state": states[1],
+        "violated": torch.rand(n, generator=generator) < 0.2,
     }
     foreseen = {
         "next_action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
