@@ -28,6 +28,8 @@ from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque
 from real_robot.safety.energy import Config as EnergyConfig
 from real_robot.safety.energy import Energy
 from real_robot.safety.limits import Limiter
+from real_robot.safety.reflex import Config as ReflexConfig
+from real_robot.safety.reflex import Reflex
 from real_robot.safety.workspace import Config as WorkspaceConfig
 from real_robot.safety.workspace import Workspace
 
@@ -77,6 +79,7 @@ class Deployment:
     limits: Limits
     fresh: FreshConfig
     workspace: WorkspaceConfig | None = None
+    reflex: ReflexConfig | None = None
     energy: EnergyConfig | None = None
     given: dict[str, float] = field(default_factory=dict[str, float])
     blend: int = 2
@@ -159,6 +162,8 @@ class Deployment:
         if self.workspace is not None:
             box = Workspace(self.workspace, self.forward())
             stages, guard = [*stages, box], box.depth
+        if self.reflex is not None:
+            stages.append(Reflex(self.reflex, self.joints, 1 / self.hertz))
         if self.energy is not None:
             stages.append(Energy(self.energy, self.limits, 1 / self.hertz))
         stages += [Torque(self.limits), Tracking(self.limits)]

@@ -1,0 +1,162 @@
+"""The reflex on a robot: the trained policy's numbers, in the chain, without torch."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from policies.bresa import Reflexive
+from real_robot.arm import Arm, Limits
+from real_robot.safety.chain import Chain, Tick
+from real_robot.safety.checks import Finite
+from real_robot.safety.limits import Limiter
+from real_robot.safety.reflex import Config, Reflex
+
+DT = 0.02
+SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)
+LIMITS = Limits(*((value,) * 2 for value in (-1.0, 1.0, 0.0, 2.0, 9.0, 90.0, 9.0, 9.0)))
+STRIDE = (0.01, 0.02)
+
+
+def policy(armed: bool = True) -> Reflexive:
+    torch.manual_seed(2)
+    base = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+    node = {
+        "_target_": "policies.bresa.Reflexive",
+        "base": base,
+        "ticks": 1,
+        "above": 0.5,
+        "release": 0.9,
+        "least": 1,
+        "hidden": [16, 16],
+    }
+    made: Reflexive = build(node, spec=SPEC)
+    made.fit({"obs/state": torch.randn(500, 8) * torch.linspace(0.1, 2, 8) + 0.3})
+    for weight in [*made.risks.parameters(), *made.recovery.parameters()]:
+        weight.data.mul_(2)
+    made.risks.biases[-1].data.sub_(1.0)  # so that some, not all, are above the threshold
+    made.armed.fill_(armed)
+    return made
+
+
+def saved(made: Reflexive, folder: Path) -> str:
+    checkpoint.save(folder / "checkpoints" / "00000000", made, 0)
+    return str(folder)
+
+
+def stage(folder: Path, made: Reflexive | None = None, **settings: Any) -> Reflex:
+    run = saved(made or policy(), folder)
+    return Reflex(Config(**({"run": run, "stride": STRIDE, "stiffness": (0.4,)} | settings)), 2, DT)
+
+
+def tick(random: np.random.Generator) -> Tick:
+    last, step = random.uniform(-0.5, 0.5, 2), random.uniform(-2, 2, 2) * STRIDE
+    arm = Arm(last + random.normal(0, 0.1, 2), random.normal(0, 1, 2), random.normal(0, 2, 2), 0.0)
+    return Tick(last + step, last, arm, 0.0, 0.0)
+
+
+@torch.no_grad()
+def test_it_does_what_the_policy_does(tmp_path: Path) -> None:
+    made, random = policy(), np.random.default_rng(0)
+    reflex, acted = stage(tmp_path, made), 0
+    for _ in range(300):
+        now = tick(random)
+        arm, wanted = now.arm, now.q.copy()
+        state = np.concatenate([arm.q, arm.dq, arm.tau, now.last - arm.q])
+        obs = {"state": torch.tensor(state, dtype=torch.float32)[None]}
+        step = np.append(np.clip((wanted - now.last) / STRIDE, -1, 1), 0.4)
+        risk = made.risk(obs, torch.tensor(step, dtype=torch.float32)[None]).item()
+        reflex.begin(arm)
+        reflex(now)
+        assert reflex.risk == pytest.approx(risk, abs=1e-5)
+        if abs(risk - 0.5) < 1e-4:
+            continue
+        assert reflex.acting == (risk > 0.5)
+        recovery = made.recover(made.encoder(obs))[0].numpy()
+        expected = now.last + recovery[:2] * STRIDE if reflex.acting else wanted
+        np.testing.assert_allclose(now.q, expected, atol=1e-6)
+        assert reflex.stiffness[0] == pytest.approx(recovery[2] if reflex.acting else 0.4, abs=1e-5)
+        acted += reflex.acting
+    assert 30 < acted < 270, "both cases were seen"
+
+
+def test_the_chain_counts_it_and_the_limits_come_after_it(tmp_path: Path) -> None:
+    made = policy()
+    with torch.no_grad():
+        for parameter in [*made.risks.biases, made.recovery[-1].bias]:
+            parameter.fill_(9.0)  # always in danger, and away is up
+    chain = Chain([stage(tmp_path, made), Finite()], Limiter(LIMITS, DT))
+    assert chain.names == ("finite", "reflex", "limits")
+    q = np.zeros(2)
+    arm = Arm(q, q, q, 0.0)
+    chain.begin(arm)
+    sent = chain(np.array([-0.5, -0.5]), 0.0, arm, 0.0)
+    assert (sent > 0).all() and (sent <= np.array(STRIDE)).all()
+    assert chain.counts[1] == 1
+
+
+def test_a_state_that_is_no_number_is_a_fault_and_nothing_is_made_of_it(tmp_path: Path) -> None:
+    reflex, now = stage(tmp_path), tick(np.random.default_rng(1))
+    wanted = now.q.copy()
+    now.arm.tau[1] = math.nan
+    reflex(now)
+    assert "risk is not a finite number" in now.fault
+    np.testing.assert_array_equal(now.q, wanted)
+
+
+def test_ticks_keep_no_memory(tmp_path: Path) -> None:
+    reflex, random = stage(tmp_path), np.random.default_rng(3)
+    now = tick(random)
+    wanted = now.q.copy()
+    for _ in range(50):
+        reflex(now)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(200):
+        np.copyto(now.q, wanted)
+        reflex(now)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 500, "bytes: a few Python numbers, no arrays"
+
+
+@pytest.mark.parametrize(
+    ("settings", "dt", "line"),
+    [
+        ({"stride": (0.01,)}, DT, "stride needs 2 numbers"),
+        ({}, 0.01, "learned at 50 Hz, the control loop runs at 100"),
+        ({"stiffness": ()}, DT, r"make 8 and \[2\]"),
+        ({"run": "/nowhere"}, DT, "/nowhere cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, settings: dict[str, Any], dt: float, line: str
+) -> None:
+    node = {"run": saved(policy(), tmp_path), "stride": STRIDE, "stiffness": (0.4,)} | settings
+    with pytest.raises(ConfigError, match=line) as caught:
+        Reflex(Config(**node), 2, dt)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_reflex_that_never_learned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="was never armed"):
+        stage(tmp_path, policy(armed=False))
+    plain = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=SPEC)
+    with pytest.raises(ConfigError, match="has no reflex"):
+        stage(tmp_path / "plain", plain)
+
+
+def test_there_is_no_torch_in_it() -> None:
+    code = "import real_robot.safety.reflex, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
