@@ -42,9 +42,22 @@ def test_the_largest_affordable_share(
     assert affordable(linear, square, budget) == pytest.approx(share)
 
 
-def oscillate(filtered: bool, damping: float = 0.0) -> tuple[list[float], float]:
+def test_a_tick_of_variable_stiffness_by_hand() -> None:
+    """50 N/m that should become 150, 0.1 m away and coming back at 0.5 m/s: the 100 more would do
+    5 W for 10 ms, 0.05 J, of which 2 W allow 0.02: two fifths of it, 40 N/m."""
+    config = ImpedanceConfig(**{**TANK, "power": 2.0}, constant=(50.0,))
+    spring, v, dt = Impedance(config, np.zeros(1)), np.array([-0.5]), 0.01
+    force = spring(np.array([0.1]), v, np.zeros(1), np.array([150.0]), dt)
+    assert spring.share == pytest.approx(0.4) and force[0] == pytest.approx(-5.0 - 4.0)
+    # It really came 4 mm closer under those 4 N (0.016 J), and 3 N s/m took 0.0075 J away.
+    spring.settle(np.array([-0.004]), np.array([3.0]), v, dt)
+    assert spring.tank.level == pytest.approx(2.0 - 0.016 + 0.0075)
+
+
+def oscillate(filtered: bool, damping: float = 0.0, wall: float = 0.0) -> tuple[list[float], float]:
     """Total energy of a mass of 2 kg on a spring of 50 N/m that gets 600 more whenever the mass is
-    on its way back, in 3 s of 1 ms, the tank counted where there is one; and its least level."""
+    on its way back, in 3 s of 1 ms, the tank counted where there is one; and its least level.
+    `wall`: N/m of an elastic one, 2 cm away."""
     mass, constant, dt = 2.0, np.array([50.0]), 1e-3
     tank = {**TANK, "power": 1e9}
     spring = Impedance(ImpedanceConfig(**tank, constant=(50.0,)), np.zeros(1))
@@ -55,23 +68,28 @@ def oscillate(filtered: bool, damping: float = 0.0) -> tuple[list[float], float]
         passive = spring(x, v, np.zeros(1), stiffness, dt)
         force = passive if filtered else -stiffness * x
         before = x.copy()
-        v = v + (force - damping * v) / mass * dt
+        deep = np.maximum(-0.02 - x, 0.0)
+        v = v + (force + wall * deep - damping * v) / mass * dt
         x = x + v * dt
         spring.settle(x - before, np.array([damping]), v, dt)
         stored = 0.5 * mass * float(v @ v) + 0.5 * float(constant @ (x * x))
+        deep = np.maximum(-0.02 - x, 0.0)
+        stored += 0.5 * wall * float(deep @ deep)
         totals.append(stored + (spring.tank.level if filtered else 0.0))
         least = min(least, spring.tank.level)
     return totals, least
 
 
-def test_without_a_tank_the_adversary_pumps_the_mass_up() -> None:
-    totals, _ = oscillate(filtered=False)
+@pytest.mark.parametrize("wall", [0.0, 3000.0])
+def test_without_a_tank_the_adversary_pumps_the_mass_up(wall: float) -> None:
+    totals, _ = oscillate(filtered=False, wall=wall)
     assert totals[-1] > 1e4 * totals[0]
 
 
+@pytest.mark.parametrize("wall", [0.0, 3000.0])
 @pytest.mark.parametrize("damping", [0.0, 5.0])
-def test_with_a_tank_the_energy_stays_bounded(damping: float) -> None:
-    totals, least = oscillate(filtered=True, damping=damping)
+def test_with_a_tank_the_energy_stays_bounded(damping: float, wall: float) -> None:
+    totals, least = oscillate(filtered=True, damping=damping, wall=wall)
     assert max(totals) <= totals[0] * 1.01
     assert least >= 0.5 * TANK["least"], "the margin covers what one tick may overdraw"
 
