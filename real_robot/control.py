@@ -121,6 +121,7 @@ class Control:
         mode = self.mode
         if wish == Wish.ESTOP:
             self._stop_for_good("an operator pressed stop")
+            self.driver.cut()
         elif wish == Wish.QUIT and mode in (Mode.DISCONNECTED, Mode.IDLE, Mode.ESTOP):
             self.quit = True
         elif wish == Wish.ARM and mode == Mode.IDLE and self.arm is not None:
@@ -213,9 +214,15 @@ class Control:
         if self.mode == Mode.HOMING and there and self.chain.resting:
             self._come_home()
         try:
-            self.driver.write(sent, self.width)
+            self._send(sent, arm)
         except DriverError as error:
             self._lost(error)
+
+    def _send(self, sent: Floats, arm: Arm) -> None:
+        if self.mode not in (Mode.IDLE, Mode.ESTOP):
+            self.driver.write(sent, self.width)
+        elif not self.driver.hold(sent, self.width):
+            self.chain.begin(arm)  # it moves by itself, and is followed
 
     def _stop_for_good(self, reason: str) -> None:
         """Latched: the chain brakes from now on, and only `reset` leads on."""

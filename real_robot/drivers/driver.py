@@ -21,7 +21,7 @@ class Driver(ABC):
     joints: tuple[str, ...]
     """Names, in the order of all arrays [n]."""
     rest: ClassVar[str] = "hold"
-    """What `stop` does: "hold" the pose against gravity. An arm is never dropped."""
+    """What `stop` does: "hold" the pose against gravity, or "land". An arm is never dropped."""
     sensed: tuple[str, ...] = ()
     """Names of what `sense` knows beyond the joints: places of objects, `success`, forces."""
 
@@ -36,6 +36,17 @@ class Driver(ABC):
     @abstractmethod
     def write(self, q: Floats, width: float) -> None:
         """Send joint targets [n] (rad) and how far the hand should be open (m). DriverError."""
+
+    def hold(self, q: Floats, width: float) -> bool:
+        """Nobody moves it: be at `q` [n]. False where it does something safer by itself (a drone
+        lands): what is sent then follows what is measured. DriverError."""
+        self.write(q, width)
+        return True
+
+    def cut(self) -> None:
+        """An operator pressed the emergency stop: the limits bring an arm to rest, and it is held;
+        what has nothing to fall from but the air switches off. Never raises."""
+        return
 
     @property
     @abstractmethod

@@ -50,6 +50,9 @@ class Dry(Driver):
     def recover(self) -> None:
         self.driver.recover()
 
+    def cut(self) -> None:
+        self.driver.cut()
+
     def stop(self) -> None:
         self.driver.stop()
 
