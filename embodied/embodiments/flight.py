@@ -1,0 +1,68 @@
+"""A drone's place and heading as four sliding joints, and velocities as its action space.
+
+Over the radio a drone follows set-points of its place; so its `joints` are x, y, z (m, z up) and
+yaw (rad, counted on over full turns), its tool is itself, and what is true of an arm's joint
+targets (limits, workspace, tracking) is true of these set-points. All functions work on B drones
+at once, on numpy arrays or torch tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.embodiments.arrays import Floats, constant, namespace
+
+JOINTS = ("x", "y", "z", "yaw")
+Reference = dict[str, Floats]
+
+
+def forward(q: Floats) -> tuple[Floats]:
+    """Places [B, 3] (m) of drones whose coordinates are `q` [B, 4]."""
+    return (q[:, :3],)
+
+
+@dataclass(frozen=True)
+class Config:
+    """An action of 1 moves the set-point at `speed` m/s, over control steps of `dt` s; `low` and
+    `high` bound it (m), and it never runs further than `lead` m ahead of the drone."""
+
+    dt: float = 0.05
+    speed: float = 0.5
+    low: tuple[float, float, float] = (-1.0, -1.0, 0.15)
+    high: tuple[float, float, float] = (1.0, 1.0, 1.5)
+    lead: float = 0.4
+
+
+class Flight:
+    """Velocities of the set-point along the room's axes (vx, vy, vz); the heading stays."""
+
+    names: tuple[str, ...] = ("vx", "vy", "vz")
+
+    def __init__(self, config: Config) -> None:
+        if not (np.asarray(config.low) < np.asarray(config.high)).all():
+            raise ValueError("flight: low should be below high on every axis")
+        self.config = config
+
+    def begin(self, q: Floats, width: Floats) -> Reference:
+        """The reference of drones at `q` [B, 4]; they have no hand to open by `width` [B]."""
+        copy = namespace(q).asarray
+        return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Set-points [B, 4], the hand's width [B] (as it was) and the moved reference, for `action`
+        [B, 3] in [-1, 1] and measured coordinates `q` [B, 4]."""
+        config, xp = self.config, namespace(q)
+        ahead = reference["q"][:, :3] + config.speed * config.dt * action - q[:, :3]
+        length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
+        place = q[:, :3] + ahead * xp.clip(config.lead / length, None, 1.0)
+        # Outside already (on the ground): what an action of zero leaves there stays there.
+        before = reference["q"][:, :3]
+        low = xp.minimum(constant(config.low, q), before)
+        high = xp.maximum(constant(config.high, q), before)
+        place = xp.clip(place, low, high)
+        moved = xp.concatenate([place, reference["q"][:, 3:]], 1)
+        return moved, reference["width"], {"q": moved, "width": reference["width"]}

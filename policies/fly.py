@@ -1,0 +1,52 @@
+"""Fly: straight to the goal at a bounded speed, and there it stays: a script for drones.
+
+    a = k (goal - place - lead), shortened to length 1
+
+`lead`, how far the set-point is ahead of the drone, is what an action moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+WHAT = ("goal", "tool", "lead")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`gain` (1/m): an action is as long as the way in m times that, and 1 at most."""
+
+    gain: float = 4.0
+
+
+class Fly(Policy):
+    """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.names[:3] != ("vx", "vy", "vz") or spec.act.size != 3:
+            raise ConfigError(f"this script says vx, vy, vz, not {', '.join(spec.act.names)}")
+        names = spec.obs["state"].names if "state" in spec.obs else ()
+        wanted = [f"{what}_{axis}" for what in WHAT for axis in "xyz"]
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(f"the script looks at {name}{nearest(name, names)}")
+        self.config, self.spec = config, spec
+        self.places = [names.index(name) for name in wanted]
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.zeros(n, 0)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        goal, tool, lead = obs["state"][:, self.places].split(3, 1)
+        way = self.config.gain * (goal - tool - lead)
+        length = way.norm(dim=1, keepdim=True).clamp(min=1.0)
+        return (way / length)[:, None], carry

@@ -1,0 +1,48 @@
+"""A Crazyflie in the air of this process, which a test can do things to while it flies."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from envs.crazyflie import Config
+from envs.crazyflie_flown import Air
+
+
+class FakeCrazyflie:
+    """As a context: it serves from a thread until the end. `uri` is where."""
+
+    def __init__(self, folder: Path | None = None, **settings: Any) -> None:
+        self.air = Air(Config(**settings), folder)
+        self.firmware, self.uri = self.air.firmware, self.air.uri
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.air.serve, args=(self.over,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.over.set()
+        self.thread.join(10.0)
+
+    @property
+    def height(self) -> float:
+        """Where it really is, m."""
+        return float(self.air.body.state[2])
+
+    @property
+    def place(self) -> tuple[float, ...]:
+        return tuple(float(each) for each in self.air.body.state[:3, 0])
+
+    def drain(self, volts: float) -> None:
+        """From now on its battery has so much."""
+        self.firmware.config = replace(self.firmware.config, battery=volts)

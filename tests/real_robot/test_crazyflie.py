@@ -1,0 +1,296 @@
+"""The Crazyflie's driver, by cflib, before a counterpart that flies in the simulator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError
+from embodied.embodiments.flight import Config as FlightConfig
+from embodied.embodiments.flight import Flight
+from envs.crazyflie_flown import PLACES
+from real_robot.arm import Limits
+from real_robot.boxes import Boxes
+from real_robot.control import Control
+from real_robot.counterparts.crazyflie_firmware import State
+from real_robot.drivers.crazyflie import Config, Crazyflie, Phase
+from real_robot.drivers.driver import DriverError
+from real_robot.follow import Follower
+from real_robot.homing import Homing
+from real_robot.messages import Mode, Wish
+from real_robot.safety.chain import Chain
+from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from real_robot.safety.limits import Limiter
+from tests.fakes.crazyflie import FakeCrazyflie
+
+PATIENT, TICK = 60.0, 0.02
+LIMITS = Limits(
+    low=(-1, -1, -0.2, -7),
+    high=(1, 1, 1.5, 7),
+    margin=(0, 0, 0, 0),
+    velocity=(1.0, 1.0, 1.0, 1.0),
+    acceleration=(4, 4, 4, 4),
+    jerk=(80, 80, 80, 80),
+    torque=(1, 1, 1, 1),
+    tracking=(1.5, 1.5, 1.5, 3),
+)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCrazyflie]:
+    with FakeCrazyflie() as fake:
+        yield fake
+
+
+def driver(fake: FakeCrazyflie, **settings: Any) -> Crazyflie:
+    calm = {"low": 3.2, "silence": 10.0, "arming": 20.0, "patience": PATIENT}
+    return Crazyflie(Config(fake.uri, **(calm | settings)))
+
+
+def until(so: Callable[[], Any], what: str, do: Callable[[], Any] = lambda: None) -> None:
+    """Until `so`, while `do` is done at 50 Hz."""
+    deadline = time.monotonic() + PATIENT
+    while not so():
+        assert time.monotonic() < deadline, f"never so: {what}"
+        do()
+        time.sleep(TICK)
+
+
+def towards(arm: Crazyflie, q: list[float]) -> Callable[[], None]:
+    def tick() -> None:
+        arm.read()
+        arm.write(np.array(q), 0.0)
+
+    return tick
+
+
+def near(fake: FakeCrazyflie, place: list[float], most: float = 0.03) -> Callable[[], bool]:
+    return lambda: math.dist(fake.place, place) < most
+
+
+def take_off(arm: Crazyflie, fake: FakeCrazyflie, height: float = 0.4) -> None:
+    goal = [0.0, 0.0, height]
+    until(near(fake, goal), "it takes off", towards(arm, [*goal, 0.0]))
+
+
+def fault(arm: Crazyflie, q: list[float] | None = None) -> str:
+    """What reading and writing it says, as soon as it says anything."""
+    deadline = time.monotonic() + PATIENT
+    while time.monotonic() < deadline:
+        try:
+            towards(arm, [0.0, 0.0, 0.4, 0.0] if q is None else q)()
+        except DriverError as error:
+            return str(error)
+        time.sleep(TICK)
+    raise AssertionError("no fault")
+
+
+def test_it_takes_off_follows_and_lands(fake: FakeCrazyflie) -> None:
+    with driver(fake) as arm:
+        assert arm.phase == Phase.GROUND and arm.read().q == pytest.approx([0, 0, 0, 0], abs=0.02)
+        for _ in range(10):
+            arm.read()
+            assert not arm.hold(np.array([0, 0, 0.5, 0]), 0.0), "nobody moves it: it stays there"
+        assert fake.height == 0 and not fake.firmware.armed
+        take_off(arm, fake)
+        goal = [0.3, -0.2, 0.5, 1.0]
+        until(near(fake, goal[:3]), "it follows", towards(arm, goal))
+        until(lambda: abs(arm.read().q[3] - 1) < 0.05, "it turns", towards(arm, goal))
+        assert arm.read().q[:3] == pytest.approx(fake.place, abs=0.05)
+        arm.stop()
+        assert not arm.hold(np.array(goal), 0.0), "what it does now is its own"
+        until(lambda: arm.phase == Phase.GROUND, "it lands", arm.read)
+        assert fake.height == 0 and fake.place[:2] == pytest.approx(goal[:2], abs=0.1)
+        until(lambda: not fake.firmware.armed, "it is disarmed", arm.read)
+    assert fake.firmware.state in (State.READY, State.NOT_READY), "no watchdog had to act"
+
+
+@pytest.mark.parametrize("command", ["full_state", "hover"])
+def test_other_ways_to_say_where(fake: FakeCrazyflie, command: str) -> None:
+    with driver(fake, command=command) as arm:
+        take_off(arm, fake)
+        goal = [0.2, 0.1, 0.5]
+        until(near(fake, goal, 0.06), "it follows", towards(arm, [*goal, 0.0]))
+        arm.cut()
+
+
+def test_an_emergency_stop_lets_it_fall_and_only_a_restart_leads_on(fake: FakeCrazyflie) -> None:
+    with driver(fake) as arm:
+        take_off(arm, fake)
+        arm.cut()
+        until(lambda: fake.firmware.state == State.LOCKED, "it is locked")
+        up = np.array([0, 0, 1.0, 0])
+        until(lambda: fake.height == 0, "it falls", lambda: arm.write(up, 0.0))
+        with pytest.raises(DriverError, match="switch it off and on"):
+            arm.recover()
+
+
+def test_a_lost_link_is_a_fault_and_the_drone_stops_by_itself(fake: FakeCrazyflie) -> None:
+    with driver(fake, silence=0.5) as arm:
+        take_off(arm, fake)
+        fake.air.silent = True
+        began = time.monotonic()
+        assert "nothing heard for more than 0.5 s" in fault(arm)
+        assert time.monotonic() - began < 20
+        arm.stop()
+        until(lambda: fake.firmware.state == State.LOCKED, "its own watchdog acts")
+        until(lambda: fake.height == 0, "it falls")
+
+
+def test_a_counterpart_that_is_gone_is_a_lost_link(fake: FakeCrazyflie) -> None:
+    arm = driver(fake)
+    arm.connect()
+    fake.over.set()
+    assert "link is lost" in fault(arm)
+    arm.close()
+    arm.close()
+
+
+def test_a_low_battery_lands_it(fake: FakeCrazyflie) -> None:
+    with driver(fake) as arm:
+        take_off(arm, fake)
+        fake.drain(3.1)
+        assert "battery has 3.10 V left" in fault(arm)
+        arm.stop()
+        until(lambda: arm.phase == Phase.GROUND, "it lands", arm.read)
+        assert fake.height == 0 and fake.firmware.state != State.LOCKED
+        with pytest.raises(DriverError, match="charge it"):
+            arm.recover()
+
+
+def test_it_refuses_to_arm(fake: FakeCrazyflie) -> None:
+    with driver(fake, arming=0.5) as arm:
+        fake.firmware.fit = False
+        said = fault(arm)
+        assert "refuses to arm" in said and "cannot be armed" in said
+        assert fake.height == 0 and arm.phase == Phase.GROUND
+
+
+def test_a_locked_one_does_not_start(fake: FakeCrazyflie) -> None:
+    fake.firmware.stopping = True
+    until(lambda: fake.firmware.state == State.LOCKED, "it is locked")
+    with pytest.raises(DriverError, match="locked, motors off"):
+        driver(fake).connect()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(DriverError, match=r"udp://127.0.0.1:9: .*switched on"):
+        Crazyflie(Config("udp://127.0.0.1:9", 3.2, patience=5.0)).connect()
+
+
+def test_a_place_from_outside(tmp_path: Path) -> None:
+    """A motion capture system sees it; when nobody does any more, that is a fault."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    seen = {"_target_": "real_robot.seen.Seen", "folder": str(folder), "names": PLACES, "age": 2.0}
+    with (
+        FakeCrazyflie(folder, external=True, place=(0.4, 0.3, 0.0)) as fake,
+        driver(fake, tracker=seen) as arm,
+    ):
+        assert fake.air.server.parameter("stabilizer.estimator") == 2
+        assert arm.read().q[:2] == pytest.approx([0.4, 0.3], abs=0.02)
+        goal = [0.2, 0.2, 0.4]
+        until(near(fake, goal), "it flies", towards(arm, [*goal, 0.0]))
+        fake.air.seer = None
+        assert "last measured" in fault(arm, [*goal, 0.0])
+        arm.cut()
+
+
+def test_limits_that_its_own_controller_does_not_keep(fake: FakeCrazyflie) -> None:
+    fast = Limits(**{**vars_of(LIMITS), "velocity": (1.0, 1.5, 1.0, 1.0)})
+    with driver(fake) as arm:
+        arm.check(LIMITS)
+        with pytest.raises(DriverError, match=r"velocity of y is 1.5 m/s, its own controller"):
+            arm.check(fast)
+
+
+def vars_of(limits: Limits) -> dict[str, Any]:
+    return {name: getattr(limits, name) for name in limits.__dataclass_fields__}
+
+
+def test_settings_that_make_no_sense() -> None:
+    for wrong in ({"low": 0.0}, {"command": "rpm"}, {"hover": -1.0}):
+        with pytest.raises(ConfigError):
+            Config("udp://127.0.0.1:1", **({"low": 3.2} | wrong))
+
+
+class Bench:
+    """The control process, with a drone as its arm."""
+
+    def __init__(self, folder: Path, arm: Crazyflie) -> None:
+        fresh = Fresh(FreshConfig(hold=5.0, stop=20.0, state=20.0))
+        chain = Chain([Finite(), fresh, Enabled(), Tracking(LIMITS)], Limiter(LIMITS, TICK))
+        self.here = Boxes.make(folder, 4, len(chain.names))
+        self.there = Boxes.open(folder, 4, len(chain.names))
+        home = Homing(np.array([0.0, 0.0, 0.4, 0.0]), LIMITS)
+        follower = Follower(Flight(FlightConfig()), 0.05)
+        self.control = Control(arm, chain, follower, self.here, homing=home)
+        self.control.connect()
+
+    def turn(self) -> None:
+        self.control.turn()
+        self.there.state.receive()
+
+    def ask(self, wish: Wish) -> None:
+        self.there.request.fields["number"] += 1
+        self.there.request.fields["wish"] = wish
+        self.there.request.send()
+        self.turn()
+
+    @property
+    def mode(self) -> Mode:
+        return self.control.mode
+
+    @property
+    def fault(self) -> str:
+        return self.there.state.fields["fault"][0].decode()
+
+
+def test_nobody_moves_it_so_it_lands_and_that_is_no_fault(
+    tmp_path: Path, fake: FakeCrazyflie
+) -> None:
+    arm = driver(fake, hover=0.5)
+    bench = Bench(tmp_path, arm)
+    try:
+        bench.ask(Wish.HOME)
+        assert bench.mode == Mode.HOMING
+        until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
+        assert fake.height > 0.3 and arm.phase == Phase.FLYING
+        until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
+        assert bench.mode == Mode.IDLE and not bench.fault and fake.height == 0
+        bench.ask(Wish.ARM)
+        assert bench.mode == Mode.ARMED and not fake.firmware.flying, "armed is not in the air"
+        bench.ask(Wish.STOP)
+        until(lambda: bench.mode == Mode.IDLE, "it rests", bench.turn)
+        bench.ask(Wish.HOME)
+        until(lambda: fake.height > 0.2, "it takes off again", bench.turn)
+        bench.ask(Wish.ESTOP)
+        assert bench.mode == Mode.ESTOP
+        until(lambda: fake.firmware.state == State.LOCKED, "motors off", bench.turn)
+        until(lambda: fake.height == 0, "it falls", bench.turn)
+        until(lambda: "operator" in bench.fault, "and says why", bench.turn)
+    finally:
+        arm.close()
+
+
+def test_a_fault_hovers_and_lands(tmp_path: Path, fake: FakeCrazyflie) -> None:
+    """Whatever goes wrong with the policy: no motor stops in the air."""
+    arm = driver(fake, hover=0.5)
+    bench = Bench(tmp_path, arm)
+    try:
+        bench.ask(Wish.HOME)
+        until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
+        bench.control.chain.fault = "a test says so"
+        until(lambda: bench.mode == Mode.ESTOP, "it is latched", bench.turn)
+        until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
+        assert fake.firmware.state != State.LOCKED and bench.fault == "a test says so"
+        bench.ask(Wish.RESET)
+        assert bench.mode == Mode.IDLE and not bench.fault
+    finally:
+        arm.close()
