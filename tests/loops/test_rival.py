@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError, parse
 from embodied.core.rng import seed_everything
 from embodied.loops.config import RunConfig
 from embodied.loops.keeper import Every, Keeper
 from embodied.loops.log import Log
-from embodied.loops.run import Parts
+from embodied.loops.run import Parts, train
 from tests.loops.test_level_teaching import MEMORY, NODE, node
 from tests.loops.test_teaching import run
 
@@ -67,3 +68,62 @@ def test_what_cannot_have_a_rival_is_refused(tmp_path: Path) -> None:
         parts.feed.config = settings
         with pytest.raises(ConfigError, match="second student, from nothing"):
             parts.feed.loop()
+
+
+ROOMS: dict[str, Any] = {
+    **NODE,
+    "env": {
+        "_target_": "envs.wrapper.Wrapped",
+        "num_envs": 4,
+        "env": {"_target_": "envs.rooms.Rooms", "rooms": 2, "size": 2, "noisy": 1, "horizon": 30},
+        "wrappers": [{"_target_": "envs.familiar.Familiar"}],
+    },
+    "teacher": {"_target_": "embodied.teachers.surprise.Surprise", "turns": 4, "steps": 5},
+}
+
+
+def test_a_game_resumes_exactly(tmp_path: Path) -> None:
+    """In the middle of a turn of the first student; the second has had its batches meanwhile."""
+    states = []
+    for name, steps in (("whole", (1200,)), ("parts", (852, 1200))):
+        for end in steps:
+            resume = str(tmp_path / name) if end != steps[0] else None
+            settings = {**ROOMS, "output": str(tmp_path / name), "steps": end, "resume": resume}
+            train(settings, Log(tmp_path / name, silent=True))
+        kept = checkpoint.load_state(tmp_path / name, "loop")["loop"]["kept"]
+        assert kept["teacher"]["games"] == 1200 // (4 * 5 * 4)
+        assert kept["rival"]["learner"]["done"] == 576  # of 600: 150 steps of 4 rows, by the dozen
+        states.append((kept, checkpoint.load_state(tmp_path / name, "learner")))
+    assert str(states[0]) == str(states[1])
+
+
+def test_control_begins_where_explore_stopped(tmp_path: Path) -> None:
+    """What it sees is what the body sees then, and its turns are its episodes."""
+    parts = parts_of(tmp_path, ROOMS)
+    rival: Any = parts.feed.rival
+    rollout, rooms = rival.loop.rollout, parts.env.env.env  # type: ignore[attr-defined]
+    told: list[tuple[bool, bool]] = []
+    act = rollout.actor
+
+    def noting(obs: Any, first: torch.Tensor) -> torch.Tensor:
+        shown = rooms._observe()
+        told.append((bool(first.all()), all(torch.equal(obs[k], shown[k]) for k in shown)))
+        return act(obs, first)
+
+    rollout.actor = _Noting(act, noting)
+    for _ in range(10):
+        parts.loop.advance()
+    assert told == [(True, True), *[(False, True)] * 4] * 2
+
+
+class _Noting:
+    """An actor that is watched."""
+
+    def __init__(self, actor: Any, call: Any) -> None:
+        self.actor, self.call = actor, call
+
+    def __call__(self, obs: Any, first: torch.Tensor) -> torch.Tensor:
+        return self.call(obs, first)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.actor, name)

@@ -1,0 +1,99 @@
+"""Familiar: shows what has been seen in this episode so far, and how far the episode is.
+
+The density model of Adversarial Surprise (Fickinger et al., 2021): of each place of a picture of
+symbols, how often it showed each of them,
+
+    theta_ij = max(n_ij / N, floor),   1 / S for all S symbols while N = 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import SYMBOL, Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+
+KNOWN, CLOCK = "known", "clock"
+
+
+@dataclass(frozen=True)
+class Config:
+    """`of`: the observation, symbols; `horizon`: steps that a full clock means."""
+
+    of: str = "view"
+    horizon: int = 128
+    floor: float = 1e-3
+
+
+class Familiar(Wrapper):
+    """Observations `known` [P * S] (theta) and `clock` [1] more. Every observation after an action
+    is counted, unless somebody said otherwise (`count`)."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        if config.of not in env.spec.obs:
+            raise ConfigError(
+                f'Familiar: no observation "{config.of}"{nearest(config.of, env.spec.obs)}'
+            )
+        leaf = env.spec.obs[config.of]
+        if leaf.unit != SYMBOL or not isinstance(leaf.high, int | float):
+            raise ConfigError(f"Familiar: {config.of} is not a picture of symbols of one kind")
+        self.symbols, self.places = int(leaf.high) + 1, leaf.size
+        known = Leaf((self.places * self.symbols,), low=0.0, high=1.0)
+        more = {KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)}
+        spec: Spec = env.spec.with_obs(**more)
+        super().__init__(env, spec)
+        self.config = config
+        n = self.num_envs
+        self.memory["counts"] = torch.zeros(n, self.places, self.symbols)
+        self.memory["age"] = torch.zeros(n)
+        self.memory["counting"] = torch.ones(n, dtype=torch.bool)
+
+    def count(self, on: bool) -> None:
+        """Whether what is seen from now on counts."""
+        self.memory["counting"] = torch.full_like(self.memory["counting"], on)
+
+    def surprise(self, before: Tensors, after: Tensors) -> Tensor:
+        """[B]: -log theta of the picture `after`, where theta is what was known `before`, the mean
+        over its places."""
+        theta = before[KNOWN].unflatten(1, (self.places, self.symbols))
+        picture = after[self.config.of].flatten(1).long()
+        return -theta.gather(2, picture[..., None])[..., 0].log().mean(1)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        obs = self.env.reset(seed, task, mask)
+        self._forget(self.rows(mask))
+        return self.seen(obs)
+
+    def step(self, action: Tensor) -> Step:
+        step, memory = self.env.step(action), self.memory
+        picture = step.next_obs[self.config.of].flatten(1).long()
+        shown = functional.one_hot(picture, self.symbols).float()
+        memory["counts"] = memory["counts"] + shown * memory["counting"][:, None, None]
+        memory["age"] = memory["age"] + 1
+        following = self.seen(step.next_obs)
+        if not step.ended.any():
+            return replace(step, obs=following, next_obs=following)
+        self._forget(step.ended)
+        return replace(step, obs=self.seen(step.obs), next_obs=following)
+
+    def _forget(self, rows: Tensor) -> None:
+        memory = self.memory
+        memory["counts"] = memory["counts"] * ~rows[:, None, None]
+        memory["age"] = memory["age"] * ~rows
+
+    def seen(self, obs: Tensors) -> Tensors:
+        counts = self.memory["counts"]
+        total = counts.sum(2, keepdim=True)
+        theta = (counts / total.clamp(min=1)).clamp(min=self.config.floor)
+        theta = torch.where(total > 0, theta, 1 / self.symbols)
+        clock = (self.memory["age"] / self.config.horizon).clamp(max=1)
+        return {**obs, KNOWN: theta.flatten(1), CLOCK: clock[:, None]}

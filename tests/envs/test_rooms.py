@@ -1,0 +1,105 @@
+"""Rooms: what is seen, noise and its switch, darkness, and what a room is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envs.maze_ways import distances
+from envs.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Config, Rooms
+
+LEFT, RIGHT, GO = (torch.full((1,), act) for act in range(3))
+
+
+def made(**settings: Any) -> Rooms:
+    return Rooms(Config(**{"num_envs": 1, **settings}))
+
+
+def test_the_plan() -> None:
+    """Three rooms of three cells each way and the walls between: 13 cells, in 4 of padding."""
+    env = made(noisy=0, dark=0)
+    env.reset(0)
+    assert env.side == 13 and env.width == 21 and (env.room >= 0).sum() == 81
+    square = env.cells[0].reshape(21, 21)[4:17, 4:17]
+    assert (square[0] == WALL).all() and (square[1:4, 1:4] == EMPTY).all()
+    assert ((square == EMPTY).sum()) == 81 + 12  # twelve doors
+    assert env.place[0] == (4 + 6) * 21 + 4 + 6  # the middle of the middle room
+
+
+def test_every_room_can_be_reached() -> None:
+    env = made(num_envs=50)
+    env.reset(1)
+    walls = env.cells.reshape(50, 21, 21) == WALL
+    steps = distances(walls, env.place)
+    assert (steps.reshape(50, -1)[:, env.room >= 0] >= 0).all()
+    assert (env.loud.sum(1) == 2).all() and (env.unlit.sum(1) == 1).all()
+    assert not (env.loud & env.unlit).any() and not (env.loud | env.unlit)[:, 4].any()
+    assert ((env.cells == SWITCH).sum(1) == 2).all()
+
+
+def test_a_room_pays_once() -> None:
+    """Through a door and back: 1/9 on the first step into the next room."""
+    env = made(noisy=0, dark=0)
+    env.reset(0)
+    env.facing[:] = 0
+    row = env.place[0] // 21
+    env.cells[0, row * 21 + 4 + 8] = EMPTY  # a door straight ahead
+    env.age[:] = 0
+    rewards = [float(env.step(GO).reward) for _ in range(3)]
+    assert rewards == pytest.approx([0, 0, 1 / 9])
+    for _ in range(2):
+        env.step(LEFT)
+    assert [float(env.step(GO).reward) for _ in range(3)] == [0, 0, 0]
+
+
+def test_noise_is_on_floors_of_noisy_rooms_until_it_is_switched_off() -> None:
+    env = made(noisy=1, dark=0, colours=3)
+    env.reset(0)
+    room = int(env.loud[0].argmax())
+    (at,) = np.flatnonzero(env.cells[0] == SWITCH)
+    assert env.room[at] == room
+    beside = next(c for c in (at - 1, at + 1) if env.room[c] == room)
+    env.place[:] = beside
+    env.facing[:] = 0 if at > beside else 2
+    seen = []
+    for _ in range(12):
+        env.step(LEFT)
+        seen.append(env.step(RIGHT).obs["view"][0])
+    centre = torch.stack(seen)[:, 4, 2]  # where the agent stands
+    assert set(centre.tolist()) == set(range(NOISE, NOISE + 3))
+    assert (torch.stack(seen)[:, 3, 2] == SWITCH).all()  # the cell ahead
+    step = env.step(GO)
+    assert not env.loud.any() and step.obs["view"].max() <= WALL
+
+
+def test_dark_rooms_show_nothing() -> None:
+    env = made(noisy=0, dark=1)
+    env.reset(0)
+    room = int(env.unlit[0].argmax())
+    env.place[:] = np.flatnonzero(env.room == room)[4]
+    view = env.step(LEFT).obs["view"][0]
+    assert (view[3:, 1:4] == DARK).all() and (view != DARK).any()
+
+
+def test_success_is_all_rooms_and_time_ends_an_episode() -> None:
+    env = made(horizon=3)
+    env.reset(0)
+    assert not env.step(LEFT).log["success"].any()
+    env.visited[:] = True
+    step = env.step(LEFT)
+    assert step.log["success"].all() and not step.ended.any()
+    step = env.step(LEFT)
+    assert step.truncated.all() and not step.terminated.any() and env.visited.sum() == 1
+
+
+def test_settings_that_make_no_sense() -> None:
+    for settings in ({"view": 4}, {"rooms": 1}, {"noisy": 9}, {"size": 1}, {"colours": 0}):
+        with pytest.raises(ValueError, match="rooms"):
+            made(**settings)
+    env = made()
+    env.reset(0)
+    with pytest.raises(ValueError, match="whole numbers from 0 to 2"):
+        env.step(torch.full((1,), 3))

@@ -1,0 +1,148 @@
+"""Surprise: what is expected and what is paid by hand, turns that follow each other in one body."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, build
+from embodied.core.plain import pack, unpack
+from embodied.core.tensors import Tensors
+from embodied.teachers.surprise import Surprise
+from envs.familiar import CLOCK, KNOWN, Familiar
+from envs.familiar import Config as FamiliarConfig
+from envs.rooms import Config, Rooms
+
+NODE = {"_target_": "embodied.teachers.surprise.Surprise", "turns": 4, "steps": 3, "free": 0.34}
+STILL = torch.zeros(2, dtype=torch.int64)
+
+
+def world(**settings: Any) -> Familiar:
+    rooms = Rooms(Config(num_envs=2, **{"noisy": 0, "dark": 0, "horizon": 50, **settings}))
+    return Familiar(FamiliarConfig(horizon=50), rooms)
+
+
+def game(env: Familiar, **settings: Any) -> tuple[Surprise, Any, Any, list[Tensors | None]]:
+    """A teacher, the worlds of Control and Explore, and what Control was told to see."""
+    teacher: Surprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
+    control = teacher.against(env, world)
+    told: list[Tensors | None] = []
+
+    def play(obs: Tensors | None = None) -> None:
+        told.append(obs)
+        control.step(STILL)
+
+    return teacher, control, teacher.beside(env, play, None), told
+
+
+def test_what_is_known_by_hand() -> None:
+    """Two pictures counted: a place that showed 1 and then 0, among 8 symbols."""
+    env = world()
+    obs = env.reset(0)
+    theta = obs[KNOWN].view(2, 25, 8)
+    assert torch.allclose(theta, torch.tensor(1 / 8)) and obs[CLOCK].tolist() == [[0], [0]]
+    seen = [env.step(STILL).next_obs for _ in range(2)]
+    first, second = (each["view"].flatten(1)[0].long() for each in seen)
+    place = int((first != second).nonzero()[0])
+    theta = seen[1][KNOWN].view(2, 25, 8)[0, place]
+    wanted = torch.full((8,), 1e-3)
+    wanted[first[place]] = wanted[second[place]] = 0.5
+    assert torch.allclose(theta, wanted) and seen[1][CLOCK][0].item() == pytest.approx(2 / 50)
+    # Surprise at the second picture: log 2 where it is what was shown once of two, floor else.
+    third = env.step(STILL).next_obs
+    chances = seen[1][KNOWN].view(2, 25, 8).gather(2, third["view"].flatten(1).long()[..., None])
+    assert torch.allclose(env.surprise(seen[1], third), -chances.log().mean((1, 2)))
+    assert env.surprise(obs, third).tolist() == pytest.approx([math.log(8)] * 2)
+
+
+def test_what_is_not_to_be_counted_is_not() -> None:
+    env = world()
+    env.reset(0)
+    env.count(False)
+    assert torch.allclose(env.step(STILL).obs[KNOWN], torch.tensor(1 / 8))
+    env.count(True)
+    assert not torch.allclose(env.step(STILL).obs[KNOWN], torch.tensor(1 / 8))
+
+
+def test_a_new_episode_knows_nothing() -> None:
+    env = world(horizon=3)
+    env.reset(0)
+    steps = [env.step(STILL) for _ in range(3)]
+    assert steps[-1].truncated.all()
+    assert steps[-1].next_obs[KNOWN].max() > 0.3 and steps[-1].next_obs[CLOCK].max() > 0
+    assert torch.allclose(steps[-1].obs[KNOWN], torch.tensor(1 / 8))
+    assert steps[-1].obs[CLOCK].max() == 0
+
+
+def test_turns_by_hand() -> None:
+    """Explore's three steps, then Control's three, of which the last two are paid."""
+    env = world()
+    _, control, explore, told = game(env)
+    obs = explore.reset(3)
+    steps = [explore.step(STILL) for _ in range(3)]
+    assert [step.reward.tolist() for step in steps[:2]] == [[0, 0], [0, 0]]
+    assert not steps[1].ended.any() and steps[2].terminated.all()
+    assert torch.equal(steps[2].reward, -control.paid)
+    # Four turns to the left and one is where it began; Control saw what Explore left, and no more.
+    assert told[1:] == [None, None] and told[0] is not None
+    assert torch.equal(told[0]["view"], steps[2].next_obs["view"])
+    assert torch.equal(steps[2].obs["facing"], (obs["facing"] + 2) % 4)  # six turns to the left
+    # Counted: only paid steps, two of them.
+    assert env.memory["counts"].sum(2).unique().tolist() == [2]
+    # Paid by hand: first log(1/8); then 1 or the floor of each place, of what was seen before.
+    views = {}
+    other = world()
+    other.reset(3)
+    for step in range(6):
+        views[step] = other.step(STILL).next_obs["view"].flatten(1)
+    same = (views[5] == views[4]).float()
+    second = (same * 0 + (1 - same) * math.log(1e-3)).mean(1)
+    assert torch.allclose(control.paid, -math.log(8) + second, atol=1e-5)
+
+
+def test_a_game_ends_after_its_turns() -> None:
+    env = world()
+    teacher, _, explore, told = game(env)
+    explore.reset(0)
+    for _ in range(3):
+        step = explore.step(STILL)
+    assert teacher.games == 0 and env.memory["age"][0] == 6
+    for _ in range(3):
+        step = explore.step(STILL)
+    assert teacher.games == 1 and env.memory["age"][0] == 0 and len(told) == 6
+    assert torch.allclose(step.obs[KNOWN], torch.tensor(1 / 8))
+    how = teacher.metrics()
+    assert how["world_return"] == 0 and how["games"] == 1 and how["control"] < 0
+
+
+def test_a_saved_game_goes_on() -> None:
+    """In the middle of Explore's second turn."""
+    env, ends = world(noisy=2), []
+    _, _, explore, _ = game(env)
+    explore.reset(1)
+    for _ in range(4):
+        explore.step(STILL + 2)
+    state = unpack(pack({key: value.clone() for key, value in explore.get_state().items()}))
+    for _ in range(2):
+        explore.set_state(state)
+        found: list[Tensor] = []
+        for _ in range(5):
+            step = explore.step(STILL + 2)
+            found += [step.reward, *step.obs.values()]
+        ends.append(torch.cat([part.flatten().float() for part in found]))
+    assert torch.equal(*ends)
+
+
+def test_other_worlds_and_settings_are_refused() -> None:
+    rooms = Rooms(Config(num_envs=2))
+    with pytest.raises(ConfigError, match="needs a world that knows what it has shown"):
+        build(NODE, env=rooms, seed=0)
+    for settings in ({"turns": 3}, {"steps": 1}, {"free": 1.0}):
+        with pytest.raises(ConfigError, match="teacher"):
+            build(NODE | settings, env=world(), seed=0)
+    with pytest.raises(ConfigError, match='no observation "vew"'):
+        Familiar(FamiliarConfig(of="vew"), rooms)
