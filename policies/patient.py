@@ -1,7 +1,8 @@
-"""Patient: the script for lift on arms with slow or late hands, which waits until the hand holds.
+"""Patient: the script for lift behind a wire, where the arm is late and the hand is slow.
 
-`policies.scripted` gives a hand a fixed time to close, which is enough for the simulated one. Here
-what is measured decides, so that a clone can learn when to raise from what it sees:
+A step goes a share `calm` of the way that is left (of all of it, an arm that follows d steps later
+swings: calm d < pi / 2 does not), and no faster than that share of full speed. When to raise is
+decided by what is measured, so that a clone can learn it from what it sees:
 
     holds  <=>  width < 2 half (|cos yaw| + |sin yaw|) + slack,     how wide a turned cube is
 """
@@ -11,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
 from policies import scripted
 from policies.scripted import Plan, Scripted, Seen
 
@@ -24,7 +28,12 @@ class Config(scripted.Config):
     """As `policies.scripted`; `slack` (m) of the width that counts as closed on the cube."""
 
     task: str = "lift"
+    calm: float = 0.5
     slack: float = 0.006
+
+    def __post_init__(self) -> None:
+        if not 0 < self.calm <= 1:
+            raise ConfigError(f"calm is {self.calm}, it has to be above 0, up to 1")
 
 
 class PatientLift(Scripted):
@@ -32,8 +41,13 @@ class PatientLift(Scripted):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        self.slack = config.slack
+        self.calm, self.slack = config.calm, config.slack
         self.plan = self._plan
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        actions, carry = super().act(obs, carry, noise)
+        calmed = torch.cat([self.calm * actions[..., :-1], actions[..., -1:]], -1)
+        return calmed, carry
 
     def _plan(self, seen: Seen) -> Plan:
         plan, state = scripted.lift(seen), seen.state
