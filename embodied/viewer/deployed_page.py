@@ -12,7 +12,7 @@ from embodied.viewer.deployed_arm import DeployedArm
 from embodied.viewer.deployed_past import PLOTS, Past
 from embodied.viewer.deployed_words import figures, headline, notes
 from embodied.viewer.look import Array, around
-from embodied.viewer.page import Refresh, theme
+from embodied.viewer.page import Refresh
 from embodied.viewer.plots import plot
 from embodied.viewer.scene import Scene
 from embodied.viewer.shapes import ball
@@ -35,7 +35,6 @@ class DeployedPage:
         self.lines: list[str] = []
         self.marks: dict[str, Any] = {}
         self.lacks = ""
-        theme(server)
         self.head = server.gui.add_markdown("")
         self.figures = server.gui.add_markdown("")
         self.folder: Any = None

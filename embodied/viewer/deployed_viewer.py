@@ -11,30 +11,22 @@ from embodied.viewer.deployed import Deployed
 from embodied.viewer.deployed_page import DeployedPage
 from embodied.viewer.door import Door
 from embodied.viewer.launch import HOST
-from embodied.viewer.worker import Worker
+from embodied.viewer.served import Served, shown
 
 LOOK, ALONE = 1 / 25, 0.2  # s between two looks; where no page is open
 INQUIRE = 0.5  # s between two questions to the daemon
 
 
-class DeployedViewer(Worker):
+class DeployedViewer(Served):
     """Watches the deployment in `folder`, from a thread of its own; nothing there is touched."""
 
-    def __init__(self, folder: Path, port: int = 8080, host: str = HOST) -> None:
-        super().__init__()
+    def __init__(
+        self, folder: Path, port: int = 8080, host: str = HOST, door: Door | None = None
+    ) -> None:
+        super().__init__(Door(host, port) if door is None else door)
         self.seen = Deployed(folder)
         self._number, self._inquire_at = 0, 0.0
-        self.door = Door(host, port)
-        self.server = self.door.server
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def url(self) -> str:
-        return self.door.url
+        self.start()
 
     def refresh(self) -> None:
         """Look, and send everything that the page does not show yet."""
@@ -59,17 +51,6 @@ class DeployedViewer(Worker):
 
     def end(self) -> None:
         self.seen.close()
-
-    def close(self) -> None:
-        """End the thread and the server; safe to call twice."""
-        self.stop()
-        self.door.close()
-
-    def __enter__(self) -> DeployedViewer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _turn(self, force: bool = False) -> None:
         new, now = self.seen.look(), time.monotonic()
@@ -96,14 +77,6 @@ def watch(
     require_port(port, host)
     require_viser()
     place = default_folder() if folder is None else folder
-    viewer = DeployedViewer(place, port, host)
-    try:
-        print(f"watching {place} at {viewer.url} (Ctrl-C ends it, not the robot)", flush=True)
-        if block:
-            viewer.wait()
-    except KeyboardInterrupt:
-        print("\nviewer closed", flush=True)
-    finally:
-        if block:
-            viewer.close()
-    return viewer
+    door = Door(host, port)
+    print(f"watching {place} at {door.url} (Ctrl-C ends it, not the robot)", flush=True)
+    return shown(door, lambda door: DeployedViewer(place, door=door), block)

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.viewer.look import Shape
-from embodied.viewer.witness import Sight
+from embodied.viewer.witness import Packed, Sight
 
 CURVES = 8
 """Elements of an action or observation in a plot: more cannot be told apart."""
 TERM = "term/"
 """Begins the names of numbers that are parts of a reward."""
+SAFETY = "safety/"
+"""Begins the names of safety's stages: the ticks of a step in which each changed something."""
+MOVED = "moved/"
+"""Begins the names of how far a target was moved on its way to the robot."""
 LONGEST = 20_000
 """Moments that are kept; of a longer episode the oldest tenth is forgotten."""
 
@@ -35,7 +39,9 @@ class Moment:
     `shown` are the observations of row 0, `obs` what is acted on next (another episode's start
     where this one ended), `plan` [H, A] the chunk that the action is element `place` of, `fresh`
     whether it was decided for this step. `state` goes on from here (None: the world cannot), with
-    the same `mind` if the same one acts. `numbers` are what else is known of the step, by name.
+    the same `mind` if the same one acts. `numbers` are what else is known of the step, by name,
+    `photo` what the reward looked at beside the observations, `noise` [D] what a policy that
+    chooses the noise of another one chose for the running decision.
     """
 
     step: int
@@ -52,6 +58,8 @@ class Moment:
     end: str = ""
     mind: Mind | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+    photo: Packed | None = None
+    noise: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +115,21 @@ class Episode:
         return [
             step for i, (step, won) in enumerate(flags) if won and (i == 0 or not flags[i - 1][1])
         ]
+
+    @property
+    def interventions(self) -> list[tuple[int, str]]:
+        """The steps at which a stage of safety began to act, and its name."""
+        began: list[tuple[int, str]] = []
+        before: set[str] = set()
+        for moment in self.taken:
+            acted = {
+                name.removeprefix(SAFETY)
+                for name, ticks in moment.numbers.items()
+                if name.startswith(SAFETY) and ticks
+            }
+            began += [(moment.step, name) for name in sorted(acted - before)]
+            before = acted
+        return began
 
     def seen(self, name: str) -> list[list[float]]:
         """The first elements of one observation, after each action."""

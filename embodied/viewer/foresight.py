@@ -46,7 +46,7 @@ class Foresight:
             return []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(before.step)
-            plans = torch.cat([plan[None], drawn(acts.policy, before, DRAWS - 1)])
+            plans = torch.cat([plan[None], drawn(acts.policy, before, after, DRAWS - 1)])
         return self._rolled(before, plans)
 
     def trail(self, moments: list[Moment]) -> Array | None:
@@ -87,17 +87,25 @@ class Foresight:
 
 
 @torch.no_grad()
-def drawn(policy: Policy, before: Moment, count: int) -> Tensor:
-    """Chunks [count, H, A] that `policy` might have chosen at `before`, with other noise."""
+def drawn(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
+    """Chunks [count, H, A] that `policy`, who led to `after`, might have chosen at `before`, with
+    other noise."""
     same = torch.zeros(count, dtype=torch.int64)
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     obs = tt.to(tt.take(before.obs, same), device)
-    carry = policy.initial(count)
-    if before.mind is not None and before.step > 0:
-        carry = tt.take(tt.under(before.mind.actor, "carry"), same)
+    carry = carried(policy, before, after, same)
     noise = policy.draw(count, True)
     seen, carry = policy.observe(obs, carry, noise)
     return policy.act(seen, carry, noise)[0].cpu()
+
+
+def carried(policy: Policy, before: Moment, after: Moment, rows: Tensor) -> Tensors:
+    """What `policy`, who led from `before` to `after`, carried into that decision, for as many
+    `rows` [n] (zeros)."""
+    old, new = before.mind, after.mind
+    if old is None or new is None or old.who != new.who or before.step == 0:
+        return policy.initial(len(rows))
+    return tt.take(tt.under(old.actor, "carry"), rows)
 
 
 def tip_of(spec: Spec) -> tuple[str, int] | None:

@@ -19,6 +19,7 @@ PATIENCE = 20.0
 """Seconds in which it has to be said."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 COOKIE = "embodied_view"
+SILENT = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)
 REASONS = {303: "See Other", 400: "Bad Request", 403: "Forbidden", 405: "Method Not Allowed"}
 
 
@@ -129,8 +130,9 @@ class Guard:
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # A browser may open a connection that it does not use: it ends without a word.
-            with contextlib.suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+            # A browser may open a connection that it does not use: it ends without a word, as all
+            # of them do when the door is closed.
+            with contextlib.suppress(*SILENT):
                 await self._answered(reader, writer)
         finally:
             writer.close()

@@ -19,30 +19,45 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import CheckpointError
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import Reward, Termed, Watching
+from embodied.core.reward import Reward, Termed
 from embodied.core.tensors import Tensors
 from embodied.loops.judged import make_reward, of_run
 from embodied.viewer.episode import TERM, Moment
+from embodied.viewer.scored import SCORE, Lookout, Scores, lookout_of
+from embodied.viewer.witness import Packed
 
 VALUE, MODEL = "value", "reward of the run"
 Worth = Callable[[Actor], Tensor]
 
 
 class Judge:
-    """`worth` says what a decision is worth, `reward` pays for steps; either may be None.
+    """`worth` says what a decision is worth, `reward` pays for steps; either may be None. `lookout`
+    takes the pictures that the reward looks at, if it does.
 
     One that cannot judge what it is given is left out from there on, and `trouble` says why.
     """
 
-    def __init__(self, worth: Worth | None, reward: Reward | None, gamma: float) -> None:
+    def __init__(
+        self,
+        worth: Worth | None,
+        reward: Reward | None,
+        gamma: float,
+        lookout: Lookout | None = None,
+    ) -> None:
         self.worth, self.reward, self.gamma = worth, reward, gamma
+        self.lookout = Lookout(None, False) if lookout is None else lookout
         self.trouble = ""
         self._last: float | None = None
 
     def begin(self) -> None:
         """A new episode."""
         self._last = None
+
+    def photo(self) -> Packed | None:
+        """What the reward sees of the world as it is."""
+        return None if self.reward is None else self.lookout.take()
 
     @torch.no_grad()
     def numbers(self, before: Moment, after: Moment, acts: object) -> dict[str, float]:
@@ -69,7 +84,14 @@ class Judge:
 
     def _paid(self, before: Moment, after: Moment) -> dict[str, float]:
         assert self.reward is not None
+        look = self.lookout
+        after_leaf = look.leaf(after.photo)
+        if after_leaf and isinstance(self.reward, Scores):
+            return {SCORE: float(self.reward.score(*after_leaf.values())[0])}
         rows = rows_of(before, after, self.gamma)
+        rows |= tt.nest(look.leaf(before.photo), "obs") | tt.nest(after_leaf, "next_obs")
+        if look.endless:
+            rows["discount"] = torch.tensor([self.gamma])
         if isinstance(self.reward, Termed):
             parts = self.reward.terms(rows)
             return {f"{TERM}{name}": float(value[0]) for name, value in parts.items()}
@@ -89,10 +111,10 @@ def rows_of(before: Moment, after: Moment, gamma: float) -> Tensors:
     }
 
 
-def judge_of(folder: Path, policy: Callable[[], Policy]) -> Judge | None:
+def judge_of(folder: Path, policy: Callable[[], Policy], env: VecEnv) -> Judge | None:
     """Of the newest checkpoint in a run folder; None where it has neither critic nor reward.
 
-    `policy` gives the policy of that checkpoint.
+    `policy` gives the policy of that checkpoint, `env` is the world that is looked at.
     """
     try:
         saved = checkpoint.find(folder)
@@ -101,20 +123,22 @@ def judge_of(folder: Path, policy: Callable[[], Policy]) -> Judge | None:
     file = folder / "run.yaml"
     trained: Node = yaml.safe_load(file.read_text()) if file.exists() else {}
     gamma = float((trained.get("learner") or {}).get("gamma", 0.99))
-    reward = _reward(folder, policy, gamma) if trained.get("reward") else None
+    reward, look = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
     worth = _worth(saved, trained, policy) if trained.get("learner") else None
-    return None if reward is None and worth is None else Judge(worth, reward, gamma)
+    return None if reward is None and worth is None else Judge(worth, reward, gamma, look)
 
 
-def _reward(folder: Path, policy: Callable[[], Policy], gamma: float) -> Reward | None:
-    """The run's own reward, as it has been taught; those that look at pictures of their own are
-    left to `embodied reward`, as the world here has none."""
+def _reward(
+    folder: Path, policy: Callable[[], Policy], gamma: float, env: VecEnv
+) -> tuple[Reward | None, Lookout | None]:
+    """The run's own reward, as it has been taught, and what takes the pictures that it looks at;
+    those that look at anything else are left to `embodied reward`, as the world here has it not."""
     try:
         node, state = of_run(folder)
         reward = make_reward(node, state, policy().spec, gamma)
+        return reward, lookout_of(reward, env)
     except (ConfigError, CheckpointError, KeyError, RuntimeError):
-        return None
-    return None if isinstance(reward, Watching) else reward
+        return None, None
 
 
 def _worth(saved: Path, trained: Node, policy: Callable[[], Policy]) -> Worth | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.core.build import ConfigError, build
-from embodied.core.checkpoint import find, load_policy
-from embodied.core.env import VecEnv
 
 if TYPE_CHECKING:
+    from embodied.core.env import VecEnv
+    from embodied.viewer.judge import Judge
     from embodied.viewer.session import Session
     from embodied.viewer.viewer import Viewer
 
 HOST = "127.0.0.1"
+Say = Callable[[str], None]
 
 
 class ViewerError(ConfigError):
@@ -60,60 +62,94 @@ def serve(
     the call returns after Ctrl-C, with the viewer closed; without, close it with `Viewer.close()`.
     Raises ViewerError, CheckpointError, ConfigError or SpecMismatch, one line each.
     """
+    require_something(run, env_node)
     require_port(port, host)
     require_viser()
-    from embodied.viewer.viewer import Viewer
+    from embodied.viewer.door import Door
+    from embodied.viewer.served import shown
 
-    session = open_session(run, env_node, against)
-    try:
-        viewer = Viewer(session, port=port, seed=seed, host=host)
-    except BaseException:
-        session.close()
-        raise
-    try:
-        print(f"viewing {run or session.title} at {viewer.url} (Ctrl-C ends it)", flush=True)
-        if block:
-            viewer.wait()
-    except KeyboardInterrupt:
-        # After the ^C that the terminal shows.
-        print("\nviewer closed", flush=True)
-    finally:
-        if block:
-            viewer.close()
-    return viewer
+    start = time.monotonic()
+    door = Door(host, port)
+    print(f"viewing {run or named(env_node)} at {door.url} (Ctrl-C ends it)", flush=True)
+
+    def make(door: Door) -> Viewer:
+        door.say("the program")
+        from embodied.viewer.viewer import Viewer
+
+        session = open_session(run, env_node, against, door.say, hurry=True)
+        door.say("the first picture")
+        try:
+            viewer = Viewer(session, seed=seed, door=door)
+        except BaseException:
+            session.close()
+            raise
+        print(f"ready after {time.monotonic() - start:.1f} s", flush=True)
+        return viewer
+
+    return shown(door, make, block)
+
+
+def named(env_node: Mapping[str, Any] | None) -> str:
+    """A world alone, before it is there to say its name."""
+    env_node = env_node or {}
+    known = [str(env_node[key]) for key in ("task", "id") if key in env_node]
+    return " ".join([str(env_node.get("_target_", "a world")).rpartition(".")[2], *known])
+
+
+def require_something(run: Path | str | None, env_node: Mapping[str, Any] | None) -> None:
+    """ViewerError, at once, where there is nothing to view."""
+    if run is None and not env_node:
+        raise ViewerError("nothing to view: give a run folder or an environment")
+    if run is not None and not Path(run).is_dir():
+        raise ViewerError(f"{run} is not a folder; give a run folder (it holds run.yaml)")
+
+
+def unsaid(words: str) -> None:
+    """For those who wait without a page."""
 
 
 def open_session(
-    run: Path | str | None, env_node: Mapping[str, Any] | None = None, against: str | None = None
+    run: Path | str | None,
+    env_node: Mapping[str, Any] | None = None,
+    against: str | None = None,
+    say: Say = unsaid,
+    hurry: bool = False,
 ) -> Session:
-    """The session that `serve` shows, without a page."""
+    """The session that `serve` shows, without a page; `say` is told what is being done. In a
+    `hurry` what is not needed for the first picture is left to `Session.meet_judge`."""
     if run is not None and (Path(run) / "meta" / "info.json").exists():
+        say("the recorded episodes")
         return session_of_episodes(Path(run), env_node, against)
+    require_something(run, env_node)
     opened = None if run is None else read_run(Path(run), env_node)
     node = opened.env if opened else dict(env_node or {})
-    if not node:
-        raise ViewerError("nothing to view: give a run folder or an environment")
-    return session_of(node, opened, against)
+    session = session_of(node, opened, against, say)
+    if not hurry:
+        session.meet_judge()
+    return session
 
 
-def session_of(node: dict[str, Any], run: Run | None, against: str | None) -> Session:
+def session_of(
+    node: dict[str, Any], run: Run | None, against: str | None, say: Say = unsaid
+) -> Session:
     """A session in the world of `node`, beside a rival where there is one."""
     from embodied.viewer.choices import choices_for
     from embodied.viewer.foresight import Foresight
-    from embodied.viewer.judge import judge_of
     from embodied.viewer.session import Session
 
+    say(f"the world {named(node)}")
     env: VecEnv = build(node | {"num_envs": 1})
     try:
         foresight = Foresight(env.spec, lambda n: build(node | {"num_envs": n}))
         name = "" if run is None else run.name
+        say("who acts" if run is None else f"{name}, checkpoint {run.chosen.name}")
         session = Session(env, *choices_for(env, run), name=name, foresight=foresight)
         session.run = run
         if run is not None:
-            session.judge = judge_of(run.folder, lambda: load_policy(run.folder, env.spec))
+            session.judge_later = lambda: judge_of(run, env)
         if against is not None:
             other = read_run(Path(against), node) if Path(against).is_dir() else run
-            rival = session_of(node, other, None)
+            rival = session_of(node, other, None, say)
             session.face(rival)
             if not Path(against).is_dir():
                 rival.choose(against)
@@ -122,6 +158,14 @@ def session_of(node: dict[str, Any], run: Run | None, against: str | None) -> Se
         env.close()
         raise
     return session
+
+
+def judge_of(run: Run, env: VecEnv) -> Judge | None:
+    """What judges the steps of `run`; much has to be imported for it."""
+    from embodied.core.checkpoint import load_policy
+    from embodied.viewer import judge
+
+    return judge.judge_of(run.folder, lambda: load_policy(run.folder, env.spec), env)
 
 
 def session_of_episodes(
@@ -155,6 +199,8 @@ def require_viser() -> None:
 
 def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
     """What `path`, a run folder or one checkpoint in it, holds; ViewerError where it is no run."""
+    from embodied.core.checkpoint import find
+
     if not path.is_dir():
         raise ViewerError(f"{path} is not a folder; give a run folder (it holds run.yaml)")
     chosen = find(path)

@@ -5,6 +5,7 @@ Buttons and sliders only hand the viewer's thread what to do; everything else he
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import numpy as np
 from viser import Icon, ViserServer
 
 from embodied.viewer.export import replay_of
+from embodied.viewer.mind_panel import MindPanel
 from embodied.viewer.plots import Judged, Plots
 from embodied.viewer.sights import Sights
 from embodied.viewer.stage import Stage
@@ -20,6 +22,7 @@ from embodied.viewer.status import status
 from embodied.viewer.task_panel import TaskPanel
 from embodied.viewer.thoughts import Checkpoints, Plans
 from embodied.viewer.timeline import Timeline
+from embodied.viewer.touch import Touch
 from embodied.viewer.trial_panel import TrialPanel
 
 if TYPE_CHECKING:
@@ -34,16 +37,18 @@ class Refresh:
 
     def __init__(self, draw: Callable[[], None], period: float, share: float = 0.25) -> None:
         self.draw, self.period, self.share = draw, period, share
-        self.stale, self._next = True, 0.0
+        self.stale, self.due = True, 0.0
 
     def __call__(self, force: bool = False) -> None:
         start = time.monotonic()
-        if not self.stale or (start < self._next and not force):
+        if not self.stale or (start < self.due and not force):
             return
         self.stale = False
         self.draw()
         end = time.monotonic()
-        self._next = max(start + self.period, end + (end - start) * (1 / self.share - 1))
+        # By the clock, not from whenever it was late, or a rate of 30 would be one of 25.
+        begun = self.due if start - self.due < self.period else start
+        self.due = max(begun + self.period, end + (end - start) * (1 / self.share - 1))
 
 
 class Page:
@@ -54,18 +59,23 @@ class Page:
         self.spec = self.session.spec
         self.stage = Stage(server, self.session)
         self.scene = self.stage.scene
-        theme(server)
         self._status_part()
         self._play_part()
         self._policy_part()
         self.task = TaskPanel(server, viewer)
         self.sliders = self.task.sliders
         self.trials = TrialPanel(server, viewer)
+        self.touch = [
+            Touch(viewer, scene, each)
+            for scene, each in zip(self.stage.scenes, self.session.both, strict=False)
+        ]
         self._camera_part()
         with server.gui.add_folder("Episode"):
             self.plots = Plots(server, self.spec)
+        self.mind = MindPanel(server, self.session)
         self.judged = Judged(server, self.spec.dt)
         self.sights = Sights(server, self.session, alone=self.stage.empty)
+        self._bind(self.sights.heat.switch, lambda _: self.changed())
         self.parts = [
             Refresh(self._draw_stage, 1 / 30, share=0.5),
             Refresh(self._draw_status, 0.1),
@@ -73,12 +83,15 @@ class Page:
             Refresh(self._draw_plots, 0.2),
             Refresh(self._draw_camera, 0.25),
             Refresh(self.plans.draw, 0.1, share=0.2),
+            Refresh(self.mind.draw, 0.1, share=0.2),
+            Refresh(self.sights.saliency, 0.1, share=0.25),
         ]
         self.begun()
 
     @property
-    def stale(self) -> bool:
-        return any(part.stale for part in self.parts)
+    def due(self) -> float:
+        """When there is something to draw (s, monotonic); infinite where nothing is stale."""
+        return min((part.due for part in self.parts if part.stale), default=math.inf)
 
     def changed(self) -> None:
         """The session has moved on, or a setting is another."""
@@ -239,12 +252,3 @@ class Page:
             self._draw_status()
         else:
             self.picture.image = picture
-
-
-def theme(server: ViserServer) -> None:
-    """As all pages look."""
-    # Sharing would open a tunnel to the internet.
-    server.gui.configure_theme(
-        show_logo=False, show_share_button=False, control_width="large", brand_color=(37, 99, 235)
-    )
-    server.gui.main_panel.dock_right()

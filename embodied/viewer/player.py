@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +15,16 @@ from embodied.core.env import NotSavable, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.viewer.choices import Acts, Remembers
-from embodied.viewer.episode import Episode, Mind, Moment
+from embodied.viewer.episode import MOVED, SAFETY, Episode, Mind, Moment
 from embodied.viewer.foresight import Foresight
-from embodied.viewer.judge import Judge
 from embodied.viewer.launch import Run, ViewerError
 from embodied.viewer.look import Array
+from embodied.viewer.noise import noise_of
 from embodied.viewer.trials import Pushes, Senses, said_of
 from embodied.viewer.witness import Sight, Witness
+
+if TYPE_CHECKING:
+    from embodied.viewer.judge import Judge
 
 PLANS = 200
 """Decisions of an episode whose plans are foreseen for a file."""
@@ -32,8 +36,9 @@ class Player:
     """Row 0 of `env`, and who acts in it; every episode is kept from its start on.
 
     `choices` names who may act; each is made when it is first chosen. `task` [D] in [0, 1] fixes
-    the task vector of all episodes (None: drawn anew for each). `judge` adds numbers to each step,
-    `foresight` tells where plans lead. `at` is the moment that is looked at.
+    the task vector of all episodes (None: drawn anew for each). `judge` adds numbers to each step;
+    it takes its time to be made, which may be after the first picture (`meet_judge`). `foresight`
+    tells where plans lead. `at` is the moment that is looked at.
     """
 
     counts = "seed"
@@ -50,9 +55,13 @@ class Player:
         self.name, self.foresight = name, foresight
         self.run: Run | None = None
         self.judge: Judge | None = None
+        self.judge_later: Callable[[], Judge | None] | None = None
         self.env, self.choices, self.explore = env, choices, False
         self.spec, self.witness = env.spec, Witness(env)
         self.senses, self.pushes, self.pushed = Senses(), Pushes(env), dict[int, str]()
+        self.held: tuple[str, Array] | None = None
+        """A body that is pulled, and where to [3] (m)."""
+        self.pulled = dict[int, str]()
         self.made: dict[str, Acts] = {}
         self.task: Tensor | None = None
         self.choose(chosen)
@@ -75,7 +84,7 @@ class Player:
     @property
     def trial(self) -> str:
         """What is done to the robot, in words."""
-        return said_of(self.senses, self.pushed)
+        return said_of(self.senses, self.pushed, self.pulled)
 
     def choose(self, name: str) -> None:
         """Let `name` act from the next step on, as if its episode began there."""
@@ -92,12 +101,24 @@ class Player:
         task = None if self.task is None else self.task[None]
         obs = row_of(self.env.reset(seed, task))
         self._room = KEPT
-        self.pushed = {}
+        self.pushed, self.pulled, self.held = {}, {}, None
+        photo = None
         if self.judge is not None:
             self.judge.begin()
-        start = Moment(0, self.witness.see(obs), obs, obs, self._state())
+            photo = self.judge.photo()
+        start = Moment(0, self.witness.see(obs), obs, obs, self._state(), photo=photo)
         self.first = torch.ones(1, dtype=torch.bool)
         self.episode = Episode(seed, [start], self.chosen, self.witness.shapes())
+
+    def meet_judge(self) -> None:
+        """Make the judge, if that is still to be done; a start without steps is looked at again."""
+        make, self.judge_later = self.judge_later, None
+        if make is None:
+            return
+        self.judge = make()
+        if self.judge is not None and len(self.episode.moments) == 1:
+            start = self.episode.moments[0]
+            self.episode.moments[0] = replace(start, photo=self.judge.photo())
 
     def go_back(self, at: int) -> None:
         """Put the world, and who acts if it is the same, where they were."""
@@ -107,7 +128,9 @@ class Player:
         obs = self.env.set_state({key: value.clone() for key, value in now.state.items()})
         moments[-1] = replace(now, obs=row_of(obs))
         self.episode.moments = moments
-        self.pushed = {step: name for step, name in self.pushed.items() if step < moments[-1].step}
+        last = moments[-1].step
+        self.pushed = {step: name for step, name in self.pushed.items() if step < last}
+        self.pulled = {step: name for step, name in self.pulled.items() if step < last}
         same = now.mind is not None and now.mind.who == self.chosen
         self.first = torch.full((1,), not same)
         if same and now.mind is not None and isinstance(self.acts, Remembers):
@@ -122,6 +145,9 @@ class Player:
         seen = before.obs if self.senses.whole else self.senses.of(self.episode.moments)
         action = self.acts(seen, self.first)
         self._luck = torch.get_rng_state()
+        if self.held is not None:
+            self.pushes.pull(*self.held, self.spec.dt)
+            self.pulled[before.step] = self.held[0]
         step = self.env.step(action)
         self.first = step.ended
         shown = row_of(step.next_obs)
@@ -129,19 +155,26 @@ class Player:
         sight = self.witness.after(shown, ended, before.sight)
         moment = self._moment(before, action, step, shown, sight)
         if self.judge is not None:
-            moment = replace(moment, numbers=self.judge.numbers(before, moment, self.acts))
+            moment = replace(moment, photo=self.judge.photo())
+            known = self.judge.numbers(before, moment, self.acts)
+            moment = replace(moment, numbers={**moment.numbers, **known})
         forgotten = self.episode.add(moment)
         self.at -= forgotten
 
-    def push(self, name: str, strength: float) -> None:
-        """Push something at the newest moment; ViewerError where it cannot be."""
-        if name not in self.pushes.names:
-            known = ", ".join(self.pushes.names)
+    def push(self, name: str, strength: float, way: Array | None = None) -> None:
+        """Push something at the newest moment; with a `way` [3], `name` is a link of the robot, and
+        is pushed along it. ViewerError where it cannot be."""
+        pushes = self.pushes
+        if name not in (pushes.names if way is None else pushes.links()):
+            known = ", ".join(pushes.names)
             raise ViewerError(f"{name} cannot be pushed here (can: {known or 'nothing'})")
         now = self.episode.moments[-1]
         if now.end:
             raise ViewerError("the episode has ended; press Restart, and push then")
-        self.pushes.push(name, strength, now.step)
+        if way is None:
+            pushes.push(name, strength, now.step)
+        else:
+            pushes.shove(name, way, strength)
         self.pushed[now.step] = name
         self.episode.moments[-1] = replace(now, state=self._state())
 
@@ -154,20 +187,27 @@ class Player:
         end = ("ended" if bool(step.terminated[0]) else "out of time") if ended else ""
         plan: Tensor | None = getattr(self.acts, "plan", None)
         decided: Tensor = getattr(self.acts, "decided", self.first)
+        fresh = bool(decided[0])
         return Moment(
             step=before.step + 1,
             sight=sight,
             shown=shown,
-            obs=row_of(step.obs),
+            obs=row_of(step.obs) if ended else shown,
             state=None if ended else self._state(),
             action=action[0].float().reshape(-1).tolist(),
             reward=float(step.reward[0]),
             success=bool(step.log["success"][0]) if "success" in step.log else None,
             plan=None if plan is None else plan[0].detach().clone(),
             place=int(getattr(self.acts, "cursor", torch.ones(1))[0]) - 1,
-            fresh=bool(decided[0]),
+            fresh=fresh,
             end=end,
             mind=self._mind(),
+            numbers={
+                name: float(value[0])
+                for name, value in step.log.items()
+                if name.startswith((SAFETY, MOVED))
+            },
+            noise=noise_of(self.acts) if fresh else before.noise,
         )
 
     def _mind(self) -> Mind | None:

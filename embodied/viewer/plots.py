@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from viser import GuiUplotHandle, ViserServer, uplot
 
 from embodied.core.spec import Leaf, Spec
-from embodied.viewer.episode import CURVES, TERM, Episode
+from embodied.viewer.episode import CURVES, MOVED, SAFETY, TERM, Episode
 
 POINTS = 400
 NAMED = 24
@@ -18,6 +18,12 @@ NAMED = 24
 COLOURS = (
     "#2563eb", "#dc2626", "#16a34a", "#d97706", "#9333ea", "#0891b2", "#db2777", "#65a30d",
 )  # fmt: skip
+TOGETHER = {
+    TERM: ("reward terms, stacked", True),
+    SAFETY: ("safety: ticks changed in a step, stacked", True),
+    MOVED: ("target moved, largest joint (rad)", False),
+}
+"""Numbers whose names begin so share a plot: its title, and whether they are stacked."""
 Range = tuple[float, float]
 
 
@@ -57,25 +63,31 @@ class Judged:
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`; a plot is made when there is first something to show."""
         names = sorted({name for moment in episode.taken for name in moment.numbers})
-        groups = {name: [name] for name in names if not name.startswith(TERM)}
-        if terms := [name for name in names if name.startswith(TERM)]:
-            groups["reward terms, stacked"] = terms
-        for title, members in groups.items():
+        for title, (members, stacked) in groups_of(names).items():
             if self.plots.get(title, (None, []))[1] != members:
                 self._begin(title, members)
-            rows = [
-                [moment.numbers.get(name, np.nan) for name in members] for moment in episode.taken
-            ]
-            # Each on top of those before it.
-            self.plots[title][0].data = curves(np.cumsum(rows, 1), self.dt)
+            rows = np.array(
+                [[moment.numbers.get(name, np.nan) for name in members] for moment in episode.taken]
+            )
+            self.plots[title][0].data = curves(np.cumsum(rows, 1) if stacked else rows, self.dt)
 
     def _begin(self, title: str, members: list[str]) -> None:
         self.folder.visible = True
         if title in self.plots:
             self.plots[title][0].remove()
         with self.folder:
-            shown = [name.removeprefix(TERM) for name in members][:CURVES]
+            shown = [name.partition("/")[2] or name for name in members][:CURVES]
             self.plots[title] = plot(self.server, title, shown, 150, None), members
+
+
+def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
+    """Title, members and whether they are stacked, of the plots of the numbers `names`."""
+    found: dict[str, tuple[list[str], bool]] = {}
+    for name in names:
+        begins = next((prefix for prefix in TOGETHER if name.startswith(prefix)), None)
+        title, stacked = (name, False) if begins is None else TOGETHER[begins]
+        found.setdefault(title, ([], stacked))[0].append(name)
+    return found
 
 
 class Observed:

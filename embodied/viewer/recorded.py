@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from embodied.core.build import build
 from embodied.core.env import Step, VecEnv
 from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.tensors import Tensors
+from embodied.viewer.episode import MOVED, SAFETY
 from embodied.viewer.launch import ViewerError
 from embodied.viewer.posed import Posed
 
+TARGETS = ("proposed", "filtered", "sent")
+"""What the policy asked for, what safety left of it, and what the arm was sent."""
 AHEAD = 16
 """Episodes that are read at first; a dataset may be larger than the memory."""
 
@@ -69,12 +73,31 @@ class Recorded(VecEnv):
         following = self._obs()
         flags = [tape[name][at : at + 1].bool() for name in ("terminated", "truncated")]
         log = {"success": tape["success"][at : at + 1].bool()} if "success" in tape else {}
+        log |= self._safety(at)
         reward = tape["reward"][at : at + 1].float()
         if self.at >= self.steps:
             self.leaving(torch.ones(1, dtype=torch.bool))
             flags[1] = ~flags[0]
         obs = following
         return Step(obs, following, reward, flags[0], flags[1], log)
+
+    def _safety(self, at: int) -> Tensors:
+        """The ticks of step `at` in which each stage of safety acted, and how far the target was
+        moved, where a robot noted them."""
+        noted = self.tape.get("interventions")
+        if noted is None:
+            return {}
+        ways = [self.tape.get(f"action/{name}") for name in TARGETS]
+        moved = {
+            f"{MOVED}{TARGETS[i]} to {TARGETS[i + 1]}": (b[at] - a[at]).abs().max()[None]
+            for i, (a, b) in enumerate(pairwise(ways))
+            if a is not None and b is not None
+        }
+        about = self.episodes.info[self.number] if self.episodes.info else {}
+        stages = [str(name) for name in about.get("stages", ())]
+        ticks = noted[at].reshape(1, -1)
+        names = stages if len(stages) == ticks.shape[1] else map(str, range(ticks.shape[1]))
+        return {f"{SAFETY}{name}": ticks[:, i] for i, name in enumerate(names)} | moved
 
     def get_state(self) -> Tensors:
         return {"number": torch.tensor([self.number]), "at": torch.tensor([self.at])}

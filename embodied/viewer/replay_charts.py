@@ -10,6 +10,7 @@ import numpy as np
 
 from embodied.viewer.episode import TERM, Episode, Moment
 from embodied.viewer.look import Array
+from embodied.viewer.plots import groups_of
 
 FRAMES = 1500
 """Moments of an episode that are kept in the page, evenly; what is between is interpolated."""
@@ -37,11 +38,25 @@ def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
         made.append({"title": "reward terms", "curves": curves, "stacked": True})
     else:
         made.append({"title": "reward", "curves": each_lane(lanes, "reward")})
-    others = sorted(every - set(terms))
-    made += [{"title": name, "curves": each_lane(lanes, name)} for name in others]
+    made += known_of(lanes, sorted(every - set(terms)))
     action = actions_of(lanes[0], names)
     if action:
         made.append({"title": "action", "curves": action})
+    return made
+
+
+def known_of(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
+    """What else is known of each step; numbers that belong together share a chart where there is
+    one lane."""
+    if len(lanes) > 1:
+        return [{"title": name, "curves": each_lane(lanes, name)} for name in names]
+    made: list[dict[str, Any]] = []
+    for title, (members, stacked) in groups_of(names).items():
+        if members == [title]:
+            made.append({"title": title, "curves": each_lane(lanes, title)})
+            continue
+        curves = [curve(lanes[0], name.partition("/")[2], name) for name in members]
+        made.append({"title": title, "curves": curves, "stacked": stacked})
     return made
 
 

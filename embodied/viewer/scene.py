@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from viser import FrameHandle, MeshHandle, ViserServer
 
@@ -39,6 +41,7 @@ class Scene:
         self.meshes: dict[Key, MeshHandle] = {}
         self.styles: dict[Key, bytes] = {}
         self.undrawn = 0
+        self.drawn: Callable[[int, MeshHandle], None] | None = None
         self._sent: tuple[Array, Array] | None = None
         self.restyle()
         self.show(*look.poses())
@@ -71,6 +74,17 @@ class Scene:
                     frame.wxyz = turns[body]
             self.root.position = self._offset(places)
         self._sent = places, turns
+
+    def watch(self, drawn: Callable[[int, MeshHandle], None]) -> None:
+        """Tell `drawn` of every mesh, with the number of its body: those that are there, and those
+        to come."""
+        self.drawn = drawn
+        for (body, _), mesh in self.meshes.items():
+            drawn(body, mesh)
+
+    def place(self, body: int) -> Array | None:
+        """Where a body was shown last [3] (m), in its own world."""
+        return None if self._sent is None else self._sent[0][body]
 
     def frame(self, body: int) -> FrameHandle:
         """The node of one body."""
@@ -107,6 +121,8 @@ class Scene:
             position=shape.place,
             wxyz=shape.turn,
         )
+        if self.drawn is not None:
+            self.drawn(shape.body, self.meshes[key])
         if shape.lines is not None:
             self.server.scene.add_grid(
                 f"{name}/lines",

@@ -21,17 +21,20 @@ def script_for(env: VecEnv) -> dict[str, Any] | None:
     target = f"{type(env).__module__}.{type(env).__name__}"
     config = getattr(env, "config", None)
     names: list[str] = []
-    for name, node in _options("env").items():
+    for name, text in _texts("env").items():
+        if target not in text:
+            continue  # most of them, and reading YAML takes its time
+        node = yaml.safe_load(text)
         told = {key: node[key] for key in WHICH if key in node}
         mine = all(getattr(config, key, None) == value for key, value in told.items())
         if node.get("_target_") == target and mine:
             names += [name, *map(str, told.values())]
-    scripts = _options("demonstrator")
-    return next((scripts[name] for name in names if name in scripts), None)
+    scripts = _texts("demonstrator")
+    found = next((scripts[name] for name in names if name in scripts), None)
+    return None if found is None else yaml.safe_load(found)
 
 
-def _options(group: str) -> dict[str, dict[str, Any]]:
+def _texts(group: str) -> dict[str, str]:
     folder = files("configs") / group
     found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
-    nodes = {name: yaml.safe_load((folder / name).read_text()) for name in found}
-    return {name.removesuffix(".yaml"): node for name, node in nodes.items()}
+    return {name.removesuffix(".yaml"): (folder / name).read_text() for name in found}

@@ -51,6 +51,12 @@ class Session(Player):
         """Play beside `rival`, in a world of the same kind."""
         self.rival = rival
 
+    def meet_judge(self) -> None:
+        """Make what judges the steps, in both worlds."""
+        super().meet_judge()
+        if self.rival is not None:
+            self.rival.meet_judge()
+
     def begin(self, seed: int) -> None:
         """Start the episode that `seed` (and `task`, where it is fixed) gives."""
         for each in self.both:
@@ -100,6 +106,11 @@ class Session(Player):
             if not each.episode.end or self.over:
                 each.push(name, strength)
 
+    def push_one(self, player: Player, name: str, strength: float, way: Array) -> None:
+        """Push a link of the robot along `way` [3] in one world, at the newest moment."""
+        self.seek(self.length - 1)
+        player.push(name, strength, way)
+
     def blind(self, late: int, off: set[str]) -> None:
         """Let whoever acts see the world `late` steps ago, nothing of the observations `off`."""
         for each in self.both:
@@ -118,10 +129,18 @@ class Session(Player):
     def ahead(self) -> list[Array]:
         """Where the plan leads that is followed at the moment that is looked at, and where other
         draws of the noise would have led; paths [H + 1, 3] (m)."""
+        number = self.deciding
+        return [] if number is None else self.ahead_of(number)
+
+    @property
+    def deciding(self) -> int | None:
+        """Number of the moment that the decision led to which is followed at the one that is looked
+        at, or was last; None before there was one."""
         moments, at = self.episode.moments, min(self.at, len(self.episode.moments) - 1)
-        # The decision that the next action is of, or the last one.
-        following = [i for i in range(1, min(at + 2, len(moments))) if moments[i].fresh]
-        return self.ahead_of(following[-1]) if following else []
+        for number in range(min(at + 1, len(moments) - 1), 0, -1):
+            if moments[number].fresh:
+                return number
+        return None
 
     def close(self) -> None:
         """Let go of the world."""

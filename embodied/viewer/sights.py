@@ -9,6 +9,7 @@ from viser import GuiImageHandle, PointCloudHandle, ViserServer
 
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from embodied.viewer.heat_panel import HeatPanel
 from embodied.viewer.pictures import cloud_of, is_cloud, is_picture, picture_of
 from embodied.viewer.plots import Observed
 from embodied.viewer.session import Session
@@ -42,6 +43,7 @@ class Sights:
             for name, leaf in leaves.items():
                 if is_picture(leaf) and name not in self.points:
                     self.images[name] = server.gui.add_image(blank, label=name)
+            self.heat = HeatPanel(server, session)
             with server.gui.add_folder(
                 "Observations", expand_by_default=alone, visible=bool(session.curves)
             ):
@@ -68,6 +70,10 @@ class Sights:
             handle.image = picture_of(self.session.now.shown[name][0], leaves[name])
         for name in self.points:
             self._cloud(name)
+
+    def saliency(self) -> None:
+        """What the decision hangs on."""
+        self.heat.draw()
 
     def plots(self) -> None:
         """Curves of the running episode."""

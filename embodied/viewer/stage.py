@@ -6,7 +6,7 @@ A rival's is beside it.
 from __future__ import annotations
 
 import numpy as np
-from viser import ViserServer
+from viser import CameraHandle, InitialCameraConfig, ViserServer
 
 from embodied.viewer.look import Array, Eye, Look
 from embodied.viewer.pictures import Picture
@@ -70,11 +70,9 @@ class Stage:
         step = apart(looks[0], eye) if len(looks) > 1 else np.zeros(3)
         places: list[Place] = [(0.0, 0.0, 0.0), (float(step[0]), float(step[1]), float(step[2]))]
         scenes = [Scene(self.server, *each) for each in zip(looks, ROOTS, places, strict=False)]
-        camera, target = self.server.initial_camera, eye.target + step / 2
         away = (eye.place - eye.target) * (1.35 if len(looks) > 1 else 1.0)
-        camera.position, camera.look_at = target + away, target
-        if eye.fov is not None:
-            camera.fov = eye.fov
+        target = eye.target + step / 2
+        aim(self.server, Eye(target + away, target, eye.fov))
         return scenes
 
 
@@ -92,6 +90,18 @@ def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
     turns = share * sign * now.turns + (1 - share) * before.turns
     turns /= np.maximum(np.linalg.norm(turns, axis=1, keepdims=True), 1e-9)
     return share * now.places + (1 - share) * before.places, turns
+
+
+def aim(server: ViserServer, eye: Eye) -> None:
+    """Look from there: whoever opens the page, and whoever did before there was anything to see."""
+
+    def turn(camera: InitialCameraConfig | CameraHandle) -> None:
+        camera.position, camera.look_at = eye.place, eye.target
+        if eye.fov is not None:
+            camera.fov = eye.fov
+
+    turn(server.initial_camera)
+    server.on_client_connect(lambda client: turn(client.camera))
 
 
 def apart(look: Look, eye: Eye) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch
 from viser import ViserServer
 
 from embodied.viewer.history import density_of
+from embodied.viewer.map_panel import MapPanel
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
@@ -21,6 +22,7 @@ class TaskPanel:
         self.viewer, self.session = viewer, viewer.session
         self.sliders: list[Any] = []
         self.ranges: list[tuple[float, float]] = []
+        self.map: MapPanel | None = None
         if self.session.spec.task is None:
             return
         with server.gui.add_folder("Task", expand_by_default=False):
@@ -28,13 +30,15 @@ class TaskPanel:
                 "Fixed", False, hint="off: drawn anew for each episode"
             )
             self._bind(self.fixed, self._take)
-            for name, low, high, unit in task_ranges(self.session.env):
+            known = task_ranges(self.session.env)
+            for name, low, high, unit in known:
                 slider = server.gui.add_slider(
                     name, low, high, (high - low) / 200, low, hint=f"{low:g} to {high:g} {unit}"
                 )
                 self._bind(slider, self._move)
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
+            self.map = MapPanel(server, viewer, known)
             self.sampled = self._sampled(server)
 
     def _sampled(self, server: ViserServer) -> Any:
@@ -53,9 +57,11 @@ class TaskPanel:
                 slider.value = low + value * (high - low)
 
     def show(self) -> None:
-        """Whether the task is fixed."""
+        """Whether the task is fixed, and the map."""
         if self.sliders:
             self.fixed.value = self.session.task is not None
+        if self.map is not None:
+            self.map.draw()
 
     def _bind(self, control: Any, action: Callable[[], None]) -> None:
         async def pressed(event: Any) -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
+from embodied.viewer.episode import Episode
 from embodied.viewer.session import Session
 
 if TYPE_CHECKING:
     from embodied.viewer.viewer import Viewer
 
 MARKS = 12
-"""Successes that are marked: more would hide the slider."""
+"""Successes, and times that safety began to act, that are marked: more would hide the slider."""
 
 
 class Timeline:
@@ -23,9 +24,14 @@ class Timeline:
     def __init__(self, server: ViserServer, viewer: Viewer) -> None:
         self.server, self.viewer = server, viewer
         self.slider = server.gui.add_slider(
-            "Moment", 0, 1, 1, 0, hint="any step of this episode; ticks are successes (arrow keys)"
+            "Moment",
+            0,
+            1,
+            1,
+            0,
+            hint="any step of this episode; ticks: what happened (arrow keys)",
         )
-        self.marked: tuple[int, ...] = ()
+        self.marked: tuple[tuple[int, str], ...] = ()
         self.keys = [self._key(*each) for each in self._meanings()]
 
         async def moved(event: Any) -> None:
@@ -43,10 +49,10 @@ class Timeline:
         if (self.slider.min, self.slider.max) != (first, last):
             self.slider.min, self.slider.max = first, last
         self.slider.value = first + session.at
-        marks = tuple(episode.wins[-MARKS:])
+        marks = marks_of(episode)
         if marks != self.marked:
             self.marked = marks
-            self.slider._marks = tuple(GuiSliderMark(step, "success") for step in marks)
+            self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
 
     def _meanings(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
         """What each key does, with its name in the page's list of commands."""
@@ -68,3 +74,14 @@ class Timeline:
         command = self.server.gui.add_command(label, hotkey=key, icon=icon)
         command.on_trigger(lambda _: self.viewer.press(action))
         return command
+
+
+def marks_of(episode: Episode) -> tuple[tuple[int, str], ...]:
+    """The newest steps with a mark, and what it says: successes, and stages of safety where they
+    began to act."""
+    said: dict[int, list[str]] = {}
+    for step, stage in episode.interventions[-MARKS:]:
+        said.setdefault(step, []).append(stage)
+    for step in episode.wins[-MARKS:]:
+        said.setdefault(step, []).append("success")
+    return tuple((step, ", ".join(words)) for step, words in sorted(said.items()))

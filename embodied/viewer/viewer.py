@@ -10,43 +10,42 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from embodied.viewer.door import Door
-from embodied.viewer.launch import HOST
+from embodied.viewer.launch import HOST, ViewerError
+from embodied.viewer.look import Array
 from embodied.viewer.page import SPEEDS, Page
+from embodied.viewer.player import Player
+from embodied.viewer.served import Served
 from embodied.viewer.session import Session
-from embodied.viewer.worker import Worker
+from embodied.viewer.trials import ROBOT
 
 REST = 0.8
 """How long the end of an episode is shown, s."""
 FRAMES = 1 / 30
 
 
-class Viewer(Worker):
+class Viewer(Served):
     """A page and the session behind it; every method returns when it is done.
 
     It is on this machine only, unless `host` is another address; then the page asks for the token
-    that is in `url`.
+    that is in `url`. A `door` that is open already is taken instead.
 
     Methods may be called from any thread. What goes wrong in them is raised here; what goes wrong
     while playing stops the play and is said on the page.
     """
 
-    def __init__(self, session: Session, port: int = 8080, seed: int = 0, host: str = HOST) -> None:
+    def __init__(
+        self,
+        session: Session,
+        port: int = 8080,
+        seed: int = 0,
+        host: str = HOST,
+        door: Door | None = None,
+    ) -> None:
+        super().__init__(Door(host, port) if door is None else door)
         self.session = session
         self.playing, self.speed, self.problem = False, 1.0, ""
-        super().__init__()
-        self._due, self._seed = 0.0, seed
-        self.door = Door(host, port)
-        self.server, self.guard = self.door.server, self.door.guard
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def url(self) -> str:
-        """The address to open; off this machine, with this machine's name in place of `host`."""
-        return self.door.url
+        self._due, self._seed, self._still = 0.0, seed, False
+        self.start()
 
     @property
     def share(self) -> float:
@@ -122,6 +121,19 @@ class Viewer(Worker):
         """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest moment."""
         self.do(lambda: self._then(lambda: self.session.push_all(name, strength)))
 
+    def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
+        """Push a link of the robot of `player` along `way` [3], at the newest moment."""
+        self.do(lambda: self._then(lambda: self.session.push_one(player, link, strength, way)))
+
+    def hold(self, player: Player, name: str, place: Array) -> None:
+        """Pull a free body in the world of `player` towards `place` [3] (m) from here on; time goes
+        on while it is held."""
+        self.do(lambda: self._hold(player, name, place))
+
+    def let_go(self, player: Player) -> None:
+        """Pull no more; what stood still before stands still again."""
+        self.do(lambda: self._let_go(player))
+
     def blind(self, late: int = 0, off: Iterable[str] = ()) -> None:
         """Let who acts see the world `late` steps ago, and nothing of the observations `off`."""
         self.do(lambda: self._then(lambda: self.session.blind(late, set(off))))
@@ -134,23 +146,13 @@ class Viewer(Worker):
         """Send everything that the page does not show yet."""
         self.do(lambda: self.page.refresh(force=True))
 
-    def close(self) -> None:
-        """End the thread, the server and the environment; safe to call twice."""
-        self.stop()
-        self.door.close()
-
-    def __enter__(self) -> Viewer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def press(self, command: Callable[[], None]) -> None:
         """Like `ask`, for the page: what goes wrong is said there."""
         self.ask(lambda: self._guarded(command))
 
     def begin(self) -> None:
         self.session.begin(self._seed)
+        self.door.ready()
         self.page = Page(self.server, self)
         self.page.refresh(force=True)
 
@@ -158,17 +160,25 @@ class Viewer(Worker):
         self.session.close()
 
     def serve(self) -> None:
+        self._meet_judge()
         while not self.closing:
             self.obey(self._pause_length())
             if self.playing and time.monotonic() >= self._due:
                 self._guarded(self._advance)
             self._guarded(self.page.refresh)
 
+    def _meet_judge(self) -> None:
+        """Now that there is something to see."""
+        if self.session.judge_later is not None:
+            self.door.say("critic and reward")
+            self._guarded(self.session.meet_judge)
+            self.door.ready()
+            self.page.changed()
+
     def _pause_length(self) -> float:
         """How long to wait for a command, s: until something else is due."""
-        if self.playing:
-            return max(0.0, min(self._due - time.monotonic(), FRAMES))
-        return FRAMES if self.page.stale else 0.5
+        due = min(self._due, self.page.due) if self.playing else self.page.due
+        return max(0.0, min(due - time.monotonic(), 0.5))
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:
@@ -217,6 +227,21 @@ class Viewer(Worker):
     def _retask(self, task: Sequence[float] | None) -> None:
         self.session.set_task(task)
         self._begin(self.session.episode.seed)
+
+    def _hold(self, player: Player, name: str, place: Array) -> None:
+        if name not in player.pushes.names or name == ROBOT:
+            raise ViewerError(f"{name} cannot be pulled here")
+        if player.held is None:
+            self.session.seek(self.session.length - 1)
+            self._still = not self.playing
+        player.held = (name, place)
+        if not self.playing:
+            self._play()
+
+    def _let_go(self, player: Player) -> None:
+        player.held = None
+        if self._still:
+            self._pause()
 
     def _set_speed(self, speed: float) -> None:
         self.speed = speed

@@ -132,12 +132,29 @@ class Browser:
 
     def drag(self, *points: tuple[float, float]) -> None:
         """Press the left button at the first of `points`, move through them, and let go."""
-        kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1), "mouseReleased"]
-        for kind, (x, y) in zip(kinds, [*points, points[-1]], strict=True):
-            self.send(
-                "Input.dispatchMouseEvent",
-                type=kind, x=x, y=y, button="left", buttons=1, clickCount=1,
-            )  # fmt: skip
+        self.press_at(*points[0])
+        for point in points[1:]:
+            self.move_to(*point)
+        self.let_go(*points[-1])
+
+    def press_at(self, x: float, y: float) -> None:
+        """Go there, and press the left button."""
+        self._mouse("mouseMoved", x, y, 0)
+        self._mouse("mousePressed", x, y, 1)
+
+    def move_to(self, x: float, y: float) -> None:
+        """With the left button pressed."""
+        self._mouse("mouseMoved", x, y, 1)
+
+    def let_go(self, x: float, y: float) -> None:
+        self._mouse("mouseReleased", x, y, 1)
+
+    def _mouse(self, kind: str, x: float, y: float, buttons: int) -> None:
+        self.send(
+            "Input.dispatchMouseEvent",
+            type=kind, x=x, y=y, button="left" if buttons else "none", buttons=buttons,
+            clickCount=buttons,
+        )  # fmt: skip
 
     def picture(self, file: Path | None = None) -> NDArray[np.uint8]:
         """The page as it looks, [H, W, 3]."""

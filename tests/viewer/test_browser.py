@@ -13,10 +13,12 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.viewer import serve
+from embodied.viewer.door import Door
 from embodied.viewer.export import export
 from embodied.viewer.launch import open_session
 from embodied.viewer.viewer import Viewer
 from tests.viewer.browser import Browser, program, until
+from tests.viewer.sessions import alone
 
 pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 
@@ -157,6 +159,55 @@ def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: V
         return picture.std() > 8
 
     until(drawn)
+
+
+def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Browser) -> None:
+    door = Door(port=0)
+    with Browser(door.url, WIDE) as early:
+        door.say("the world of the test")
+        early.wait("document.body.innerText.includes('Loading · the world of the test')")
+        until(lambda: len(door.server.get_clients()) == 1)
+        with Viewer(alone(build(LIFT | {"num_envs": 1})), door=door):
+            early.wait("document.body.innerText.includes('Acting')")
+            assert "Loading" not in early.words()
+
+            def drawn() -> bool:
+                # The arm is in the middle: this page looks from where those to come will.
+                picture = early.picture()[100:600, 320:680]
+                return picture.std() > 8
+
+            until(drawn)
+
+
+def test_the_cube_is_dragged_with_the_mouse(page: Browser, viewer: Viewer) -> None:
+    viewer.pause()
+    viewer.choose("demonstrator")
+    viewer.reset(3)
+    viewer.refresh()
+    page.resize(*WIDE)
+    names = viewer.session.witness.look.bodies()
+    cube = next(i for i, name in enumerate(names) if name.endswith("cube"))
+    at: list[tuple[float, float]] = []
+
+    def seen() -> bool:
+        """The only red in the page."""
+        picture = page.picture().astype(int)
+        red = (picture[..., 0] - picture[..., 1] > 90) & (picture[..., 0] - picture[..., 2] > 90)
+        found = np.argwhere(red[60:, 300:760])
+        at[:] = [(300 + np.median(found[:, 1]), 60 + np.median(found[:, 0]))] if len(found) else []
+        return bool(at)
+
+    until(seen)
+    x, y = at[0]
+    before = viewer.session.now.sight.places[cube].copy()
+    page.press_at(x, y)
+    for i in range(1, 9):
+        page.move_to(x, y - 8 * i)
+    until(lambda: viewer.session.held is not None)
+    until(lambda: viewer.session.now.sight.places[cube][2] > before[2] + 0.03)
+    page.let_go(x, y - 64)
+    until(lambda: viewer.session.held is None and not viewer.playing)
+    assert "cube pulled" in viewer.session.trial
 
 
 def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> None:

@@ -16,6 +16,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.data.collect import CollectConfig, collect
 from embodied.viewer import ViewerError
 from embodied.viewer.launch import open_session
+from embodied.viewer.replay_charts import Lane, charts
 from embodied.viewer.session import Session
 from embodied.viewer.viewer import Viewer
 
@@ -138,3 +139,48 @@ def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
     session = open_session(demos, {"_target_": "envs.locomotion.Locomotion", "id": "Hopper-v5"})
     assert session.witness.look is None
     session.close()
+
+
+def deployed(folder: Path) -> Path:
+    """Six steps as `embodied deploy` records them; safety acts in four of them."""
+    spec = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+    ticks = torch.tensor([[0, 0], [4, 0], [5, 2], [1, 0], [0, 0], [0, 3]])
+    asked = torch.zeros(6, 7, dtype=torch.float64)
+    left = asked.clone()
+    left[1, 3] = -0.02
+    sent = left.clone()
+    sent[2, 0] = 0.005
+    episode = {
+        "obs/state": torch.rand(6, 2),
+        "next_obs/state": torch.rand(2),
+        "action": torch.zeros(6, 2),
+        "reward": torch.zeros(6),
+        "terminated": torch.zeros(6, dtype=torch.bool),
+        "truncated": torch.zeros(6, dtype=torch.bool),
+        "action/proposed": asked,
+        "action/filtered": left,
+        "action/sent": sent,
+        "interventions": ticks,
+    }
+    with EpisodeWriter(folder, spec) as writer:
+        writer.add(episode, info={"stages": ["workspace", "speed"], "fault": ""})
+    return folder
+
+
+def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
+    with Viewer(open_session(deployed(tmp_path / "deployed")), port=0) as viewer:
+        viewer.step(6)
+        viewer.refresh()
+        episode = viewer.session.episode
+        # Where each began to act; step t led to moment t + 1.
+        assert episode.interventions == [(2, "workspace"), (3, "speed"), (6, "speed")]
+        marks = [(mark.value, mark.label) for mark in viewer.page.timeline.slider._marks]
+        assert marks == episode.interventions
+        plot, members = viewer.page.judged.plots["safety: ticks changed in a step, stacked"]
+        assert members == ["safety/speed", "safety/workspace"]
+        assert plot.data[2].tolist() == [0, 4, 7, 1, 0, 3]
+        moved, _ = viewer.page.judged.plots["target moved, largest joint (rad)"]
+        np.testing.assert_allclose(moved.data[2], [0, 0.02, 0, 0, 0, 0])
+        np.testing.assert_allclose(moved.data[1], [0, 0, 0.005, 0, 0, 0])
+        titles = [chart["title"] for chart in charts([Lane("deployed", episode)], ())]
+        assert "safety: ticks changed in a step, stacked" in titles

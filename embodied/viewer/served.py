@@ -1,0 +1,66 @@
+"""Served: a thread with a page of its own, and what all of them do from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+from embodied.viewer.door import Door
+from embodied.viewer.worker import Worker
+
+
+class Served(Worker):
+    """A page behind `door`, kept in time by one thread; `close` ends both.
+
+    `start` it where everything that the thread needs is there: it closes what cannot begin.
+    """
+
+    def __init__(self, door: Door) -> None:
+        super().__init__()
+        self.door, self.server, self.guard = door, door.server, door.guard
+
+    @property
+    def url(self) -> str:
+        """The address to open; off this machine, with this machine's name in place of `host`."""
+        return self.door.url
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the thread, the server and what is shown; safe to call twice."""
+        self.stop()
+        self.door.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+Page = TypeVar("Page", bound=Served)
+
+
+def shown(door: Door, make: Callable[[Door], Page], block: bool) -> Page:
+    """The page that `make` puts behind `door`, which is let go of where it cannot. With `block`, it
+    returns after Ctrl-C, with the page closed."""
+    try:
+        page = make(door)
+    except BaseException:
+        door.close()
+        raise
+    try:
+        if block:
+            page.wait()
+    except KeyboardInterrupt:
+        # After the ^C that the terminal shows.
+        print("\nviewer closed", flush=True)
+    finally:
+        if block:
+            page.close()
+    return page
