@@ -1,0 +1,137 @@
+"""Lift, from a world like the one behind a wire to an arm behind libfranka's protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from embodied.cli import main
+from embodied.core.build import build
+from embodied.core.checkpoint import save
+from embodied.core.episodes import read_episodes
+from real_robot.arm import Limits
+from real_robot.deployment import Deployment
+from real_robot.mailbox import MailboxError
+
+pytest.importorskip("franky", reason="franky-control is not installed")
+pytest.importorskip("franky_sim", reason="franky-sim is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+LONGEST = 600.0  # s, on a machine that does much else: its arm's time goes slower than the clock
+PATIENTLY = (
+    "robot.fresh={hold: 5.0, stop: 20.0, state: 10.0}",
+    "robot.driver.silence=10.0",
+    "robot.driver.patience=60.0",
+    "robot.limits.tracking=[1, 1, 1, 1, 1, 1, 1]",
+)
+
+
+class Watched(threading.Thread):
+    """Every command of a deployment in `folder`, tick by tick, as the black box has them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.over = folder, threading.Event()
+        self.sent: list[Any] = []
+        self.ticks: list[Any] = []
+
+    def run(self) -> None:
+        box, count = None, 0
+        while not self.over.wait(0.5):
+            with suppress(OSError, MailboxError, ValueError):
+                if box is None:
+                    made = Deployment.read(self.folder)
+                    box = made.ring(self.folder, len(made.chain().names), create=False)
+                rows, count = box.since(count)
+                self.sent.append(rows["sent"].reshape(-1, 7))
+                self.ticks.append(rows["tick"].ravel())
+
+
+def worst(sent: np.ndarray, limits: Limits, dt: float) -> float:
+    """The largest share of any limit that commands [T, n], one each `dt` s, use.
+
+    A mean of jerk over three steps is a third difference: none is larger than what it is a mean of.
+    """
+    low, high = np.add(limits.low, limits.margin), np.subtract(limits.high, limits.margin)
+    middle, half = (low + high) / 2, (high - low) / 2
+    shares = [np.abs(sent - middle) / half]
+    each = ((1, limits.velocity), (2, limits.acceleration), (3, limits.jerk))
+    shares += [np.abs(np.diff(sent, k, axis=0)) / dt**k / np.asarray(most) for k, most in each]
+    return max(float(share.max()) for share in shares)
+
+
+def test_what_a_share_of_a_limit_is() -> None:
+    ones = (1.0,)
+    limits = Limits((-1.0,), ones, (0.0,), ones, (10.0,), (100.0,), ones, ones)
+    assert worst(np.full((9, 1), 0.5), limits, 0.1) == pytest.approx(0.5)
+    # 0.3 t, in steps of 0.1 s, is 0.3 a second; 5 t^2 is 10 a second squared.
+    t = 0.1 * np.arange(9)[:, None]
+    assert worst(0.3 * t, limits, 0.1) == pytest.approx(0.3)
+    assert worst(5 * t[:4] ** 2 - 0.1, limits, 0.1) == pytest.approx(2.5)  # 0.25 in 0.1 s
+
+
+def test_a_run_in_a_wrapped_world_fits_the_wire(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Delays, noise and another arm in training change nothing of what is seen and done."""
+    world = yaml.safe_load((ROOT / "configs/env/fr3_lift_deploy.yaml").read_text())
+    env = build(world | {"num_envs": 1})
+    policy = build({"_target_": "policies.flow.Flow", "width": 32, "chunk": 4}, spec=env.spec)
+    save(tmp_path / "checkpoints" / "00000000", policy, 0)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
+    with pytest.raises(SystemExit) as left:
+        main(["robot", "check", "robot=sim", f"policy={tmp_path}"])
+    text = capsys.readouterr().out
+    assert left.value.code == 0, text
+    lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
+    fine = ("policy", "rate", "actions", "observations", "parity", "limits", "freshness")
+    assert {lines[name] for name in fine} == {"ok"}, text
+
+
+def test_the_cube_is_lifted_over_the_wire(tmp_path: Path) -> None:
+    """The script that is cloned, through the real driver; no command is outside of a limit."""
+    folder, out = tmp_path / "d", tmp_path / "out"
+    folder.mkdir(mode=0o700)
+    watched = Watched(folder)
+    watched.start()
+    words = ["robot=franka_sim", "demonstrator=fr3_lift_deploy", f"seconds={LONGEST}", *PATIENTLY]
+    deploy = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "embodied.cli", "deploy", *words),
+            *("yes=true", f"output={out}", f"folder={folder}"),
+        ],
+        cwd=tmp_path,
+        env=ENV,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        text = deploy.communicate(timeout=2 * LONGEST)[0]
+    finally:
+        deploy.kill()
+        watched.over.set()
+        watched.join()
+    assert deploy.returncode == 0, text
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["end"] for each in summary["episodes"]] == ["success"], text
+    made = Deployment.read(out)
+    sent, ticks = np.concatenate(watched.sent), np.concatenate(watched.ticks)
+    assert len(sent) > 100 and (np.diff(ticks.astype(np.int64)) == 1).all()
+    assert worst(sent, made.limits, 1 / made.hertz) <= 1 + 1e-6
+    steps = read_episodes(out / "recording").episode(0)
+    state, names = steps["obs/state"].numpy(), read_episodes(out / "recording").spec.obs["state"]
+    height = state[:, names.names.index("cube_z")] - state[:, names.names.index("cube_half")]
+    assert height[0] < 0.005 and height[-1] > 0.08, "it lay on the table, and rose"
+    assert bool(steps["success"][-1])
