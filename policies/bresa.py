@@ -5,8 +5,9 @@ Bresa (2025), on Recovery RL (Thananjeyan et al., 2021). A decision of the task 
 
     eps = max_j sigmoid(Q_j(s, a))        s: the state of now, a: what is about to be done
 
-and where eps exceeds `above` the recovery policy's action is executed instead, until the task policy
-proposes something that is safe enough. What was proposed and what was executed are both stored.
+and where eps exceeds `above` the recovery policy's action is executed instead, until the task
+policy proposes something that is safe enough. What was proposed and what was executed are both
+stored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from policies.encoders import Encoder
 from policies.reflex import reflexing
 
 RANDOM = "policies.random.Random"
+UNKNOWN = -2.0  # a new critic's logit: most things are safe, or it would learn from its own alarm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Config:
 
     base: Node
     ticks: int = 5
-    above: float = 0.3
+    above: float = 0.5
     release: float = 0.7
     least: int = 3
     hidden: tuple[int, ...] = (128, 128)
@@ -63,6 +65,7 @@ class Reflexive(Policy):
         self.encoder.only_vectors()  # where it acts there is no torch
         size = spec.act.size
         self.risks = Ensemble(2, self.encoder.size + size, config.hidden)
+        torch.nn.init.constant_(self.risks.biases[-1], UNKNOWN)
         self.recovery = mlp(self.encoder.size, config.hidden, size)
         self.register_buffer("armed", torch.tensor(False))
 

@@ -47,15 +47,15 @@ class Config:
     gamma: float = 0.99
     ticks: int = 5
     reflex: bool = True
-    above: float = 0.3
+    above: float = 0.5
     release: float = 0.7
     least: int = 3
-    calm: int = 1000
+    calm: int = 500
     risk_gamma: float = 0.5
     risk_tau: float = 0.005
     risk_lr: float = 3e-4
     recovery_lr: float = 3e-4
-    violating: float = 0.3
+    violating: float = 0.1
     memory: int = 2048
     hidden: tuple[int, ...] = (128, 128)
     task: SacConfig = field(default_factory=SacConfig)
