@@ -79,7 +79,8 @@ def main(folder: Path) -> None:
         with SimulationServer(sim, hostname_candidates=[config.host]) as server:
             model, data = _pinched(sim)
             for robot in server.robot_servers:
-                answer_all(robot.gripper_server)
+                if robot.gripper_server is not None:
+                    answer_all(robot.gripper_server)
             if things is not None:
                 things.begin(model, data)
                 things.look(model, data)

@@ -27,7 +27,8 @@ def made(num_envs: int = 2, **settings: Any) -> ObservationNoise:
 def off(env: ObservationNoise, obs: Tensors, name: str) -> np.ndarray:
     """How far an element [B] is from what is so."""
     at = env.names.index(name)
-    true = env.env.observe(np.arange(env.num_envs))["state"]
+    world: Any = env.env
+    true = world.observe(np.arange(env.num_envs))["state"]
     return obs["state"][:, at].numpy() - true[:, at]
 
 
