@@ -1,4 +1,4 @@
-"""Write a trained policy as ONNX, as a C header or as TorchScript, checked against PyTorch."""
+"""Write a trained policy as ONNX, C header, TorchScript or firmware, checked against PyTorch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="DIR/policy.onnx (the default)")
     parser.add_argument("--header", action="store_true", help="DIR/policy.h: C99, plain layers")
     parser.add_argument("--torchscript", action="store_true", help="DIR/policy.pt: for libtorch")
+    parser.add_argument("--crazyflie", action="store_true", help="DIR: an app of its firmware")
     parser.epilog = (
         "examples:\n"
         "  embodied export outputs/clone --to exported\n"
-        "  embodied export outputs/hover --to exported --onnx --header"
+        "  embodied export outputs/hover --to exported --onnx --header\n"
+        "  embodied export outputs/hover --to app --crazyflie"
     )
 
 
@@ -29,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.core import checkpoint
+    from embodied.export.crazyflie import trained_on, write_crazyflie
     from embodied.export.decision import Decision, Export, facts
     from embodied.export.header import write_header
     from embodied.export.onnx import write_onnx
@@ -43,12 +46,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--to {folder} is a file: name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Export] = []
-    if args.onnx or not (args.header or args.torchscript):
+    if args.onnx or not (args.header or args.torchscript or args.crazyflie):
         made.append(write_onnx(decision, about, folder / "policy.onnx"))
     if args.header:
         made.append(write_header(decision, about, folder / "policy.h"))
     if args.torchscript:
         made.append(write_torchscript(decision, about, folder / "policy.pt"))
+    if args.crazyflie:
+        made.append(write_crazyflie(decision, about, trained_on(Path(args.path)), folder))
     print(f"inputs    {', '.join(described(decision))}; noise: {about['noise']}")
     print(f"output    actions [n, {about['chunk']}, {decision.policy.spec.act.size}] in [-1, 1]")
     for export in made:
