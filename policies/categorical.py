@@ -28,19 +28,22 @@ from policies.random import Random
 class Config:
     """`chunk`: actions of one decision, each with logits of its own, independent given the
     observation; `head`: begin with orthogonal weights, in the last layer of this gain (0: all
-    actions equally likely), as PPO does; None: as torch does."""
+    actions equally likely), as PPO does; None: as torch does. `sampled`: draws its actions in
+    evaluation too, for who explores and would turn in circles by the likeliest."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
     layer_norm: bool = False
     head: float | None = None
+    sampled: bool = False
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
 
 class Categorical(Policy):
-    """Noise [n, chunk, K] is standard Gumbel to explore, zero to act by the most likely action."""
+    """Noise [n, chunk, K] is standard Gumbel to explore (`sampled`: always), zero to act by the
+    most likely action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class Categorical(Policy):
 
     def draw(self, n: int, explore: bool = False) -> Tensor:
         noise = torch.zeros(n, self.chunk, self.count, device=self.encoder.norm.mean.device)
-        return noise.exponential_().log_().neg_() if explore else noise
+        return noise.exponential_().log_().neg_() if explore or self.config.sampled else noise
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (self(obs) + noise).argmax(2), carry

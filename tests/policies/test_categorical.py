@@ -55,6 +55,11 @@ def test_gumbel_noise_draws_from_the_distribution(policy: Categorical) -> None:
     assert (best == probability.argmax(1)).all()
 
 
+def test_who_is_sampled_draws_in_evaluation_too() -> None:
+    policy = Categorical(Config(hidden=(4,), sampled=True), SPEC)
+    assert policy.draw(5).abs().min() > 0 and policy.draw(5).shape == (5, 1, 5)
+
+
 def test_loss_by_hand(policy: Categorical) -> None:
     for parameter in policy.parameters():
         nn.init.zeros_(parameter)
