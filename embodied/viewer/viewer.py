@@ -44,7 +44,8 @@ class Viewer(Served):
         super().__init__(Door(host, port) if door is None else door)
         self.session = session
         self.playing, self.speed, self.problem = False, 1.0, ""
-        self._due, self._seed, self._still = 0.0, seed, False
+        self._due, self._seed = 0.0, seed
+        self._still: bool | None = None  # while something is held: whether time stood still before
         self.start()
 
     @property
@@ -231,7 +232,7 @@ class Viewer(Served):
     def _hold(self, player: Player, name: str, place: Array) -> None:
         if name not in player.pushes.names or name == ROBOT:
             raise ViewerError(f"{name} cannot be pulled here")
-        if player.held is None:
+        if self._still is None:
             self.session.seek(self.session.length - 1)
             self._still = not self.playing
         player.held = (name, place)
@@ -242,6 +243,7 @@ class Viewer(Served):
         player.held = None
         if self._still:
             self._pause()
+        self._still = None
 
     def _set_speed(self, speed: float) -> None:
         self.speed = speed

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from websockets.sync.client import connect
 
-LIMIT = 90.0
+LIMIT = 240.0
 """Seconds after which something that was waited for will not come, on a busy machine too."""
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars",
