@@ -100,8 +100,8 @@ class Practice(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         step, states = self.env.step(action), self._machine()
-        facts = self.ground.facts()
-        facts.lost = facts.lost | step.ended.to(facts.lost.device)
+        now = self.ground.facts()
+        facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
         verdict = states.learn(facts)
         self.memory["length"] = self.memory["length"] + 1
         par = self.config.par

@@ -21,16 +21,19 @@ from envs.tasks.task import View
 
 @dataclass(frozen=True)
 class Config:
-    """`task` of `envs.tasks` (reach, lift, push, ...), its `ranges` narrowed or widened by name."""
+    """`task` of `envs.tasks` (reach, lift, push, ...), its `ranges` narrowed or widened by name.
+    `lasting`: laid out once, and then, as on a real table, nobody puts anything back."""
 
     task: str
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lasting: bool = False
 
 
 class Wired:
     """`names`: the task's part of the observation, then `success` (0 or 1)."""
 
     def __init__(self, config: Config) -> None:
+        self.lasting, self.laid = config.lasting, False
         self.given = Given(config.task, "sparse", config.ranges)
         self.task = self.given.task
         self.names = (*self.task.names, "success")
@@ -45,6 +48,9 @@ class Wired:
         self, model: mujoco.MjModel, data: mujoco.MjData, random: np.random.Generator
     ) -> None:
         """Draw another task; objects are put where it wants them, at rest. The arm stays."""
+        if self.lasting and self.laid:
+            return
+        self.laid = True
         self.param = self.given.native(random.random((1, len(self.given.parameters))))
         start = self.task.start(self.param, random.random((1, self.task.draws)))
         self.memory = start.memory

@@ -75,8 +75,6 @@ class Camera:
     ) -> None:
         self._over.set()
         self._thread.join(2.0)  # a device that hangs is left to its thread
-        if not self._thread.is_alive():
-            self.source.close()
 
     def newest(self, age: float) -> Picture:
         """The newest picture, which must not be older than `age` s."""
@@ -109,6 +107,8 @@ class Camera:
             with self._changed:
                 self._fault = str(error)
                 self._changed.notify_all()
+        finally:
+            self.source.close()  # here: what draws can only be let go of by its own thread
 
     def _take(self, frame: Frame, t: float) -> None:
         before = self._picture
@@ -238,7 +238,9 @@ class Rendered:
         return frame
 
     def close(self) -> None:
-        """Nothing is held."""
+        """A scene that holds something lets go of it."""
+        if (let_go := getattr(self.scene, "close", None)) is not None:
+            let_go()
 
 
 def fitted(frame: Frame, height: int, width: int) -> Frame:

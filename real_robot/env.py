@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
+from real_robot.cameras import Camera, Rendered, Source, fitted
 from real_robot.decide import observed
 from real_robot.deployment import Deployment
 from real_robot.fit import observer, require_actions, require_rate
@@ -30,6 +32,7 @@ from real_robot.messages import Mode
 from real_robot.rate import Rate
 from real_robot.success import Success
 
+FIRST = 30.0  # s until a camera has shown something
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
 
@@ -39,7 +42,8 @@ class Config:
 
     An episode lasts `horizon` steps; success (as the deployment knows it) ends it and pays 1.
     `patience`: s that an operator has to reset an arm that stopped for good. `given` numbers are
-    drawn anew for each episode where they are ranges, `[low, high]`.
+    drawn anew for each episode where they are ranges, `[low, high]`. `camera` (real_robot.cameras)
+    is what rewards look through; a picture has to come within `age` s after what it is to show.
     """
 
     robot: Node
@@ -50,6 +54,8 @@ class Config:
     folder: str = ""
     given: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
     seed: int = 0
+    camera: Node | None = None
+    age: float = 0.5
 
 
 class RealEnv(VecEnv):
@@ -75,6 +81,7 @@ class RealEnv(VecEnv):
         self.still = np.zeros(self.spec.act.size)
         self.dozing = Dozing(0.4 * self.deployment.fresh.stop, self._doze, self.guest.lock)
         self.age, self.seen_at, self.counts = 0, 0.0, np.zeros(len(self.names))
+        self.camera: Camera | None = None
         self._obs: Tensors | None = None
 
     def reset(
@@ -101,17 +108,17 @@ class RealEnv(VecEnv):
                 self._play(wish)
             stopped = self.guest.mode != Mode.RUNNING or self.guest.owner is not self
             following = self._shown()
-            flags, log = self._judged(stopped)
-            won, late = flags
+            (won, late), reward, log = self._judged(stopped)
             if won or late:
                 self.dozing.asleep()
+                self.guest.rest()  # who looks now may take their time
                 self.leaving(torch.tensor([True]))
                 self._begin()
                 self._obs = self._shown()
             else:
                 self.dozing.awake()
         ended = (torch.tensor([won]), torch.tensor([late]))
-        return Step(self._obs, following, torch.tensor([float(won)]), *ended, log)
+        return Step(self._obs, following, torch.tensor([reward]), *ended, log)
 
     def _doze(self) -> None:
         if self.guest.owner is self:
@@ -132,8 +139,8 @@ class RealEnv(VecEnv):
         guest.look()
         self.age += 1
 
-    def _judged(self, stopped: bool) -> tuple[tuple[bool, bool], Tensors]:
-        """Terminated and truncated, and what is logged."""
+    def _judged(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
+        """Terminated and truncated, the reward, and what is logged."""
         fields = self.guest.seen
         won = self.success(fields["q"], fields["sensed"])
         counts = np.array(fields["counts"], float)
@@ -144,7 +151,8 @@ class RealEnv(VecEnv):
         if won is not None:
             log["success"] = torch.tensor([won])
         done = bool(won) and not stopped
-        return (done, not done and (stopped or self.age >= self.config.horizon)), log
+        late = not done and (stopped or self.age >= self.config.horizon)
+        return (done, late), float(done), log
 
     def _begin(self) -> None:
         """Rest, home, and running again; an arm that stopped for good waits for its operator."""
@@ -185,8 +193,49 @@ class RealEnv(VecEnv):
         self._obs = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         return self._obs
 
+    def photographs(self, rows: Tensor, size: int) -> Tensor:
+        """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
+        none comes."""
+        picture = torch.tensor(fitted(self._frame(), size, size))
+        return picture[None].expand(len(rows), -1, -1, -1).clone()
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        return torch.tensor(fitted(self._frame(), height, width))
+
+    def _frame(self) -> NDArray[np.uint8]:
+        """What the camera saw after the newest measurement; the first look opens it."""
+        if self.config.camera is None:
+            raise NotImplementedError("this arm has no camera: env.camera")
+        scene = None if self.camera is None else getattr(self.camera.source, "scene", None)
+        if self.camera is None:
+            source: Source = build(self.config.camera)
+            scene = getattr(source, "scene", None)
+            self._pose(scene)
+            # What is rendered repeats itself where nothing moves.
+            self.camera = Camera(source, 0 if isinstance(source, Rendered) else 10)
+            self.camera.__enter__()
+            self.camera.next(0, FIRST)
+        self._pose(scene)
+        last = self.camera.newest(FIRST)
+        if scene is not None:  # the next one may have been begun before
+            return self.camera.next(last.number + 1, self.config.age).frame
+        if last.t >= self.seen_at:
+            return last.frame
+        return self.camera.next(last.number, self.config.age).frame
+
+    def _pose(self, scene: Any) -> None:
+        """A rendered scene shows what was measured last."""
+        if scene is not None:
+            fields = self.guest.seen
+            values = dict(zip(self.deployment.sensed, fields["sensed"].tolist(), strict=True))
+            given = self.observer.given
+            scene.show(np.array(fields["q"]), float(fields["width"]), {**values, **given})
+
     def close(self) -> None:
         """The arm comes to rest and is held."""
+        if self.camera is not None:
+            self.camera.__exit__(None, None, None)
+            self.camera = None
         self.dozing.close()
         self.guest.close()
 

@@ -3,7 +3,8 @@
 A policy was trained on named numbers; the same names say what has to be measured here. `q1 ...`,
 `dq1 ...`, `width`, `tool_x ...` and `lead_x ...` (how far the tool's target is ahead of it) come
 from the arm, what its driver knows beyond the joints (a cube's place) is `sensed`, what is known
-beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B.
+beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B. What is given counts
+before what is sensed by the same name, and what follows from it is made anew.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Observer:
         known |= {f"tool_{axis}": float(value) for axis, value in zip(AXES, tool, strict=True)}
         ahead = zip(AXES, target - tool, strict=True)
         known |= {f"lead_{axis}": float(value) for axis, value in ahead}
-        known |= {name: float(value) for name, value in zip(self.sensed, sensed, strict=True)}
+        given = {*self.given}
+        pairs = zip(self.sensed, sensed, strict=True)
+        known |= {name: float(value) for name, value in pairs if not _follows(name, given)}
         return {**known, "width": width, **self.given}
 
 
@@ -90,6 +93,14 @@ def names_of(joints: int, given: Iterable[str], sensed: Iterable[str]) -> tuple[
     robot = [f"q{i}" for i in range(1, joints + 1)] + [f"dq{i}" for i in range(1, joints + 1)]
     robot += [f"{what}_{axis}" for what in ("tool", "lead") for axis in AXES] + ["width"]
     return tuple(dict.fromkeys([*robot, *given, *sensed]))
+
+
+def _follows(name: str, given: set[str]) -> bool:
+    """Whether the number of that name is a difference to something that is given."""
+    if (apart := APART.fullmatch(name)) is None:
+        return False
+    one, other, axis = apart.groups()
+    return bool({f"{one}_{axis}", f"{other}_{axis}"} & given)
 
 
 def _made(name: str, known: Mapping[str, float]) -> float | None:

@@ -14,7 +14,7 @@ from embodied.core.env import NotSavable, Step, VecEnv
 from embodied.core.tensors import Tensors
 
 # An arm is one row that no seed decides: tests/real_robot/test_env.py.
-WIRED = {Path("configs/env/robot.yaml")}
+WIRED = {Path("configs/env/robot.yaml"), Path("configs/env/robot_shuttle.yaml")}
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED)
 
 

@@ -1,0 +1,110 @@
+"""Success seen in the pictures of an arm's camera: trained in simulation, used as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.data.collect import CollectConfig, collect
+from embodied.rewards.classifier import Classifier
+from embodied.rewards.watched import PICTURE
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from envs.fr3_posed import Config as PosedConfig
+from envs.fr3_posed import Posed
+from real_robot.cameras import CameraError
+from real_robot.env import Config, RealEnv
+from tests.real_robot.test_env import PATIENT, robot
+
+SIZE = 32
+LIFT = {"_target_": "policies.scripted.Scripted", "task": "lift", "quality": 1.0}
+CAMERA = {
+    "_target_": "real_robot.cameras.Rendered",
+    "fps": 100.0,
+    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "lift", "size": SIZE},
+}
+
+
+def test_a_posed_picture_is_the_simulations() -> None:
+    world = Fr3(Fr3Config("lift", 2, drawing="light", threads=1))
+    obs = world.reset(4)
+    names = world.spec.obs["state"].names
+    posed = Posed(PosedConfig("lift", size=SIZE))
+    with pytest.raises(RuntimeError, match="show"):
+        posed.picture()
+    for row in (0, 1):
+        values = dict(zip(names, obs["state"][row].double().tolist(), strict=True))
+        q = np.array([values[f"q{i}"] for i in range(1, 8)])
+        posed.show(q, values["width"], values)
+        ours = posed.picture().astype(int)
+        theirs = world.photographs(torch.tensor([row]), SIZE)[0].numpy().astype(int)
+        assert np.abs(ours - theirs).mean() < 0.2 and np.ptp(ours) > 100, "but for float32"
+    posed.close()
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[RealEnv]:
+    world = {"_target_": "envs.fr3.Fr3", "task": "lift"}
+    made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=CAMERA, age=30.0))
+    yield made
+    made.close()
+
+
+def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
+    """What a run does with reward=classifier, which has learned from pictures of the simulation."""
+    world = {"_target_": "envs.fr3.Fr3", "task": "lift", "drawing": "light", "threads": 1}
+    photographed = {"_target_": "embodied.rewards.photographed.Photographed", "size": SIZE}
+    pictured = {"_target_": "envs.wrapper.Wrapped", "env": world, "wrappers": [photographed]}
+    config = CollectConfig(pictured, LIFT, 12, str(tmp_path / "won"), num_envs=6, images="png")
+    collect(config, lambda kept, played: None)
+    how = {"views": [PICTURE], "channels": [8, 16], "hidden": [32], "lr": 0.003}
+    node: dict[str, Any] = {
+        "_target_": "embodied.rewards.classifier.Classifier",
+        "data": str(tmp_path / "won"),
+        "training": {**how, "updates": 250, "batch_size": 32},
+        "refit_every": 0,
+    }
+    made: Classifier = build(
+        node, spec=env.spec, device=torch.device("cpu"), seed=0, folder=tmp_path / "reward"
+    )
+    watched: VecEnv = made.watch(env)
+    assert watched is not env and watched.spec.obs[PICTURE].shape == (SIZE, SIZE, 3)
+    torch.manual_seed(0)
+    actor = Actor(build(LIFT, spec=env.spec), 1)
+    obs, first = watched.reset(), torch.tensor([True])
+    begun = float(made.probability(obs))
+    for _ in range(200):
+        step = watched.step(actor(obs, first))
+        if step.ended.item():
+            break
+        obs, first = step.obs, step.ended
+    assert step.terminated.item(), "it was lifted"
+    end, after = float(made.probability(step.next_obs)), float(made.probability(step.obs))
+    assert end > 0.1 and end > 3 * max(begun, after), (begun, end, after)
+    rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()}
+    paid = made({**rows, "discount": torch.zeros(1)})
+    assert paid.tolist() == [float(end > made.calibration.threshold)]
+
+
+def test_no_camera_and_an_old_picture(env: RealEnv) -> None:
+    env.reset()
+    other = RealEnv(env.config.__class__(env.config.robot, env.config.world))
+    with pytest.raises(NotImplementedError, match="no camera"):
+        other.render()
+    other.close()
+    picture = env.render(0, 40, 30)
+    assert picture.shape == (30, 40, 3) and picture.dtype == torch.uint8
+    assert env.camera is not None
+    with pytest.raises(CameraError, match="nothing new"):
+        env.camera.newest(-1.0)
+    with pytest.raises(ConfigError, match="scene"):
+        build({"_target_": "real_robot.cameras.Rendered", "scenes": {}})
