@@ -18,7 +18,8 @@ class Config:
     `embodied.embodiments.crazyflie.VEHICLES`; `noise` (m) of its estimate; `external`: it knows its
     place from what is sent to it only, and a motion capture system beside it sees it; `lost`: share
     of set-points and log packets that the radio loses; `battery` (V) falls by `drain` (V/s);
-    `arms_itself` (brushed motors)."""
+    `arms_itself` (brushed motors); `onboard`: a folder with the app that
+    `embodied export RUN --to FOLDER --crazyflie` wrote, in its firmware."""
 
     place: tuple[float, float, float] = (0.0, 0.0, 0.0)
     vehicle: str = "library"
@@ -28,6 +29,7 @@ class Config:
     battery: float = 4.0
     drain: float = 0.0
     arms_itself: bool = False
+    onboard: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments.crazyflie import GRAVITY, VEHICLES
 from envs.crazyflie import Config
+from envs.crazyflie_onboard import Onboard
 from envs.quadrotor_dynamics import numbers
 from envs.quadrotor_pilot import Pilot
 from real_robot.counterparts.crazyflie_firmware import Config as FirmwareConfig
@@ -51,6 +52,8 @@ class Flown:
         self.time, self.told_at = 0.0, -1e9
         self.error = -np.asarray(config.place) if config.external else np.zeros(3)
         """What it believes of its place minus where it is, m."""
+        self.onboard = Onboard(Path(config.onboard), vehicle) if config.onboard else None
+        self.learned = False
 
     def measure(self) -> Measured:
         state = self.state[:, 0].double().numpy()
@@ -80,12 +83,18 @@ class Flown:
             self.error = np.asarray(place) - self.state[:3, 0].double().numpy()
             self.told_at = self.time
 
+    def choose(self, learned: bool) -> None:
+        """Who flies to places: what was learned, or the pilot."""
+        self.learned = learned and self.onboard is not None
+
     def upright(self) -> bool:
         return bool(self.state[4:6].square().sum() < 0.25)  # 60 degrees
 
     def _pushed(self, setpoint: Setpoint) -> torch.Tensor:
         """Commands of the motors [4, 1]."""
         pilot, state = self.pilot, self.state
+        if (learned := self._learned(setpoint)) is not None:
+            return learned
         offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
         place = torch.tensor(setpoint.place)[:, None] - offset
         velocity = torch.tensor(setpoint.velocity)[:, None]
@@ -104,6 +113,17 @@ class Flown:
         wanted_yaw = torch.tensor([setpoint.yaw])
         turns = wanted_yaw if setpoint.turn == "rate" else pilot.turn_to(state, wanted_yaw)
         return pilot(state, wanted, turns)
+
+    def _learned(self, setpoint: Setpoint) -> torch.Tensor | None:
+        """What the policy on board commands; None where it is not asked, or strays."""
+        if self.onboard is None:
+            return None
+        if not self.learned or setpoint.across != "place" or setpoint.up != "place":
+            self.onboard.flies = False
+            return None
+        command = self.onboard.step(self.measure(), self.state[3:7, 0], setpoint.place)
+        self.learned = command is not None  # until somebody asks again
+        return command
 
     def _lean(self, setpoint: Setpoint, wanted: torch.Tensor) -> None:
         """Write to `wanted` [3, 1] the acceleration of a thrust along that tilt."""
@@ -141,7 +161,8 @@ class Air:
         self.config, self.body = config, Flown(config)
         made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
         self.firmware = Firmware(made, self.body, 0.0)
-        self.server = Server(self.firmware)
+        onboard = self.body.onboard
+        self.server = Server(self.firmware, None if onboard is None else onboard.hash)
         self.seer = None if folder is None else Seer(folder, PLACES)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ What a drone that is commanded over a radio can learn: its firmware flies it (he
 `envs.quadrotor_pilot`), the policy moves the set-point that it follows late. Observations are named
 as the robot's side names them, so that a trained policy can be deployed as it is.
 
-    r = -|goal - p| - |v|^2 / 20 + [|goal - p| < near]
+    r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
 """
 
 from __future__ import annotations
@@ -105,11 +105,12 @@ class QuadrotorGoto(VecEnv):
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError("quadrotor_goto: call reset() before step()")
+        before = (self.goal - self.state[:3]).norm(dim=0)
         self._fly(self._checked(action))
         self.count = self.count + 1
         apart = (self.goal - self.state[:3]).norm(dim=0)
         there = apart < self.config.near
-        reward = there.float() - apart - self.state[7:10].square().sum(0) / 20
+        reward = 10 * (before - apart) + there.float() - self.state[7:10].square().sum(0) / 20
         truncated = self.count >= self.config.horizon
         following = self._observe(None)
         self._obs = following

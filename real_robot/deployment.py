@@ -51,6 +51,19 @@ class Remote:
 
 
 @dataclass(frozen=True)
+class Onboard:
+    """Policies with the actions `names` run on the robot's own computer, and not over the wire:
+    `export` names a function that writes one (a run, into a folder) and returns what the driver has
+    to know; `setpoints` is a script that says meanwhile where to go. `policy`: the one that runs
+    there now."""
+
+    names: tuple[str, ...]
+    export: str
+    setpoints: Node
+    policy: str = ""
+
+
+@dataclass(frozen=True)
 class Deployment:
     """`driver` and `controller` are nodes with a `_target_`; `kinematics` names a function whose
     first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
@@ -68,6 +81,7 @@ class Deployment:
     where it stands, and an imaginary one follows. `counterpart` is a node of something with
     `start() -> settings of the driver` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
+    `onboard`: what the robot's own computer can run (None: nothing of ours).
     """
 
     driver: Node
@@ -98,6 +112,7 @@ class Deployment:
     recording: str = ""
     dry: bool = False
     counterpart: Node | None = None
+    onboard: Onboard | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:

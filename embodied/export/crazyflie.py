@@ -17,7 +17,7 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES, Vehicle
-from embodied.export.decision import Decision, Export
+from embodied.export.decision import Decision, Export, facts
 from embodied.export.header import number, write_header
 
 SEEN = (
@@ -30,19 +30,27 @@ SEEN = (
 
 
 def write_crazyflie(
-    decision: Decision, facts: dict[str, Any], vehicle: Vehicle, folder: Path
+    decision: Decision, about: dict[str, Any], vehicle: Vehicle, folder: Path
 ) -> Export:
     """Write the app into `folder`; `vehicle` is what the policy was trained on. ConfigError for a
     policy that is not of rotor speeds."""
     past = history(decision)
     source = folder / "src"
     source.mkdir(parents=True, exist_ok=True)
-    made = write_header(decision, facts, source / "policy.h")
+    made = write_header(decision, about, source / "policy.h")
     (source / "policy_flight.h").write_text(flight(past, vehicle))
-    (source / "policy_controller.c").write_text(controller(digits(facts)))
+    (source / "policy_controller.c").write_text(controller(digits(about)))
     for name, text in PLAIN.items():
         (folder / name).write_text(text)
     return made
+
+
+def export_app(run: Path, folder: Path) -> dict[str, Any]:
+    """Write the app of the policy `run` into `folder`; what the driver has to know of it."""
+    decision = Decision(checkpoint.load_policy(run))
+    about = facts(decision, run)
+    write_crazyflie(decision, about, trained_on(run), folder)
+    return {"onboard": f"{digits(about):08x}"}
 
 
 def trained_on(run: Path) -> Vehicle:
@@ -66,9 +74,9 @@ def history(decision: Decision) -> int:
     return past
 
 
-def digits(facts: dict[str, Any]) -> int:
+def digits(about: dict[str, Any]) -> int:
     """The first 32 bits of the policy's hash: what the drone says that it carries."""
-    return int(str(facts.get("policy_sha256", "0"))[:8], 16)
+    return int(str(about.get("policy_sha256", "0"))[:8], 16)
 
 
 def flight(past: int, vehicle: Vehicle) -> str:

@@ -60,6 +60,10 @@ class Body(Protocol):
         """Somebody outside says where it is (m)."""
         ...
 
+    def choose(self, learned: bool) -> None:
+        """A policy on board flies, or its own controller does."""
+        ...
+
     def upright(self) -> bool:
         """Whether it is not lying on its side."""
         ...

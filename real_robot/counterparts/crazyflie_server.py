@@ -42,11 +42,12 @@ class Block:
 
 
 class Server:
-    """`hear` a frame, and every now and then what `tell` has to say."""
+    """`hear` a frame, and every now and then what `tell` has to say. `onboard` is the hash of the
+    policy in its firmware, where there is one."""
 
-    def __init__(self, firmware: Firmware) -> None:
+    def __init__(self, firmware: Firmware, onboard: int | None = None) -> None:
         self.firmware, self.dropped = firmware, 0
-        self.parameters = parameters()
+        self.parameters = parameters(onboard)
         self.blocks: dict[int, Block] = {}
         kinds = [variable.kind for variable in VARIABLES]
         self.log_toc = Toc([variable.name for variable in VARIABLES], kinds)
@@ -199,6 +200,8 @@ class Server:
         about.value = values[0]
         if about.name == "stabilizer.stop" and values[0]:
             self.firmware.stopping = True
+        if about.name == "policy.enable":
+            self.firmware.body.choose(bool(values[0]))
         return packet.data
 
     def _log(self, packet: Packet) -> bytes | None:

@@ -84,9 +84,11 @@ class Parameter:
         return struct.pack(self.layout, int(self.value) if whole else self.value)
 
 
-def parameters() -> list[Parameter]:
-    """As it comes up."""
+def parameters(onboard: int | None = None) -> list[Parameter]:
+    """As it comes up, with a policy of that hash `onboard`."""
+    app = [Parameter("policy.enable", 8, 0), Parameter("policy.hash", 10 | READ_ONLY, onboard or 0)]
     return [
+        *([] if onboard is None else app),
         Parameter("stabilizer.estimator", 8, 1),
         Parameter("stabilizer.controller", 8, 1),
         Parameter("stabilizer.stop", 8, 0),

@@ -16,6 +16,7 @@ and on. Nothing holds a drone: without motors it falls.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again
 SPEED = 0.4  # m/s that it lands with
 KALMAN = 2  # of stabilizer.estimator
+NEAR, CLEAR, STEADY = 0.15, 0.25, 25  # m, m, set-points: before a policy on board takes over
 BRIEF = 2.0  # s that a low voltage may last: motors that speed up pull it down
 
 
@@ -62,12 +64,15 @@ class Config:
     patience: float = 30.0
     certain: float = 0.01
     place_gain: float = 1.0
+    onboard: str = ""
 
     def __post_init__(self) -> None:
         if not 2.5 <= self.low <= 20:
             raise ConfigError(f"low={self.low} should be the volts below which it lands (2.5 up)")
         if self.command not in ("position", "full_state", "hover"):
             raise ConfigError(f"command={self.command}: position, full_state or hover")
+        if self.onboard and not re.fullmatch("[0-9a-f]{8}", self.onboard):
+            raise ConfigError("onboard: 8 digits (0 to f) of the policy's hash")
         if not (self.hover >= 0 and min(self.silence, self.arming, self.patience) > 0):
             raise ConfigError("hover should not be negative; silence, arming, patience above 0 s")
 
@@ -97,6 +102,7 @@ class Crazyflie(Driver):
         self._sent, self._sent_at = np.zeros(4), -math.inf
         self._since = self._asked = self._fine = 0.0
         self._held: float | None = None
+        self._steady, self._learned = 0, False
         self._told: set[str] = set()
 
     def connect(self) -> None:
@@ -105,6 +111,7 @@ class Crazyflie(Driver):
                 self.tracker.connect()
             self.link.open(self.config.patience)
             self._set_up()
+            self._check_onboard()
             self._await(lambda: len(self.link.heard) == 2, "tell its state")
             self._fly_not()
             self._await(self._knows_its_place, "find its place: look at what measures it")
@@ -216,6 +223,27 @@ class Crazyflie(Driver):
         self.link.log("flight", FLIGHT, 0.01)
         self.link.log("health", HEALTH, 0.05)
 
+    def _check_onboard(self) -> None:
+        """DriverError where another policy than the wanted one is in its firmware."""
+        if not self.config.onboard:
+            return
+        carried = self.link.parameter("policy.hash")
+        if carried is None or int(carried) != int(self.config.onboard, 16):
+            has = "no policy" if carried is None else f"policy {int(carried):08x}"
+            raise self.link.error(
+                f"it carries {has}, not {self.config.onboard}: embodied export RUN --to DIR "
+                "--crazyflie, then flash it (docs/crazyflie.md)"
+            )
+
+    def _hand_over(self, q: Floats) -> None:
+        """To the policy on board, once it has been steady near its set-point for half a second."""
+        near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
+        high = self._q[2] > self.ground + CLEAR
+        self._steady = self._steady + 1 if near and high else 0
+        if self._steady >= STEADY and not self._learned:
+            self._learned = True
+            self.link.tell(lambda drone: drone.param.set_value("policy.enable", 1))
+
     def _fly_not(self) -> None:
         if self._health().flying:
             raise self.link.error("it is in the air: bring it down first")
@@ -305,6 +333,8 @@ class Crazyflie(Driver):
         since = now - self._sent_at
         rate = (q - self._sent) / since if 0 < since < 0.2 else np.zeros(4)
         self._sent[:], self._sent_at = q, now
+        if self.config.onboard:
+            self._hand_over(q)
         send = {"position": _position, "full_state": _full_state, "hover": self._hover}
         self.link.say("setpoint", send[self.config.command](place, yaw, rate))
 
@@ -325,7 +355,11 @@ class Crazyflie(Driver):
         seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
         ground, self._asked = self.ground, self.clock()
 
+        learned, self._learned, self._steady = self._learned, False, 0
+
         def land(drone: Any) -> None:
+            if learned:
+                drone.param.set_value("policy.enable", 0)
             drone.commander.send_notify_setpoint_stop()  # from here on its planner may
             drone.high_level_commander.land(ground, seconds, yaw=None)
 

@@ -140,7 +140,7 @@ def test_the_names_are_the_worlds() -> None:
 @needs_cc
 @pytest.mark.parametrize(("past", "vehicle"), [(32, PAPER), (0, LIBRARY)])
 def test_it_sees_and_does_what_the_world_does(tmp_path: Path, past: int, vehicle: Vehicle) -> None:
-    """Flights one after the other: the C code is given the drone's state, and keeps its own past actions."""
+    """The C code is given the drone's state, and keeps the past actions by itself."""
     made, env = policy(past, vehicle="paper" if vehicle is PAPER else "library")
     it = compiled(app(tmp_path, made, vehicle), WRAP)
     obs, thrust, action = env.reset(3), Four(), Four()

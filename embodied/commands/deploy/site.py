@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node, build, resolve
 from real_robot.deployment import Deployment
 
 TARGET = "real_robot.deployment.Deployment"
@@ -41,7 +42,10 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     robot = _as_trained(robot, trained)
     # What the policy is and senses is known in a moment; everything else is checked before
     # anything starts.
-    Deployment.parse({**robot, "policy": ""})
+    parsed = Deployment.parse({**robot, "policy": ""})
+    if policy is not None and _belongs_aboard(parsed, policy):
+        robot = _aboard(parsed, robot, policy, output)
+        node, policy, trained = {**node, "demonstrator": parsed.onboard.setpoints}, None, script
     counterpart: Any = build(robot["counterpart"]) if robot.get("counterpart") else None
     try:
         if counterpart is not None:
@@ -56,6 +60,25 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     finally:
         if counterpart is not None:
             counterpart.stop()
+
+
+def _belongs_aboard(made: Deployment, policy: str) -> bool:
+    """Whether it is for the robot's own computer: by the names of its actions."""
+    from embodied.core import checkpoint
+
+    act = json.loads((checkpoint.find(policy) / "spec.json").read_text())["act"]
+    return made.onboard is not None and tuple(act.get("names") or ()) == made.onboard.names
+
+
+def _aboard(made: Deployment, robot: Node, policy: str, output: Path) -> Node:
+    """`robot` with that policy on its own computer (where one plays it: for real)."""
+    assert made.onboard is not None
+    folder, export = output / "onboard", resolve(made.onboard.export)
+    told = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
+    told["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
+    if robot.get("counterpart"):
+        told["counterpart"] = {**robot["counterpart"], "onboard": str(folder.resolve())}
+    return told
 
 
 def trained_with(policy: Path) -> Node | None:
