@@ -11,6 +11,7 @@ import socket
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
 
+from embodied.viewer.bell import hang
 from embodied.viewer.guard import LOCAL, Guard
 from embodied.viewer.launch import HOST
 
@@ -28,6 +29,7 @@ class Door:
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
         with contextlib.redirect_stdout(io.StringIO()):
             self.server = ViserServer(HOST, 0, label="embodied", verbose=False)
+        hang(self.server)
         # The page could otherwise ask for a tunnel that shows it to the whole internet.
         self.server._websock_server.unregister_handler(ShareUrlRequest)
         self.server.gui.configure_theme(
