@@ -323,6 +323,15 @@ class Ppo(Descent):
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         return self.value(obs, rows["memory"], rows["first"].mT)[0].mT
 
+    def worth(self, obs: Tensors) -> Tensor:
+        """V [N] of observations [N, ...] with which episodes begin."""
+        if isinstance(self.value, Value):
+            return self.value(obs)
+        leaf = next(iter(obs.values()))
+        first = torch.ones(1, len(leaf), dtype=torch.bool, device=leaf.device)
+        begun = self.value.memory.initial(len(leaf))
+        return self.value(each(obs, lambda leaf: leaf[None]), begun, first)[0][0]
+
     def _observe(self, batch: Tensors) -> None:
         """Let the normalisers take up a batch."""
         if self.config.normalize:

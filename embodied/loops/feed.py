@@ -26,6 +26,7 @@ from embodied.data.source import Source
 from embodied.data.successes import Successes
 from embodied.data.weighted import Weighted, Weights
 from embodied.learners.learner import Learner
+from embodied.loops.asked import asked
 from embodied.loops.config import RunConfig
 from embodied.loops.keeper import Loop
 from embodied.loops.offline import Offline
@@ -86,6 +87,7 @@ class Feed:
             seed=seed,
             folder=folder,
             levels=levels,
+            student=asked(config.env, self.learner, self.device),
         )
         diary = Diary(folder / FILE) if parallel.rank() == 0 else None
         if "estimates" in teacher.needs:
