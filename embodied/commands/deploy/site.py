@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from embodied.core.build import ConfigError, Node, build, resolve
-from real_robot.deployment import Deployment
+from real_robot.deployment import Deployment, Onboard
 
 TARGET = "real_robot.deployment.Deployment"
 AS_TRAINED = "as_trained"
@@ -42,10 +42,10 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     robot = _as_trained(robot, trained)
     # What the policy is and senses is known in a moment; everything else is checked before
     # anything starts.
-    parsed = Deployment.parse({**robot, "policy": ""})
-    if policy is not None and _belongs_aboard(parsed, policy):
-        robot = _aboard(parsed, robot, policy, output)
-        node, policy, trained = {**node, "demonstrator": parsed.onboard.setpoints}, None, script
+    onboard = Deployment.parse({**robot, "policy": ""}).onboard
+    if policy is not None and onboard is not None and _says(policy) == onboard.names:
+        robot = _aboard(onboard, robot, policy, output)
+        node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
     counterpart: Any = build(robot["counterpart"]) if robot.get("counterpart") else None
     try:
         if counterpart is not None:
@@ -62,18 +62,17 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
             counterpart.stop()
 
 
-def _belongs_aboard(made: Deployment, policy: str) -> bool:
-    """Whether it is for the robot's own computer: by the names of its actions."""
+def _says(policy: str) -> tuple[str, ...]:
+    """The names of its actions."""
     from embodied.core import checkpoint
 
-    act = json.loads((checkpoint.find(policy) / "spec.json").read_text())["act"]
-    return made.onboard is not None and tuple(act.get("names") or ()) == made.onboard.names
+    act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
+    return tuple(act.get("names") or ())
 
 
-def _aboard(made: Deployment, robot: Node, policy: str, output: Path) -> Node:
-    """`robot` with that policy on its own computer (where one plays it: for real)."""
-    assert made.onboard is not None
-    folder, export = output / "onboard", resolve(made.onboard.export)
+def _aboard(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
+    """`robot` with that policy on its own computer (where a counterpart plays it, on that)."""
+    folder, export = output / "onboard", resolve(onboard.export)
     told = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
     told["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
     if robot.get("counterpart"):
