@@ -109,8 +109,9 @@ class Plr(levels.Leveled):
             points, scores.tolist(), memos, strict=True
         ):
             self.rate(level, estimate, ret, value, number if kind == AGAIN else None)
-            if kind == AGAIN and self.settings.edits:
-                self.queue.append(self.edited(level))
+        again = np.array([kind == AGAIN for kind, _ in memos])
+        if self.settings.edits and again.any():  # together: a fraction of the time
+            self.queue.extend(self.levels.mutate(points[again], self.settings.edits, self.random))
 
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
@@ -124,9 +125,6 @@ class Plr(levels.Leveled):
             self.library.rate(number, score, best)
         else:
             self.taken += self.library.offer(level, score, best)
-
-    def edited(self, level: Floats) -> Floats:
-        return self.levels.mutate(level[None], self.settings.edits, self.random)[0]
 
     def metrics(self) -> dict[str, float]:
         kinds, count = np.array(self.kinds), len(self.library)
