@@ -38,10 +38,11 @@ NEWEST = 8  # violations that one batch can add to the memory
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma` is per tick, `risk_gamma` per decision of `ticks` ticks. The reflex (`above`, `release`,
-    `least`: policies.bresa) is armed after `calm` updates, or never (`reflex: false`). `violating`:
-    share of the risk critic's rows that come from the last `memory` violations. `task`: SAC's
-    settings; batch_size and gamma are those here."""
+    """`gamma` is per tick, `risk_gamma` per decision of `ticks` ticks. The reflex (`above`,
+    `release`, `least`: policies.bresa) is armed after `calm` updates, or never (`reflex: false`).
+    `violating`: share of the risk critic's rows that come from the last `memory` violations.
+    `penalty`: what a violation costs the task, for comparison (0: it never hears of one). `task`:
+    SAC's settings; batch_size and gamma are those here."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -57,6 +58,7 @@ class Config:
     recovery_lr: float = 3e-4
     violating: float = 0.1
     memory: int = 2048
+    penalty: float = 0.0
     hidden: tuple[int, ...] = (128, 128)
     task: SacConfig = field(default_factory=SacConfig)
 
@@ -119,7 +121,8 @@ class Bresa(Descent):
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if "violated" not in batch:
             raise ConfigError("this world does not say what a violation is: env=contact_maze")
-        metrics = self.task.update(batch)
+        cost = self.config.penalty * batch["violated"]
+        metrics = self.task.update({**batch, "reward": batch["reward"] - cost})
         rows = self._ticks(batch)
         self._remember(rows)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
