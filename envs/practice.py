@@ -181,6 +181,8 @@ class Practice(Wrapper):
                 if there:
                     self.ground.advance(only)
                 elif failed > self.config.states.tries:
+                    if bool(manual[row]):
+                        raise ConfigError(f"the script of goal {goal} does not get there (played)")
                     manual, failed = manual | only, 0
                     obs = self.env.reset(mask=only)
                 self.ground.rehome(only)

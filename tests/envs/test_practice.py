@@ -256,6 +256,12 @@ def test_a_script_that_fails_is_tried_again_and_then_somebody_comes() -> None:
     assert step.obs["state"].tolist() == [[0.0, 3.0]]
 
 
+def test_a_script_that_never_gets_there_is_said() -> None:
+    env = Practice(Config(SHORT, played={"1": script(0.0)}), Corridor(CorridorConfig()))
+    with pytest.raises(ConfigError, match="the script of goal 1 does not get there"):
+        env.reset(0)
+
+
 def test_others_wait_while_one_frees_itself() -> None:
     world = Corridor(CorridorConfig(2))
     env = Practice(Config(SHORT, primitive=script(-1.0)), world)
