@@ -117,6 +117,17 @@ class Episode:
         ]
 
     @property
+    def told(self) -> list[str]:
+        """The names of the numbers of its steps, but for stages of safety that never acted."""
+        said = [moment.numbers for moment in self.moments]
+        names = sorted({name for numbers in said for name in numbers})
+        return [
+            name
+            for name in names
+            if not name.startswith(SAFETY) or any(numbers.get(name) for numbers in said)
+        ]
+
+    @property
     def interventions(self) -> list[tuple[int, str]]:
         """The steps at which a stage of safety began to act, and its name."""
         began: list[tuple[int, str]] = []

@@ -49,7 +49,10 @@ def clustered(
     corners = corners[(a != b) & (b != c) & (c != a)]
     # The same three corners, whichever comes first, are the same triangle.
     turned = np.take_along_axis(corners, (corners.argmin(1)[:, None] + np.arange(3)) % 3, 1)
-    return places, np.unique(turned, axis=0)
+    # One number each: sorting rows takes several times as long.
+    size = len(places)
+    single = np.unique((turned[:, 0] * size + turned[:, 1]) * size + turned[:, 2])
+    return places, np.stack([single // size**2, single // size % size, single % size], 1)
 
 
 def creased(places: NDArray[np.float64], corners: NDArray[np.int64]) -> Mesh:

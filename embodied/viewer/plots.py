@@ -62,8 +62,7 @@ class Judged:
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`; a plot is made when there is first something to show."""
-        names = sorted({name for moment in episode.taken for name in moment.numbers})
-        for title, (members, stacked) in groups_of(names).items():
+        for title, (members, stacked) in groups_of(episode.told).items():
             if self.plots.get(title, (None, []))[1] != members:
                 self._begin(title, members)
             rows = np.array(

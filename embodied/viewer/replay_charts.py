@@ -31,7 +31,7 @@ class Lane:
 def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
     """Reward, its terms, what else is known of each step, and the actions of the first lane."""
     made: list[dict[str, Any]] = []
-    every = {name for lane in lanes for name in numbers_of(lane)}
+    every = {name for lane in lanes for name in lane.episode.told}
     terms = sorted(name for name in every if name.startswith(TERM))
     if terms and len(lanes) == 1:
         curves = [curve(lanes[0], name.removeprefix(TERM), name) for name in terms]
@@ -94,10 +94,6 @@ def steps_of(moments: Sequence[Moment]) -> list[int]:
 def numbers(values: Any) -> list[float | None]:
     """Numbers for JSON, which knows no NaN."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-
-
-def numbers_of(lane: Lane) -> set[str]:
-    return {name for moment in lane.episode.moments for name in moment.numbers}
 
 
 def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:

@@ -16,8 +16,10 @@ SIDE, EDGE = 360, 34
 CELLS = 24
 GROUND, INK, GRID = (255, 255, 255), (55, 65, 81), (226, 232, 240)
 SAMPLED, NOW = (0, 114, 178), (213, 94, 0)
-LARGE = 0.42
-"""Height of the map as a share of the distance that it is looked at from."""
+NEAR = 0.5
+"""Share of the way from the eye to what it looks at: nothing stands before the map."""
+LARGE, LEFT, LOW = 0.2, 0.13, 0.14
+"""Its side, and how far left of the middle and below it is, as shares of the distance to it."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,15 @@ class Board:
 
     @classmethod
     def beside(cls, eye: Eye) -> Board:
-        """To the left of what `eye` looks at, facing it."""
+        """Lower left of what `eye` looks at, facing it."""
         away = eye.target - eye.place
         distance = float(np.linalg.norm(away))
         away = away / distance
         right = np.cross(away, (0.0, 0.0, 1.0))
         right /= max(float(np.linalg.norm(right)), 1e-9)
         down = np.cross(away, right)
-        side = LARGE * distance
-        return cls(eye.target - 0.75 * side * right, right, down, away, side)
+        middle = eye.place + NEAR * distance * (away - LEFT * right + LOW * down)
+        return cls(middle, right, down, away, NEAR * LARGE * distance)
 
     @property
     def turn(self) -> Array:

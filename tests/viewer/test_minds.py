@@ -14,11 +14,12 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
+from embodied.rewards.watched import Captions, captioned
 from embodied.viewer.episode import Moment
 from embodied.viewer.launch import open_session
 from embodied.viewer.noise import coloured, grouped, noise_picture
 from embodied.viewer.saliency import heated, occluded, saliency
-from embodied.viewer.scored import SCORE
+from embodied.viewer.scored import SCORE, Unseen, lookout_of
 from embodied.viewer.viewer import Viewer
 from embodied.viewer.witness import Sight
 
@@ -143,6 +144,29 @@ def test_the_scored_picture_is_in_the_page(tmp_path: Path) -> None:
             page.mind.photo.label == f"what the reward scored at step 2: {now.numbers[SCORE]:.3f}"
         )
         assert page.judged.plots[SCORE][0].data[1][1] == pytest.approx(now.numbers[SCORE])
+
+
+class Reads:
+    """A reward that reads captions."""
+
+    frozen = True
+
+    def watch(self, env):
+        return captioned(env, Captions())
+
+
+class Plain:
+    """A reward that looks at nothing."""
+
+    frozen = True
+
+
+def test_rewards_that_need_more_than_a_picture_are_left_out() -> None:
+    env = build(REACH)
+    with pytest.raises(Unseen):
+        lookout_of(Reads(), env)
+    assert lookout_of(Plain(), env).take() is None
+    env.close()
 
 
 class Corner(Policy):

@@ -144,7 +144,7 @@ def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
 def deployed(folder: Path) -> Path:
     """Six steps as `embodied deploy` records them; safety acts in four of them."""
     spec = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-    ticks = torch.tensor([[0, 0], [4, 0], [5, 2], [1, 0], [0, 0], [0, 3]])
+    ticks = torch.tensor([[0, 0, 0], [4, 0, 0], [5, 2, 0], [1, 0, 0], [0, 0, 0], [0, 3, 0]])
     asked = torch.zeros(6, 7, dtype=torch.float64)
     left = asked.clone()
     left[1, 3] = -0.02
@@ -163,7 +163,7 @@ def deployed(folder: Path) -> Path:
         "interventions": ticks,
     }
     with EpisodeWriter(folder, spec) as writer:
-        writer.add(episode, info={"stages": ["workspace", "speed"], "fault": ""})
+        writer.add(episode, info={"stages": ["workspace", "speed", "torque"], "fault": ""})
     return folder
 
 

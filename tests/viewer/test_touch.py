@@ -140,13 +140,13 @@ def test_gestures_on_meshes_reach_the_world(viewer: Viewer) -> None:
 def test_a_ray_meets_the_map_where_it_points() -> None:
     eye = Eye(np.array([0.0, -2.0, 0.0]), np.zeros(3))
     board = Board.beside(eye)
-    # 0.42 of 2 m high, three quarters of that to the left.
-    assert board.side == pytest.approx(0.84)
-    np.testing.assert_allclose(board.middle, (-0.63, 0, 0), atol=1e-9)
-    point = board.middle + 0.21 * board.right + 0.1 * board.down
-    np.testing.assert_allclose(point, (-0.42, 0, -0.1), atol=1e-9)
+    # Half way, 1 m from the eye: a fifth of that large, 13 cm to the left and 14 cm below.
+    assert board.side == pytest.approx(0.2)
+    np.testing.assert_allclose(board.middle, (-0.13, -1, -0.14), atol=1e-9)
+    point = board.middle + 0.05 * board.right + 0.02 * board.down
+    np.testing.assert_allclose(point, (-0.08, -1, -0.16), atol=1e-9)
     hit = board.hit(eye.place, point - eye.place)
-    assert hit == pytest.approx((0.75, 0.5 + 0.1 / 0.84))
+    assert hit == pytest.approx((0.75, 0.6))
     assert board.hit(eye.place, np.array([1.0, 0.0, 0.0])) is None
     turned = np.zeros(3)
     mujoco.mju_rotVecQuat(turned, np.array([0.0, 1.0, 0.0]), board.turn)
