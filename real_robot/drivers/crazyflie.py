@@ -28,6 +28,13 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
 from real_robot.arm import Arm, Floats, Limits
+from real_robot.drivers.crazyflie_commands import (
+    emergency_stop,
+    full_state,
+    hover,
+    landing,
+    position,
+)
 from real_robot.drivers.crazyflie_link import Link
 from real_robot.drivers.crazyflie_state import FLIGHT, HEALTH, Health, refusal, stopped
 from real_robot.drivers.driver import Driver, DriverError
@@ -184,7 +191,7 @@ class Crazyflie(Driver):
         if self.link.connected:
             self._enter(Phase.CUT)
             for _ in range(3):
-                self.link.tell(lambda drone: drone.supervisor.send_emergency_stop())
+                self.link.tell(emergency_stop)
 
     def recover(self) -> None:
         """What still flies is left alone; a crashed one is asked to recover, a lost one is
@@ -335,17 +342,13 @@ class Crazyflie(Driver):
         self._sent[:], self._sent_at = q, now
         if self.config.onboard:
             self._hand_over(q)
-        send = {"position": _position, "full_state": _full_state, "hover": self._hover}
-        self.link.say("setpoint", send[self.config.command](place, yaw, rate))
-
-    def _hover(self, place: list[float], yaw: float, rate: Floats) -> Callable[[Any], None]:
-        """Velocities along its own axes, yaw rate (degrees/s), height."""
-        gain, here = self.config.place_gain, self._q
-        x, y = (rate[i] + gain * (place[i] - here[i]) for i in range(2))
-        turn = math.degrees(rate[3] + gain * (yaw - here[3]))
-        cos, sin = math.cos(here[3]), math.sin(here[3])
-        ahead, left = float(cos * x + sin * y), float(cos * y - sin * x)
-        return lambda drone: drone.commander.send_hover_setpoint(ahead, left, turn, place[2])
+        if self.config.command == "position":
+            command = position(place, yaw)
+        elif self.config.command == "full_state":
+            command = full_state(place, yaw, rate)
+        else:
+            command = hover(place, yaw, rate, self._q, self.config.place_gain)
+        self.link.say("setpoint", command)
 
     def _land(self) -> None:
         self._enter(Phase.LANDING)
@@ -353,17 +356,9 @@ class Crazyflie(Driver):
 
     def _order_landing(self) -> None:
         seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
-        ground, self._asked = self.ground, self.clock()
-
-        learned, self._learned, self._steady = self._learned, False, 0
-
-        def land(drone: Any) -> None:
-            if learned:
-                drone.param.set_value("policy.enable", 0)
-            drone.commander.send_notify_setpoint_stop()  # from here on its planner may
-            drone.high_level_commander.land(ground, seconds, yaw=None)
-
-        self.link.tell(land)
+        self._asked, learned = self.clock(), self._learned
+        self._learned, self._steady = False, 0
+        self.link.tell(landing(self.ground, seconds, learned))
 
     def _come_down(self) -> None:
         """Until it has landed; DriverError."""
@@ -387,18 +382,3 @@ class Crazyflie(Driver):
             if time.monotonic() > deadline:
                 raise self.link.error(f"it did not {what} (waited {self.config.patience:.0f} s)")
             time.sleep(0.01)
-
-
-def _position(place: list[float], yaw: float, rate: Floats) -> Callable[[Any], None]:
-    x, y, z = place
-    turned = math.degrees(yaw)
-    return lambda drone: drone.commander.send_position_setpoint(x, y, z, turned)
-
-
-def _full_state(place: list[float], yaw: float, rate: Floats) -> Callable[[Any], None]:
-    speed, turn = [float(each) for each in rate[:3]], math.degrees(float(rate[3]))
-    facing = [0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2)]
-    still = [0.0, 0.0, 0.0]
-    return lambda drone: drone.commander.send_full_state_setpoint(
-        place, speed, still, facing, 0.0, 0.0, turn
-    )
