@@ -34,17 +34,16 @@ class Asked:
 
     def values(self, tasks: Floats) -> Floats:
         """[n] of episodes at `tasks` [n, D]."""
-        if self.env is None:
-            self.env = build(self.node)
-        size = self.env.num_envs
-        parts = [self._some(tasks[at : at + size], size) for at in range(0, len(tasks), size)]
+        env: VecEnv = build(self.node) if self.env is None else self.env
+        self.env, size = env, env.num_envs
+        parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
         return np.concatenate(parts)
 
     @torch.no_grad()
-    def _some(self, tasks: Floats, size: int) -> Floats:
-        env, learner = self.env, self.learner
-        assert env is not None and isinstance(learner, Knowing)
-        rows = np.resize(tasks, (size, tasks.shape[1]))  # the last world is filled up
+    def _some(self, env: VecEnv, tasks: Floats) -> Floats:
+        learner = self.learner
+        assert isinstance(learner, Knowing)
+        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last world is filled up
         obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
         values = learner.worth(tt.to(obs, self.device))[: len(tasks)]
         return values.double().cpu().numpy()

@@ -111,8 +111,9 @@ def test_control_begins_where_explore_stopped(tmp_path: Path) -> None:
         return act(obs, first)
 
     rollout.actor = _Noting(act, noting)
+    loop: Any = parts.loop
     for _ in range(10):
-        parts.loop.advance()
+        loop.advance()
     assert told == [(True, True), *[(False, True)] * 4] * 2
 
 
