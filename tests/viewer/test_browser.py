@@ -179,37 +179,6 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Brow
             until(drawn)
 
 
-def test_the_cube_is_dragged_with_the_mouse(page: Browser, viewer: Viewer) -> None:
-    viewer.pause()
-    viewer.choose("demonstrator")
-    viewer.reset(3)
-    viewer.refresh()
-    page.resize(*WIDE)
-    names = viewer.session.witness.look.bodies()
-    cube = next(i for i, name in enumerate(names) if name.endswith("cube"))
-    at: list[tuple[float, float]] = []
-
-    def seen() -> bool:
-        """The only red in the page."""
-        picture = page.picture().astype(int)
-        red = (picture[..., 0] - picture[..., 1] > 90) & (picture[..., 0] - picture[..., 2] > 90)
-        found = np.argwhere(red[60:, 300:760])
-        at[:] = [(300 + np.median(found[:, 1]), 60 + np.median(found[:, 0]))] if len(found) else []
-        return bool(at)
-
-    until(seen)
-    x, y = at[0]
-    before = viewer.session.now.sight.places[cube].copy()
-    page.press_at(x, y)
-    for i in range(1, 9):
-        page.move_to(x, y - 8 * i)
-    until(lambda: viewer.session.held is not None)
-    until(lambda: viewer.session.now.sight.places[cube][2] > before[2] + 0.03)
-    page.let_go(x, y - 64)
-    until(lambda: viewer.session.held is None and not viewer.playing)
-    assert "cube pulled" in viewer.session.trial
-
-
 def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> None:
     viewer.reset(3)
     viewer.step(6)
