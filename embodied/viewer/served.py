@@ -48,19 +48,23 @@ Page = TypeVar("Page", bound=Served)
 
 def shown(door: Door, make: Callable[[Door], Page], block: bool) -> Page:
     """The page that `make` puts behind `door`, which is let go of where it cannot. With `block`, it
-    returns after Ctrl-C, with the page closed."""
+    returns after Ctrl-C, with the page closed; a Ctrl-C before there is a page ends the program."""
+    page: Page | None = None
     try:
         page = make(door)
-    except BaseException:
-        door.close()
-        raise
-    try:
         if block:
             page.wait()
+        return page
     except KeyboardInterrupt:
+        if not block:
+            raise
         # After the ^C that the terminal shows.
         print("\nviewer closed", flush=True)
+        if page is None:
+            raise SystemExit(0) from None
+        return page
     finally:
-        if block:
+        if page is None:
+            door.close()
+        elif block:
             page.close()
-    return page
