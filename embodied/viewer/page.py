@@ -46,7 +46,7 @@ class Refresh:
         self.stale = False
         self.draw()
         end = time.monotonic()
-        # By the clock, not from whenever it was late, or a rate of 30 would be one of 25.
+        # By the clock, not from whenever it was late, or a rate of 40 would be one of 30.
         begun = self.due if start - self.due < self.period else start
         self.due = max(begun + self.period, end + (end - start) * (1 / self.share - 1))
 
@@ -77,7 +77,7 @@ class Page:
         self.sights = Sights(server, self.session, alone=self.stage.empty)
         self._bind(self.sights.heat.switch, lambda _: self.changed())
         self.parts = [
-            Refresh(self._draw_stage, 1 / 30, share=0.5),
+            Refresh(self._draw_stage, 1 / 40, share=0.5),
             Refresh(self._draw_status, 0.1),
             Refresh(self.sights.pictures, 0.1),
             Refresh(self._draw_plots, 0.2),
