@@ -38,8 +38,10 @@ class Process:
         self.process.stdin.flush()
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < deadline:
-            if select.select([self.process.stdout], [], [], 0.1)[0]:
-                return json.loads(self.process.stdout.readline())
+            if select.select([self.process.stdout], [], [], 0.1)[0] and (
+                line := self.process.stdout.readline()  # empty: it has ended
+            ):
+                return json.loads(line)
         self.stop()
         raise DriverError(f"the counterpart of the {self.name} did not start")
 
