@@ -59,6 +59,7 @@ def mjcf() -> str:
     jaw = 'type="box" size="0.02 0.004 0.012" rgba="0.2 0.2 0.22 1"'
     return f"""
 <mujoco model="small arm">
+  <compiler angle="radian"/>
   <option timestep="0.0025" integrator="implicitfast"/>
   <default><joint armature="0.01" damping="0.05"/><geom density="700" contype="0"/></default>
   <worldbody>

@@ -199,9 +199,9 @@ def test_who_kills_deploy_leaves_an_arm_at_rest(
 
 
 def trained(folder: Path, **env: Any) -> Path:
-    """A run folder of a policy for the simulated FR3, as `embodied train` leaves it."""
-    world = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 4, **env}
-    spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+    """A run folder of a policy (for the simulated FR3), as `embodied train` leaves it."""
+    world = env or {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 4}
+    spec = build({**world, "num_envs": 1}).spec
     policy = build({"_target_": "policies.flow.Flow", "width": 32, "chunk": 2}, spec=spec)
     save(folder / "checkpoints" / "00000000", policy, 0)
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
@@ -227,6 +227,9 @@ def test_a_check_says_what_fits_and_what_does_not(
     assert code == 1 and "FAIL observations" in text and "goal_x" in text
     code, text = robot(capsys, "check", "robot=so101_fake", f"policy={run}")
     assert code == 1 and "q6" in text, "another robot's policy"
+    its_own = trained(tmp_path / "small", _target_="envs.so101.So101", num_envs=4)
+    code, text = robot(capsys, "check", "robot=so101_fake", f"policy={its_own}")
+    assert code == 0 and "ok   parity" in text and "not of the arm: goal_x" in text, text
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.fresh.hold=0.06")
     assert code == 1 and "FAIL freshness" in text
     weights = run / "checkpoints" / "00000000" / "policy.safetensors"

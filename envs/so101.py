@@ -1,0 +1,161 @@
+"""So101: small servo arms that bring their tool to a goal, by the controller of the real arm.
+
+The rods of `embodied.embodiments.so101`, with position servos whose stiffness differs from episode
+to episode, as that of cheap servos does from arm to arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Leaf, Spec
+from embodied.embodiments import so101, so101_delta
+from embodied.embodiments.so101_delta import So101Delta
+from envs.mujoco import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
+
+JOINTS = len(so101.JOINTS)
+TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most
+NEAR = 0.015  # m
+RANGES: Mapping[str, tuple[float, float]] = {
+    "goal_x": (0.18, 0.32),  # m
+    "goal_y": (-0.16, 0.16),
+    "goal_z": (0.04, 0.20),
+    "stiffness": (0.5, 2.0),  # of the servos, times that of the model
+}
+NAMES = (
+    *(f"{what}{i}" for what in ("q", "dq") for i in range(1, JOINTS + 1)),
+    *(f"{what}_{axis}" for what in ("tool", "lead") for axis in "xyz"),
+    "width",
+    *(f"{what}_{axis}" for what in ("goal", "goal_from_tool") for axis in "xyz"),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`ranges` narrows or widens task parameters by name; `horizon` is in control steps (20 Hz)."""
+
+    num_envs: int = 16
+    reward: Literal["sparse", "shaped"] = "sparse"
+    horizon: int = 60
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    threads: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key, (low, high) in self.ranges.items():
+            if key not in RANGES:
+                raise ConfigError(f"ranges: no parameter {key!r}{nearest(key, RANGES)}")
+            if low > high:
+                raise ConfigError(f"ranges: {key} goes from {low} down to {high}")
+
+
+class So101(MujocoVecEnv):
+    """B arms, each with a goal in the air: success is the tool within 15 mm of it."""
+
+    draws = JOINTS
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.controller = config, So101Delta(so101_delta.Config())
+        ranges = {**RANGES, **config.ranges}
+        self._low = np.array([low for low, _ in ranges.values()])
+        self._span = np.array([high for _, high in ranges.values()]) - self._low
+        dt = self.controller.config.dt
+        model = _model()
+        super().__init__(
+            model,
+            _spec(self.controller),
+            config.num_envs,
+            substeps=round(dt / model.opt.timestep),
+            horizon=config.horizon,
+            threads=config.threads,
+            seed=config.seed,
+            name="so101_reach",
+        )
+        begun = self.controller.begin(so101.HOME[None], np.zeros(1))
+        for key, value in begun.items():
+            self.memory[key] = np.zeros((config.num_envs, *value.shape[1:]))
+
+    def control(self, action: Floats) -> None:
+        reference = {**self.memory}
+        joints, width, moved = self.controller(action, self.batch.qpos[:, :JOINTS], reference)
+        for key, value in moved.items():
+            self.memory[key][:] = value
+        self.batch.ctrl[:, :JOINTS], self.batch.ctrl[:, JOINTS] = joints, width
+
+    def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
+        q, goal = self.batch.qpos[rows], self.goals(rows)
+        tool = so101.forward(q[:, :JOINTS])[0]
+        parts = [q[:, :JOINTS], self.batch.qvel[rows, :JOINTS], tool]
+        parts += [self.memory["place"][rows] - tool, q[:, JOINTS:], goal, goal - tool]
+        return {"state": np.concatenate(parts, 1).astype(np.float32)}
+
+    def outcome(self, action: Floats) -> Outcome:
+        every = np.arange(self.num_envs)
+        tool = so101.forward(self.batch.qpos[:, :JOINTS])[0]
+        far = np.linalg.norm(tool - self.goals(every), axis=1)
+        won = far < NEAR
+        reward = won * 1.0
+        if self.config.reward == "shaped":
+            reward = np.where(won, 1.0, 0.1 * (1 - np.tanh(far / 0.1)))
+        return Outcome(reward, won, {"success": won})
+
+    def place(self, rows: Rows, draws: Floats) -> None:
+        q, width = so101.HOME + TURNED * (2 * draws - 1), np.full(len(rows), so101.OPEN / 2)
+        for key, value in self.controller.begin(q, width).items():
+            self.memory[key][rows] = value
+        self.batch.qpos[rows, :JOINTS], self.batch.qpos[rows, JOINTS] = q, width
+        self.batch.ctrl[rows, :JOINTS], self.batch.ctrl[rows, JOINTS] = q, width
+        self.batch.mocap_pos[rows, 0] = self.goals(rows)
+
+    def retask(self, rows: Rows) -> None:
+        times = self.native(rows)[:, 3:]
+        for name, index, sign in (("actuator_gainprm", 0, 1), ("actuator_biasprm", 1, -1)):
+            stiffness = getattr(self.model, name)[:JOINTS, index]
+            assert (sign * stiffness > 0).all()
+            self.batch.expand(name)[rows, :JOINTS, index] = times * stiffness
+
+    def native(self, rows: Rows) -> Floats:
+        """Task parameters [n, 4] of `rows`, in the units of `RANGES`."""
+        return self._low + self.task[rows] * self._span
+
+    def goals(self, rows: Rows) -> Floats:
+        """Where the tools of `rows` should be [n, 3], m."""
+        return self.native(rows)[:, :3]
+
+    def describe(self, row: int = 0) -> str:
+        one = np.array([row])
+        tool = so101.forward(self.batch.qpos[one, :JOINTS])[0]
+        return f"The tool is at {_words(tool[0])}, the goal at {_words(self.goals(one)[0])}."
+
+
+def _words(place: Floats) -> str:
+    x, y, z = 100 * place
+    return f"x {x:.1f}, y {y:.1f}, z {z:.1f} cm"
+
+
+def _spec(controller: So101Delta) -> Spec:
+    vector = tuple(RANGES)
+    return Spec(
+        obs={"state": Leaf((len(NAMES),), names=NAMES)},
+        act=action_leaf(controller.names),
+        dt=controller.config.dt,
+        task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
+        text="move the tool to the green ball",
+    )
+
+
+def _model() -> mujoco.MjModel:
+    """The arm of rods, and a ball that shows the goal and touches nothing."""
+    spec = mujoco.MjSpec.from_string(so101.mjcf())
+    ball = spec.worldbody.add_body(name="goal", mocap=True)
+    sphere = mujoco.mjtGeom.mjGEOM_SPHERE
+    size, green = [NEAR, 0, 0], [0.2, 0.7, 0.35, 0.6]
+    ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
+    return spec.compile()
