@@ -12,6 +12,7 @@ from embodied.core.spec import Leaf
 from envs.pointcloud import Pinhole
 
 Image = NDArray[np.uint8]
+Point = tuple[float, float, float]
 
 
 class NoDisplay(RuntimeError):
@@ -110,6 +111,17 @@ def _measuring(model: mujoco.MjModel, width: int, height: int) -> mujoco.Rendere
         screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize = kept
     renderer.enable_depth_rendering()
     return renderer
+
+
+def looking(place: Point, target: Point, up: Point = (0.0, 0.0, 1.0)) -> list[float]:
+    """Quaternion of a camera (it looks along its own -z, y up) at `place` facing `target`."""
+    back = np.subtract(place, target)
+    back = back / np.linalg.norm(back)
+    right = np.cross(up, back)
+    right /= np.linalg.norm(right)
+    quat = np.empty(4)
+    mujoco.mju_mat2Quat(quat, np.stack([right, np.cross(back, right), back], 1).ravel())
+    return quat.tolist()
 
 
 def _camera(model: mujoco.MjModel, name: str | None) -> int | str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import mujoco
-import numpy as np
 
 from embodied.embodiments import fr3
+from envs.cameras import Point, looking
 from envs.tasks.task import Task
 
 # Contact groups: objects and table touch everything, the robot does not touch itself.
 OBJECT, ROBOT = 1, 2
-Point = tuple[float, float, float]
 
 
 def compile_scene(task: Task, pictures: bool) -> mujoco.MjModel:
@@ -147,20 +146,9 @@ def _decoration(
 
 def _cameras(spec: mujoco.MjSpec) -> None:
     place = (1.50, -0.80, 0.85)
-    front = _looking(place, (0.36, 0.0, 0.24), (0.0, 0.0, 1.0))
+    front = looking(place, (0.36, 0.0, 0.24), (0.0, 0.0, 1.0))
     spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
     # On the hand, looking down past the fingers, which stand at the picture's lower edge.
     place = (0.085, 0.0, 0.01)
-    wrist = _looking(place, (0.035, 0.0, 0.14), (1.0, 0.0, 0.0))
+    wrist = looking(place, (0.035, 0.0, 0.14), (1.0, 0.0, 0.0))
     spec.body("hand").add_camera(name="wrist", pos=place, quat=wrist, fovy=75)
-
-
-def _looking(place: Point, target: Point, up: Point) -> list[float]:
-    """Quaternion of a camera (it looks along its own -z, y up) at `place` facing `target`."""
-    back = np.subtract(place, target)
-    back = back / np.linalg.norm(back)
-    right = np.cross(up, back)
-    right /= np.linalg.norm(right)
-    quat = np.empty(4)
-    mujoco.mju_mat2Quat(quat, np.stack([right, np.cross(back, right), back], 1).ravel())
-    return quat.tolist()

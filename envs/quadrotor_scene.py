@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.embodiments.crazyflie import BOX, Vehicle
-from envs.cameras import Cameras, Image
+from envs.cameras import Cameras, Image, looking
 
 PROPELLER = 0.023
 """Radius, m."""
@@ -19,7 +19,7 @@ BLUE, ORANGE, DARK, PALE = (
 )
 
 
-EYE = [1.1, -0.5, 0.45]
+EYE = (1.1, -0.5, 0.45)
 """Where the camera is, m."""
 
 
@@ -53,20 +53,12 @@ def compile_scene(vehicle: Vehicle) -> mujoco.MjModel:
     spec.visual.map.znear = 0.005
     world = spec.worldbody
     world.add_light(pos=[0.5, -0.5, 3.0], dir=[-0.15, 0.15, -1.0], diffuse=[0.6] * 3)
-    world.add_camera(name="front", pos=EYE, xyaxes=_looking(EYE), fovy=40)
+    world.add_camera(name="front", pos=EYE, quat=looking(EYE, (0.0, 0.0, 0.0)), fovy=40)
     _stage(spec)
     body = world.add_body(name="quadrotor")
     body.add_freejoint()
     _vehicle(body, vehicle)
     return spec.compile()
-
-
-def _looking(place: list[float]) -> list[float]:
-    """The x and y axes of a camera at `place` that looks at the target."""
-    back = np.array(place) / np.linalg.norm(place)
-    right = np.cross([0.0, 0.0, 1.0], back)
-    right /= np.linalg.norm(right)
-    return [*right, *np.cross(back, right)]
 
 
 def _stage(spec: mujoco.MjSpec) -> None:

@@ -18,6 +18,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101, so101_delta
 from embodied.embodiments.so101_delta import So101Delta
+from envs.cameras import looking
 from envs.mujoco import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 
 JOINTS = len(so101.JOINTS)
@@ -152,8 +153,13 @@ def _spec(controller: So101Delta) -> Spec:
 
 
 def _model() -> mujoco.MjModel:
-    """The arm of rods, and a ball that shows the goal and touches nothing."""
+    """The arm of rods in the light, and a ball that shows the goal and touches nothing."""
     spec = mujoco.MjSpec.from_string(so101.mjcf())
+    spec.worldbody.add_light(pos=[0.8, -0.6, 1.2], dir=[-0.6, 0.5, -1.0])
+    spec.visual.headlight.ambient = [0.5] * 3
+    place = (0.62, -0.42, 0.4)
+    front = looking(place, (0.16, 0.0, 0.1))
+    spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
     ball = spec.worldbody.add_body(name="goal", mocap=True)
     sphere = mujoco.mjtGeom.mjGEOM_SPHERE
     size, green = [NEAR, 0, 0], [0.2, 0.7, 0.35, 0.6]
