@@ -25,6 +25,7 @@ from real_robot.counterparts.crazyflie_firmware import Config as FirmwareConfig
 from real_robot.counterparts.crazyflie_firmware import Firmware, Measured
 from real_robot.counterparts.crazyflie_server import Server
 from real_robot.counterparts.crazyflie_setpoint import Setpoint, Vector
+from real_robot.counterparts.played import Pace
 from real_robot.seen import Seer
 
 STEP = 0.01  # s of physics, and between two looks of the firmware
@@ -158,7 +159,7 @@ class Air:
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         torch.set_num_threads(1)
-        self.config, self.body = config, Flown(config)
+        self.config, self.body, self.pace = config, Flown(config), Pace(STEP, BEHIND)
         made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
         self.firmware = Firmware(made, self.body, 0.0)
         onboard = self.body.onboard
@@ -177,13 +178,11 @@ class Air:
 
     def serve(self, over: threading.Event) -> None:
         """Until `over`."""
-        due = time.monotonic()
         while not over.is_set():
-            due = max(due, time.monotonic() - BEHIND)
-            if due <= time.monotonic():  # one, and then it listens: it may be too slow to catch up
+            left = self.pace.due - time.monotonic()
+            if left <= 0:  # one, and then it listens: it may be too slow to catch up
                 self.step()
-                due += STEP
-            left = max(0.0, due - time.monotonic())
+                left = self.pace.next()
             if select.select([self.socket], [], [], left)[0]:
                 self._hear()
         self.socket.close()

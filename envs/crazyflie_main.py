@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
-from embodied.core.build import parse
 from envs.crazyflie import Config
 from envs.crazyflie_flown import PLACES, Air
-from real_robot.mailbox import memory_folder
+from real_robot.counterparts.played import answer, settings
 
 AGE = 1.0  # s: a busy machine is no fault here
 
 
-def main() -> None:
-    """Say where it can be reached, and fly."""
-    config: Config = parse(Config, json.loads(sys.stdin.readline()), "counterpart")
-    with tempfile.TemporaryDirectory(prefix="crazyflie-", dir=memory_folder()) as folder:
-        air = Air(config, Path(folder) if config.external else None)
-        said: dict[str, Any] = {"uri": air.uri}
-        if config.external:
-            target = "real_robot.seen.Seen"
-            said["tracker"] = {"_target_": target, "folder": folder, "names": PLACES, "age": AGE}
-        over = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-        print(json.dumps(said), flush=True)
-        air.serve(over)
+def main(folder: str) -> None:
+    """Say where it can be reached, and fly; a tracker's numbers are in `folder`."""
+    config = settings(Config)
+    air = Air(config, Path(folder) if config.external else None)
+    said: dict[str, Any] = {"uri": air.uri}
+    if config.external:
+        target = "real_robot.seen.Seen"
+        said["tracker"] = {"_target_": target, "folder": folder, "names": PLACES, "age": AGE}
+    over = threading.Event()
+    threading.Thread(target=answer, args=(said, air.pace.behind, over), daemon=True).start()
+    air.serve(over)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -8,8 +8,7 @@ control loop, and shake the arm.
 
 from __future__ import annotations
 
-import json
-import os
+import secrets
 import select
 import sys
 import threading
@@ -23,15 +22,17 @@ import numpy as np
 from franky_sim import SimulationServer
 from franky_sim.mujoco_simulator import MujocoSimulator
 
-from embodied.core.build import build, parse
+from embodied.core.build import build
 from envs.fr3_world import addresses, mocaps
-from envs.franky import SETTINGS, Config
+from envs.franky import Config
 from envs.franky_hand import answer_all
 from envs.wired import Wired
+from real_robot.counterparts.played import Pace, answer, settings
 from real_robot.seen import Seer
 
 STEP = 0.001  # s of physics
 LOOK = 0.01  # s from one look at the things to the next
+AGE = 1.0  # s: a busy machine is no fault here
 ANSWER = 0.02  # s that a step waits for the controller at most: it may be gone
 BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes on late
 
@@ -69,14 +70,16 @@ class Things:
 
 
 def main(folder: Path) -> None:
-    """Until standard input ends."""
-    config: Config = parse(Config, json.loads((folder / SETTINGS).read_text()), "franky")
+    """Until standard input ends. What stands there is told of in `folder`."""
+    config = settings(Config)
+    host = config.host if config.host else _address()
+    said: dict[str, Any] = {"host": host}
     things = None if config.world is None else Things(build(config.world), folder, config.seed)
     with MujocoSimulator() as sim:
         sim.add_robot(initial_q=config.q, initial_hand_width=config.width)
         if things is not None:
             things.put(sim.worldbody)
-        with SimulationServer(sim, hostname_candidates=[config.host]) as server:
+        with SimulationServer(sim, hostname_candidates=[host]) as server:
             model, data = _pinched(sim)
             for robot in server.robot_servers:
                 if robot.gripper_server is not None:
@@ -84,9 +87,13 @@ def main(folder: Path) -> None:
             if things is not None:
                 things.begin(model, data)
                 things.look(model, data)
-            names = [] if things is None else list(things.world.names)
-            print(json.dumps({"host": config.host, "names": names}), flush=True)
-            _run(server, (lambda: things.look(model, data)) if things is not None else None)
+                said["senses"] = {
+                    "_target_": "real_robot.seen.Seen",
+                    "folder": str(folder),
+                    "names": things.world.names,
+                    "age": AGE,
+                }
+            _run(server, said, (lambda: things.look(model, data)) if things is not None else None)
 
 
 def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -97,10 +104,9 @@ def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
     return model, data
 
 
-def _run(server: SimulationServer, look: Any) -> None:
-    over = threading.Event()
-    threading.Thread(target=_await_end, args=(over,), daemon=True).start()
-    due = looked = time.monotonic()
+def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
+    over, pace, looked = threading.Event(), Pace(STEP, BEHIND), time.monotonic()
+    threading.Thread(target=answer, args=(said, pace.behind, over), daemon=True).start()
     while not over.is_set():
         server.run_once(realtime=False)
         _await_answer(server)
@@ -108,9 +114,7 @@ def _run(server: SimulationServer, look: Any) -> None:
         if look is not None and now - looked >= LOOK:
             looked = now
             look()
-        due = max(due + STEP, now - BEHIND)
-        if due > now:
-            time.sleep(due - now)
+        time.sleep(pace.next())
 
 
 def _await_answer(server: SimulationServer) -> None:
@@ -122,10 +126,9 @@ def _await_answer(server: SimulationServer) -> None:
             select.select([wire], [], [], ANSWER)
 
 
-def _await_end(over: threading.Event) -> None:
-    while os.read(0, 256):
-        pass
-    over.set()
+def _address() -> str:
+    """A loopback address that nobody else is likely to have."""
+    return "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Child:
         """Whether it has died since the last look; `died` says how."""
         if self.process is None or self.died or self.process.poll() is None:
             return False
-        code, words = self.process.returncode, self._last_words()
+        code, words = self.process.returncode, last_words(self.log)
         how = _signal(-code) if code < 0 else f"exit status {code}"
         self.died = f"the {self.name} process died ({how}){': ' + words if words else ''}"
         return True
@@ -74,11 +74,13 @@ class Child:
             self.process.wait()
         self.process = None
 
-    def _last_words(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - 2000))
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
+
+def last_words(path: Path) -> str:
+    """The last line of a log, as far as it can be shown."""
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - 2000))
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
 
 
 def _signal(number: int) -> str:

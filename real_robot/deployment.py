@@ -79,7 +79,7 @@ class Deployment:
     `goal_within` m of the goal (`goal_x`, `goal_y`, `goal_z` given or sensed). `recording` is a
     folder for a dataset of what was done (empty: none). `dry`: all is done, but the arm is held
     where it stands, and an imaginary one follows. `counterpart` is a node of something with
-    `start() -> settings of the driver` and
+    `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     `onboard`: what the robot's own computer can run (None: nothing of ours).
     """

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from real_robot.counterparts.played import Pace
+
 TYPES = {
     "timestamp": "DOUBLE",
     "actual_q": "VECTOR6D",
@@ -45,7 +47,7 @@ class FakeUR:
 
     def __init__(self, frequency: float = 125.0, q: Sequence[float] = START) -> None:
         self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
-        self.frequency = frequency
+        self.frequency, self.pace = frequency, Pace(1 / frequency)
         self.split = self.mute = self.garble = False
         self.protocol, self.bits, self.mode = 2, 1, 7
         self.q, self.dq = list(q), [0.0] * 6
@@ -94,13 +96,13 @@ class FakeUR:
         with selectors.DefaultSelector() as doors:
             for number, door in self._ports.items():
                 doors.register(door, selectors.EVENT_READ, number)
-            due = time.monotonic()
+            wait = self.pace.next()
             while not self._over.is_set():
-                for key, _ in doors.select(max(0.0, due - time.monotonic())):
+                for key, _ in doors.select(wait):
                     self._visit(key.data)
-                if time.monotonic() >= due:
-                    due += 1 / self.frequency
+                if (wait := self.pace.due - time.monotonic()) <= 0:
                     self._tick()
+                    wait = self.pace.next()
 
     def _visit(self, number: int) -> None:
         visitor, _ = self._ports[number].accept()

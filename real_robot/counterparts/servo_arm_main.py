@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
-from embodied.core.build import parse
+from real_robot.counterparts.played import answer, settings
 from real_robot.counterparts.servo_arm import Config
 from real_robot.counterparts.servo_bus import FakeBus
 
 
 def main() -> None:
-    """Say where the wire is, and play the servos."""
-    config: Config = parse(Config, json.loads(sys.stdin.readline()), "counterpart")
+    """Say where the wire is, and play the servos: they are where the clock says, never late."""
+    config = settings(Config)
     with FakeBus(config.protocol, config.ticks, config.faults, config.seed) as bus:
-        print(json.dumps({"port": bus.path}), flush=True)
-        sys.stdin.read()
+        answer({"port": bus.path})
 
 
 if __name__ == "__main__":

@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from embodied.commands.deploy import Pace
+from real_robot.counterparts import played
 from real_robot.counterparts.process import Process
+from real_robot.counterparts.servo_arm import Config, ServoArm
+from real_robot.counterparts.ur_arm import Config as UrConfig
+from real_robot.counterparts.ur_arm import UrArm
 from real_robot.drivers.driver import DriverError
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """No settings."""
+class Settings:
+    """None that anyone knows."""
+
+    wrong: int = 1
 
 
 def test_one_that_ends_without_a_word_did_not_start() -> None:
-    process = Process("__future__", Nothing(), "arm")  # a module that says nothing and ends
-    with pytest.raises(DriverError, match="the counterpart of the arm did not start"):
+    process = Process("__future__", Settings(), "arm")  # a module that says nothing and ends
+    with pytest.raises(DriverError, match=r"the counterpart of the arm did not start$"):
         process.start()
-    assert process.process is None
+    assert process.process is None and not process.folder.exists()
+
+
+def test_the_last_words_of_one_that_does_not_start_are_told() -> None:
+    process = Process("real_robot.counterparts.ur_arm_main", Settings(), "UR")
+    with pytest.raises(DriverError, match=r'the UR did not start: .*no setting "wrong"'):
+        process.start()
+
+
+def test_one_that_died_is_told_of_and_leaves_nothing() -> None:
+    arm = ServoArm(Config("dynamixel", (2048.0,)))
+    assert Path(arm.start()["port"]).exists()
+    assert arm.behind() == 0.0, "servos are where the clock says"
+    folder, pid = arm.folder, arm.pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DriverError, match="the servo arm does not answer"):
+        arm.behind()
+    assert pid and not arm.pid
+    arm.stop()
+    assert not folder.exists()
+
+
+def test_a_machine_that_had_no_time_for_it_is_told_of() -> None:
+    arm = UrArm(UrConfig((0.0, -1.5, 1.5, -1.5, -1.5, 0.0)))
+    arm.start()
+    try:
+        assert arm.behind() < 30.0
+        pace = Pace(arm.behind)
+        pace.began -= 100.0
+        assert 0.5 < pace.share() <= 1.2, "of a hundred seconds it has not lost many"
+    finally:
+        arm.stop()
+
+
+def test_time_that_is_not_caught_up_with_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 0.1 s, of which 0.5 s are caught up with; the machine has 3 s for other things."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = played.Pace(0.1, 0.5)
+    seen = Pace(pace.behind)
+    assert pace.next() == pytest.approx(0.1) and pace.behind() == 0
+    now = 103.0  # due at 100.2 after this step, 2.8 s late: 2.3 are lost
+    assert pace.next() == 0.0 and pace.lost == pytest.approx(2.3)
+    assert pace.behind() == pytest.approx(2.8)
+    for _ in range(5):  # it catches up: 5 steps, and it is where it should be but for the 2.3
+        assert pace.next() == 0.0 or pace.due >= now
+    assert pace.next() == pytest.approx(0.1) and pace.behind() == pytest.approx(2.3)
+    now = 104.0  # 2.3 of 4 s were lost, and 0.9 of the last one are yet to be caught up with
+    assert seen.share() == pytest.approx(1 - 3.2 / 4)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
+SLOW = 0.95  # of real time: what a played robot that is slower did is not the policy's doing
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +102,7 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
 
     from embodied.commands.deploy.session import Session, Stopped
     from real_robot.desk import DeskError
+    from real_robot.drivers.driver import DriverError
     from real_robot.tool import ToolError, default_folder
 
     made = replace(
@@ -109,8 +112,9 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
         dry=site.deployment.dry or node["dry"],
     )
     folder = Path(node["folder"]) if node["folder"] else default_folder()
-    problem = ""
+    problem, share = "", 1.0
     try:
+        pace = Pace(site.behind)
         with Session(folder, made, output, Live()) as session:
             try:
                 print(f"starting in {folder} ...", flush=True)
@@ -118,6 +122,7 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
                 print(f"to watch it: embodied view robot{elsewhere}", flush=True)
                 session.ready()
                 if _agreed(node, made.robot, made.dry):
+                    pace = Pace(site.behind)
                     session.run(node["episodes"], node["seconds"], node["home"])
             except Stopped as error:
                 problem = str(error)
@@ -125,9 +130,13 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
             except KeyboardInterrupt:
                 print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
                 session.stop()
-    except (DeskError, ToolError) as error:
+            try:
+                share = pace.share()
+            except DriverError as error:
+                problem = f"{problem}; {error}" if problem else str(error)
+    except (DeskError, ToolError, DriverError) as error:
         raise ConfigError(str(error)) from error
-    _tell(session, output, problem)
+    _tell(session, output, problem, share)
     if problem:
         raise ConfigError(problem)
     if not site.played:
@@ -170,9 +179,21 @@ def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
     )
 
 
-def _tell(session: Session, output: Path, problem: str) -> None:
+class Pace:
+    """How fast the world of a played robot goes; `behind` tells the s that it has lost."""
+
+    def __init__(self, behind: Callable[[], float]) -> None:
+        self.behind = behind
+        self.began, self.lost = time.monotonic(), behind()
+
+    def share(self) -> float:
+        """Of real time, since it was made: 1 for a robot that is there."""
+        return 1 - (self.behind() - self.lost) / (time.monotonic() - self.began)
+
+
+def _tell(session: Session, output: Path, problem: str, pace: float) -> None:
     """The summary, on the screen and as a file, and what to type next."""
-    about = session.summary() | {"problem": problem}
+    about = session.summary() | {"problem": problem, "pace": round(pace, 3)}
     (output / "summary.json").write_text(json.dumps(about, indent=1))
     print()
     for number, each in enumerate(session.episodes, 1):
@@ -180,6 +201,11 @@ def _tell(session: Session, output: Path, problem: str) -> None:
         print(f"  episode {number}: {each.seconds:.1f} s, {each.end}, {kept}")
     if about["successes"] is not None:
         print(f"  success  {about['successes']} of {len(session.episodes)}")
+    if pace < SLOW:
+        print(
+            f"  pace     the simulated robot ran at {pace:.2f} of real time: figures are of the "
+            "machine, not of the policy"
+        )
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):
         print(f"next: embodied demos info {output / 'recording'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ class Site:
     trained: Node | None
     played: bool
     """Whether a counterpart plays the robot, or a simulation is it."""
+    behind: Callable[[], float] = lambda: 0.0
+    """s that the counterpart's world has lost to real time so far. DriverError."""
 
 
 @contextmanager
@@ -56,7 +58,10 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
             policy = _scripted(node, robot, output)
         made = Deployment.parse({**robot, "policy": str(Path(policy).resolve())})
         trained = None if trained is script else trained
-        yield Site(made, trained, counterpart is not None or hasattr(driver, "world"))
+        if counterpart is None:
+            yield Site(made, trained, hasattr(driver, "world"))
+        else:
+            yield Site(made, trained, True, counterpart.behind)
     finally:
         if counterpart is not None:
             counterpart.stop()
