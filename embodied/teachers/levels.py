@@ -83,6 +83,7 @@ class Config(teacher.Config):
 class Leveled(teacher.Teacher):
     """Subclasses say which levels (`choose`)."""
 
+    needs = frozenset({"levels"})
     remembered = ("recent",)
 
     def __init__(

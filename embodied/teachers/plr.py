@@ -54,7 +54,7 @@ class Plr(levels.Leveled):
     """What it remembers of an episode is its kind (new, again, edit) and the number of its level in
     the library (-1: not from there)."""
 
-    needs = frozenset({"estimates"})
+    needs = levels.Leveled.needs | {"estimates"}
     remembered = (*levels.Leveled.remembered, "queue", "kinds", "taken")
 
     def __init__(

@@ -39,6 +39,7 @@ class Config(teacher.Config):
 class Privilege(Teacher):
     """`level` is p, in whole steps below `first`, so that it ends at exactly 0."""
 
+    needs = frozenset({"help"})
     remembered = ("level", "recent")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:

@@ -49,7 +49,7 @@ class Regretful(Leveled, Networked):
     is its return, in the world's own units; a memo is the round, the level in it, and who plays.
     """
 
-    needs = frozenset({"rival"})
+    needs = Leveled.needs | {"rival"}
     remembered = (*Leveled.remembered, "round", "made", "given", "returns", "how")
 
     def __init__(

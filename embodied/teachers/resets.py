@@ -23,7 +23,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.teachers.diary import Diary
 from embodied.teachers.space import Floats
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Outcome, bounded
 from embodied.teachers.trajectories import Trajectories, play
 
 TRAINED = "policies.trained.Trained"
@@ -123,12 +123,13 @@ class ResetDistribution(ABC):
             self.learn(began[kept].tolist(), scores[kept], memos)
 
     def scores(self, began: Any, outcome: Outcome) -> Floats:
-        """[n] in [0, 1]; NaN stays NaN."""
+        """[n] in [0, 1]; NaN where there is no number."""
         if self.config.signal == "success":
-            return outcome.success.double().cpu().numpy().clip(0, 1)
+            return bounded(outcome.success.double().cpu().numpy())
         ahead = self.paths.after[began].double().numpy()
         ret = outcome.ret.double().cpu().numpy()
-        return np.where(ahead > 0, ret / np.where(ahead > 0, ahead, 1), ret >= ahead).clip(0, 1)
+        share = np.where(ahead > 0, ret / np.where(ahead > 0, ahead, 1), ret >= ahead)
+        return bounded(np.where(np.isfinite(ret), share, np.nan))
 
     def passed(self, steps: int) -> None:
         """So many more environment steps are done."""

@@ -12,6 +12,7 @@ as the run's policy is Explore; Control is the second student (rivals.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
@@ -48,7 +49,7 @@ class Config:
 class Surprise:
     """Chooses no tasks: it is a game around the world as it is."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"rival"})
+    needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
     node: dict[str, Any]
 
     def __init__(self, config: Config, env: VecEnv, seed: int = 0) -> None:
@@ -60,7 +61,7 @@ class Surprise:
             raise ConfigError("teacher.turns should be 2, 4, ..., teacher.steps at least 2")
         if not 0 <= config.free < 1:
             raise ConfigError(f"teacher.free={config.free:g} should be at least 0, below 1")
-        self.config, self.games = config, 0
+        self.config, self.games, self.dropped = config, 0, 0
         self.control: Control | None = None
         self.found = self.paid = 0.0
 
@@ -74,18 +75,25 @@ class Surprise:
 
     def over(self, found: Tensor, paid: Tensor) -> None:
         """A game has ended: the world's own rewards [B], and what Control was paid in its last
-        turn."""
+        turn. Nobody is paid the first: where it is not a number, it is only not noted."""
         self.games += 1
-        self.found, self.paid = float(found.mean()), float(paid.mean())
+        self.paid = float(paid.mean())
+        if found.isfinite().all():
+            self.found = float(found.mean())
+            return
+        if not self.dropped:
+            warnings.warn("teacher: a world's reward is not a number", stacklevel=2)
+        self.dropped += 1
 
     def metrics(self) -> dict[str, float]:
         return {"games": float(self.games), "world_return": self.found, "control": self.paid}
 
     def get_state(self) -> dict[str, Any]:
-        return {"games": self.games, "found": self.found, "paid": self.paid}
+        return {name: getattr(self, name) for name in ("games", "dropped", "found", "paid")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.games, self.found, self.paid = state["games"], state["found"], state["paid"]
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 class Control(Wrapper):

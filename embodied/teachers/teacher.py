@@ -58,7 +58,9 @@ class Teacher(ABC):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """With "estimates", outcomes come with the student's own, later than the episode's end, and
+    """Beyond a box of tasks. Of the world: "levels" (levels.py), "states" that can be saved
+    (resets.py), "help" in its task (privilege.py), "counts" of what it has shown (surprise.py).
+    With "estimates", outcomes come with the student's own, later than the episode's end, and
     `trains` is asked which episodes it learns from. With "rival" there is a second student
     (rivals.py)."""
 
@@ -120,11 +122,11 @@ class Teacher(ABC):
         self.pending.clear()
 
     def scores(self, outcome: Outcome) -> Floats:
-        """[n] in [0, 1] (some teachers: rows [n, k] of numbers); NaN stays NaN."""
+        """[n] in [0, 1] (some teachers: rows [n, k] of numbers); NaN where there is no number."""
         if self.config.signal == "success":
-            return outcome.success.double().cpu().numpy().clip(0, 1)
+            return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
-        return ((outcome.ret.double().cpu().numpy() - low) / (high - low)).clip(0, 1)
+        return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
 
     def metrics(self) -> dict[str, float]:
         """What to log of it."""
@@ -147,3 +149,8 @@ class Teacher(ABC):
         self.random.bit_generator.state = state["random"]
         self.pending = dict(state["pending"])
         self.issued, self.dropped = state["issued"], state["dropped"]
+
+
+def bounded(scores: Floats) -> Floats:
+    """Scores [n] within [0, 1]; NaN where they are infinite: that is no number to learn from."""
+    return np.where(np.isfinite(scores), scores, np.nan).clip(0, 1)

@@ -1,0 +1,196 @@
+"""The worlds that teachers are for, by what a teacher says that it needs of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.bench.teachers import ready
+from embodied.core.build import build, resolve
+from embodied.core.env import VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.teachers.estimates import Estimates
+from embodied.teachers.placed import Placed
+from embodied.teachers.resets import AS_USUAL
+from embodied.teachers.rivals import Beside
+from embodied.teachers.taught import Taught
+from envs.fr3 import Config, Fr3
+from envs.maze import Config as MazeConfig
+from envs.maze import Maze
+
+OF_THE_STUDENT = frozenset({"estimates", "rival"})
+"""What a teacher needs, but not of the world."""
+SMALL: dict[str, Any] = {
+    **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},
+    **{"size": 10, "batch": 16, "episodes": 3, "pool": 64, "latent": 4},
+}
+SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+
+
+def need(target: str) -> str:
+    """The one thing that teacher `target` needs of a world ("": a box of tasks)."""
+    found = resolve(target).needs - OF_THE_STUDENT
+    if len(found) > 1:
+        raise LookupError(f"{target} needs {sorted(found)}: no world here has all of it")
+    return next(iter(found), "")
+
+
+def small(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` of sizes with which a teacher has learned something after a few dozen episodes."""
+    return {"_target_": target, **_shrunk(_config(resolve(target)), settings)}
+
+
+def _config(kind: Any) -> Any:
+    return typing.get_type_hints(kind.__init__)["config"]
+
+
+def _shrunk(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers no larger than those of SMALL, in configurations within it too."""
+    kinds, out = typing.get_type_hints(config), dict(settings)
+    out.pop("_target_", None)
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(kinds[field.name]):
+            out[field.name] = _shrunk(kinds[field.name], out.get(field.name, {}))
+        elif field.name in SMALL:
+            known = settings.get(field.name, field.default)
+            out[field.name] = min(SMALL[field.name], known)
+    return out
+
+
+class Box:
+    """Three task parameters, one without width, one narrowed."""
+
+    names = ("goal_x", "goal_y", "goal_z")
+    low, high = torch.tensor([0.2, 0.5, 0.0]), torch.tensor([0.6, 0.5, 1.0])
+    shape: tuple[int, ...] = (3,)
+
+    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """A YAML's `settings`, ready to be built."""
+        box = {self.names[0]: [0.2, 0.6], self.names[1]: [0.5, 0.5]}
+        return ready(settings, self.spec, folder) | {"box": box}
+
+    @property
+    def spec(self) -> Spec:
+        task = Leaf((3,), low=0.0, high=1.0, names=self.names)
+        return Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, task)
+
+    def context(self) -> dict[str, Any]:
+        """What a teacher is built with."""
+        return {"spec": self.spec}
+
+    def valid(self, tasks: Tensor, teacher: Any) -> bool:
+        """Whether such episodes can be played."""
+        inside = (tasks >= self.low - 1e-6) & (tasks <= self.high + 1e-6)
+        return tasks.dtype == torch.float32 and bool(inside.all())
+
+    def ease(self, task: Tensor) -> float:
+        """How likely a student is to succeed, in the end."""
+        return 1.5 - float(task.mean())
+
+    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+        """A teacher and a real world whose episodes are those that it chooses: FR3 reach."""
+        env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
+        teacher = build({**node, "signal": "success"}, spec=env.spec, seed=0)
+        return teacher, Taught(env, teacher)
+
+
+class Help(Box):
+    """One of the task parameters is how much help there is."""
+
+    names = ("cube_x", "cube_y", "help")
+
+    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+        """FR3 lift with a magnet."""
+        inner = {"_target_": "envs.fr3.Fr3", "task": "lift", "threads": 1, "horizon": 2}
+        magnet = {"_target_": "envs.magnet.Magnet", "body": "cube"}
+        wrapped = {"_target_": "envs.wrapper.Wrapped", "num_envs": 2}
+        env = build({**wrapped, "env": inner, "wrappers": [magnet]})
+        teacher = build(node, spec=env.spec, seed=0)
+        return teacher, Taught(env, teacher)
+
+
+class Levels(Box):
+    """Small mazes."""
+
+    shape = (28,)
+
+    @functools.cached_property
+    def maze(self) -> Maze:
+        return Maze(MazeConfig(side=5, blocks=8, num_envs=2, horizon=2))
+
+    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        return settings
+
+    def context(self) -> dict[str, Any]:
+        return {"spec": self.maze.spec, "levels": self.maze.levels}
+
+    def valid(self, tasks: Tensor, teacher: Any) -> bool:
+        """They can be solved, and are not held out."""
+        return tasks.dtype == torch.float32 and bool(
+            self.maze.levels.fit(tasks.double().numpy()).all()
+        )
+
+    def ease(self, task: Tensor) -> float:
+        return 0.7
+
+    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+        """With a second student that stands still, or a first that learns at once."""
+        teacher = build(node, **self.context(), seed=0)
+        if "rival" in teacher.needs:
+            other = teacher.against(self.maze, lambda: Maze(self.maze.config))
+            other.reset(1)
+            still = torch.zeros(2, dtype=torch.int64)
+            return teacher, Beside(self.maze, teacher, lambda obs=None: other.step(still), None)
+        if "estimates" not in teacher.needs:
+            return teacher, Taught(self.maze, teacher)
+        return teacher, _Told(self.maze, teacher, None, Estimates(teacher))
+
+
+class _Told(Taught):
+    """The student says of every step what it expected."""
+
+    def step(self, action: Tensor) -> Any:
+        step = super().step(action)
+        assert self.estimates is not None
+        self.estimates.tell(step.log["ticket"], torch.ones(2), torch.zeros(2))
+        return step
+
+
+class States(Box):
+    """FR3 reach, whose states can be saved; a script plays."""
+
+    shape = ()
+
+    @functools.cached_property
+    def env(self) -> Fr3:
+        return Fr3(Config(task="reach", num_envs=2, threads=1, horizon=20))
+
+    def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        return settings | {"player": SCRIPT, "every": 2}
+
+    def context(self) -> dict[str, Any]:
+        return {"spec": self.env.spec, "env": self.env}
+
+    def valid(self, tasks: Tensor, teacher: Any) -> bool:
+        """A saved state's number, or the world's own beginning."""
+        known = (tasks == AS_USUAL) | ((tasks >= 0) & (tasks < len(teacher.paths)))
+        return tasks.dtype == torch.int64 and bool(known.all())
+
+    def ease(self, task: Tensor) -> float:
+        return 0.7
+
+    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+        teacher = build({**node, "limit": 2, "usual": 0.0, "steps": 0}, **self.context(), seed=0)
+        return teacher, Placed(self.env, teacher)
+
+
+WORLDS: dict[str, Box] = {"": Box(), "help": Help(), "levels": Levels(), "states": States()}
+GAME = "counts"
+"""What the teachers need that choose no tasks, but play a game around a world."""
