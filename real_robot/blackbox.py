@@ -1,6 +1,7 @@
 """BlackBox: the last seconds of an arm's state at full rate, in memory that outlives its writer.
 
-    head: magic, version, size, slots, count | slot 0 | slot 1 | ...   record k: slot k % slots
+    head: magic, version, size, slots, count, about | fields | slot 0 | slot 1 | ...
+    record k: slot k % slots; `fields` (about bytes of JSON) says what a record is
 
 The control process copies one record a tick and does nothing else; whoever watches it saves the
 ring to a file, and can do so after the writer was killed. A record that may have been overwritten
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import mmap
 import os
 from pathlib import Path
@@ -21,9 +23,16 @@ from numpy.typing import NDArray
 
 from real_robot.mailbox import MailboxError
 
-MAGIC, VERSION = 0x626F7821, 1
+MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 2, 64, 1 << 16
 HEAD = np.dtype(
-    [("magic", "<u4"), ("version", "<u4"), ("size", "<u8"), ("slots", "<u8"), ("count", "<u8")]
+    [
+        ("magic", "<u4"),
+        ("version", "<u4"),
+        ("size", "<u8"),
+        ("slots", "<u8"),
+        ("count", "<u8"),
+        ("about", "<u8"),
+    ]
 )
 
 
@@ -38,7 +47,10 @@ class BlackBox:
         if slots < 2:
             raise ValueError(f"{slots} slots should be 2 or more")
         self.path, self.slots = path, slots
-        size = HEAD.itemsize + slots * dtype.itemsize
+        fields = json.dumps(dtype.descr).encode()
+        texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
+        start = -(-texts.stop // ALIGN) * ALIGN
+        size = start + slots * dtype.itemsize
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         try:
             handle = os.open(path, flags, 0o600)
@@ -53,13 +65,29 @@ class BlackBox:
         finally:
             os.close(handle)
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
-        self._ring: NDArray[Any] = np.frombuffer(self._map, dtype, slots, HEAD.itemsize)
+        self._ring: NDArray[Any] = np.frombuffer(self._map, dtype, slots, start)
         self._count: NDArray[np.uint64] = self._head["count"]
         about = (MAGIC, VERSION, dtype.itemsize, slots)
         if create:
-            self._head[:] = (*about, 0)
-        elif self._head[["magic", "version", "size", "slots"]][0].item() != about:
+            self._head[:] = (*about, 0, len(fields))
+            self._map[texts] = fields
+        elif (
+            self._head[["magic", "version", "size", "slots"]][0].item() != about
+            or self._map[texts] != fields
+        ):
             raise MailboxError(f"{path} is of another version; restart both sides")
+
+    @classmethod
+    def left(cls, path: Path) -> BlackBox:
+        """The ring that somebody left in `path`, whatever its records are. MailboxError."""
+        try:
+            with path.open("rb") as file:
+                head = np.frombuffer(file.read(HEAD.itemsize), HEAD, 1)[0]
+                fields = json.loads(file.read(min(int(head["about"]), MOST_ABOUT)))
+            made = [(name, kind, *map(tuple, shape)) for name, kind, *shape in fields]
+            return cls(path, np.dtype(made), int(head["slots"]), create=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise MailboxError(f"{path} is no black box of this version: {error}") from error
 
     def add(self, record: NDArray[Any]) -> None:
         """Keep `record` [1]; the oldest one goes."""

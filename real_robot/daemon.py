@@ -9,12 +9,14 @@ Neither is started again before an operator says `reset`.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -24,11 +26,13 @@ from types import FrameType
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.blackbox import BlackBoxError, keep_newest
+from real_robot.blackbox import BlackBox, BlackBoxError, keep_newest
 from real_robot.child import Child
+from real_robot.control_main import own
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
-from real_robot.mailbox import Mailbox
+from real_robot.drivers.driver import DriverError
+from real_robot.mailbox import Mailbox, MailboxError
 from real_robot.messages import READY, RECORDED, VERSION, Wish
 from real_robot.metrics import Endpoint, render
 from real_robot.notify import Notifier
@@ -43,6 +47,7 @@ AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
 SHOW = 0.5  # s between two pictures for whoever reads the metrics
 MOST_QUEUED, MOST_NOTES = 32, 30
 BOXES = ("state", "chunk", "request", "ring", "recorded", READY)
+KILLED = "-of-a-killed-daemon"
 LOST = "; the robot's own watchdog acts, then `reset` starts again"
 
 
@@ -84,7 +89,10 @@ class Daemon:
         """Start both processes, and answer. What they leave behind is in the folder."""
         try:
             self.deployment.write(self.folder)
+            left = self._rescue()
             self._start()
+            if left:
+                self.watch.note(left)
             if self.deployment.metrics is not None:
                 self.endpoint = Endpoint(self.deployment.metrics)
                 self.watch.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
@@ -107,7 +115,8 @@ class Daemon:
             self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
             self.remote.end(patience=2.0)
             self.desk.close()
-            self._clear()
+            if self.done:  # else there was a mistake of ours, and what is there says more of it
+                self._clear()
 
     def turn(self) -> None:
         """Look once at everyone."""
@@ -126,17 +135,38 @@ class Daemon:
     def save(self) -> Path | None:
         """The black box, to a file; None, and a note, where that cannot be done."""
         self.save_at = None
-        place = self.deployment.records
-        folder = Path(place) if place else self.folder / "blackbox"
-        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.npz"
         try:
-            count = self.ring.save(path)
-            keep_newest(folder, self.deployment.keep)
+            path, count = self._keep(self.ring)
         except (BlackBoxError, OSError) as error:
             self.watch.note(str(error))
             return None
         self.watch.note(f"the last {count} records are in {path}")
         return path
+
+    def _keep(self, ring: BlackBox, name: str = "") -> tuple[Path, int]:
+        """The file with that `name` behind its time, and how many records it has."""
+        place = self.deployment.records
+        folder = Path(place) if place else self.folder / "blackbox"
+        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
+        count = ring.save(path)
+        keep_newest(folder, self.deployment.keep)
+        return path, count
+
+    def _rescue(self) -> str:
+        """Keep the black box of a daemon before this one that could not; what to note of it."""
+        file = self.folder / "ring"
+        if not file.exists():
+            return ""
+        with suppress(DriverError):  # its control process may still be bringing the arm to rest
+            os.close(own(self.folder))
+        try:
+            ring = BlackBox.left(file)
+            path, count = self._keep(ring, KILLED)
+            ring.close()
+        except (MailboxError, BlackBoxError, OSError) as error:
+            aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
+            return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
+        return f"a daemon before this one was killed; its last {count} records are in {path}"
 
     def _start(self) -> None:
         """Both processes, on new mailboxes: one that died may have left the old ones half

@@ -58,6 +58,24 @@ def test_others_read_it_and_nobody_else(tmp_path: Path) -> None:
         box(tmp_path / "none", 8, create=False)
 
 
+def test_what_somebody_left_says_what_it_is(tmp_path: Path) -> None:
+    odd = np.dtype([("b", "<u2"), ("none", "<f8", (0,)), ("m", "<f4", (2, 3)), ("text", "S7")])
+    made = BlackBox(tmp_path / "odd", odd, 5, create=True)
+    record = np.zeros(1, odd)
+    record["b"], record["m"], record["text"] = 7, np.arange(6).reshape(2, 3), b"lost"
+    made.add(record)
+    left = BlackBox.left(tmp_path / "odd")
+    assert left.slots == 5 and left.records().dtype == odd and left.records()[0] == record[0]
+    other = np.dtype([("b", "<u2"), ("none", "<f8", (0,)), ("n", "<f4", (2, 3)), ("text", "S7")])
+    with pytest.raises(MailboxError, match="another version"):  # as large, and something else
+        BlackBox(tmp_path / "odd", other, 5, create=False)
+    whole = (tmp_path / "odd").read_bytes()
+    for bad in (b"", whole[:30], whole[:-1], whole[:48] + b"x" * 200, os.urandom(400)):
+        (tmp_path / "bad").write_bytes(bad)
+        with pytest.raises(MailboxError):
+            BlackBox.left(tmp_path / "bad")
+
+
 def test_records_are_whole_while_another_process_writes_and_after_it_was_killed(
     tmp_path: Path,
 ) -> None:

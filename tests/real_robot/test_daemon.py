@@ -337,14 +337,25 @@ def test_nobody_else_may_ask_and_a_second_daemon_is_refused(bridge: Bridge, tmp_
         ask(tmp_path, Verb.STATUS)
 
 
-def test_a_killed_daemon_leaves_an_arm_at_rest_and_is_replaced(bridge: Bridge) -> None:
+def test_a_killed_daemon_leaves_an_arm_at_rest_and_is_replaced(
+    bridge: Bridge, deployment: Deployment
+) -> None:
     status = bridge.running()
+    until(lambda: bridge.status["control"]["tick"] > 30, "there is something to keep")
     bridge.process.kill()
     bridge.process.wait()
     for name in ("control", "policy"):
         until(lambda pid=status[name]["pid"]: gone(pid), f"the {name} process is gone")
     assert (bridge.folder / SOCKET).exists(), "what a dead one leaves"
     bridge.start()
+    (kept,) = Path(deployment.records).glob("*-of-a-killed-daemon.npz")
+    assert f"its last {len(np.load(kept)['state'])} records are in {kept}" in str(
+        bridge.status["notes"]
+    )
+    state = np.load(kept, allow_pickle=False)["state"]
+    assert (np.diff(state["tick"]) == 1).all() and (state["mode"] == Mode.RUNNING).any()
+    assert state["fault"][-1] == b"its daemon is gone"
+    assert np.ptp(state["sent"][-2:], axis=0).max() < 1e-4, "brought to rest, to the end"
     bridge.idle()
     assert bridge.ask(Verb.QUIT).ok
     assert bridge.process.wait(PATIENT) == 0
