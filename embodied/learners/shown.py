@@ -85,17 +85,10 @@ class Shown(Ppo):
         cold = self.config.warm + bool(self.config.before)
         self.free.fill_(float(self.shown is None or self.updates > cold))
         metrics = super().update(batch)
-        steps = round(self.config.beside * self.left)
+        steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
         if self.shown is not None and steps and bool(self.free):
             metrics["clone_loss"] = self._clone(steps)
         return metrics
-
-    @property
-    def left(self) -> float:
-        """Share of the steps of cloning that are still made, from 1 to 0."""
-        if not self.config.fade:
-            return 1.0
-        return max(1 - self.done / (self.config.fade * self.total), 0.0)
 
     def _clone(self, steps: int) -> Tensor:
         """So many steps; the mean loss."""
@@ -105,15 +98,7 @@ class Shown(Ppo):
         for _ in range(steps):
             index = torch.randint(count, (self.config.clone_batch,))
             loss = self.policy.loss(tt.to(take(self.shown, index), device)).mean()  # type: ignore[attr-defined]
-            loss.backward()
-            weights = self.cloner.param_groups[0]["params"]
-            for weight in weights:  # what the deviation of a policy's actions has no part in
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-            if self.config.grad_clip:
-                parallel.average_gradients(weights)
-                clip_norm([weight.grad for weight in weights], self.config.grad_clip)
-            self.cloner.step()
+            fit_step(self.cloner, loss, self.config.grad_clip)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
@@ -132,3 +117,22 @@ class Shown(Ppo):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
+
+
+def remaining(done: int, fade: float, total: int) -> float:
+    """Share of the steps of cloning that are still made after `done` of `total` decisions, from 1
+    to 0 over the share `fade` of them (0: always 1)."""
+    return max(1 - done / (fade * total), 0.0) if fade else 1.0
+
+
+def fit_step(adam: Adam, loss: Tensor, most: float) -> None:
+    """One step of `adam` down `loss`, gradients of a norm of at most `most` (0: any)."""
+    loss.backward()
+    weights = adam.param_groups[0]["params"]
+    for weight in weights:  # what the deviation of a policy's actions has no part in
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    if most:
+        parallel.average_gradients(weights)
+        clip_norm([weight.grad for weight in weights], most)
+    adam.step()

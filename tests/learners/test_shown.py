@@ -12,7 +12,7 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.shown import Shown
+from embodied.learners.shown import Shown, remaining
 from embodied.loops.log import Log
 from embodied.loops.run import train
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
@@ -87,7 +87,7 @@ def test_cloning_fades() -> None:
     for _ in range(6):  # each batch is 24 of 240 decisions
         learner.update(played(learner))
     assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
-    assert make().left == 1
+    assert remaining(100, fade=0.0, total=0) == 1
 
 
 def test_shown_nothing_it_is_ppo() -> None:
