@@ -40,14 +40,14 @@ DIGEST = 16  # bytes that stand for an observation
 class Config(ppo.Config):
     """`size`: decisions kept. `weights` w_0, w_1, w_2; a weight of 0 for the last counts nothing
     (in worlds whose observations never come again counting is of no use and grows with the run).
-    `beside` steps on `own_batch` decisions at the rate `own_lr`, fewer and fewer over the share
-    `fade` of the run (0: as many to the end). Published: 5 steps for each episode of one row."""
+    `beside` steps on `own_batch` decisions at the rate `own_lr` (0: PPO's), fewer and fewer over the
+    share `fade` of the run (0: as many to the end). Published: 5 for each episode of the one row."""
 
     size: int = 10_000
     weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
     beside: int = 5
     fade: float = 0.0
-    own_lr: float = 3e-4
+    own_lr: float = 0.0
     own_batch: int = 256
 
 
@@ -74,7 +74,7 @@ class Rapid(Ppo):
             raise ConfigError(f"fade={config.fade:g} needs to know the length of the run")
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]
-        self.imitator = Adam(weights, config.own_lr)
+        self.imitator = Adam(weights, config.own_lr or config.lr)
         self.best = Best(config.size, config.weights)
         self.open: list[Episode] = []  # of each row, what it has played of its episode
 
