@@ -40,8 +40,8 @@ DIGEST = 16  # bytes that stand for an observation
 class Config(ppo.Config):
     """`size`: decisions kept. `weights` w_0, w_1, w_2; a weight of 0 for the last counts nothing
     (in worlds whose observations never come again counting is of no use and grows with the run).
-    `beside` steps on `own_batch` decisions at the rate `own_lr` (0: PPO's), fewer and fewer over the
-    share `fade` of the run (0: as many to the end). Published: 5 for each episode of the one row."""
+    `beside` steps on `own_batch` decisions at the rate `own_lr` (0: PPO's), fewer and fewer over
+    the share `fade` of the run (0: as many to the end). Published: 5 for each episode."""
 
     size: int = 10_000
     weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
