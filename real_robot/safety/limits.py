@@ -28,6 +28,7 @@ FINE = (ruckig.Result.Working, ruckig.Result.Finished)
 
 
 SAMPLES = 8  # of a motion to rest
+ROUNDING = 2e-8  # rad: the planner meets positions to 1e-8, and that is not to lead out either
 
 
 class Limiter:
@@ -44,7 +45,7 @@ class Limiter:
     ) -> None:
         self.limits, self.dt, self.guard = limits, dt, guard
         n = len(limits)
-        margin = np.asarray(limits.margin)
+        margin = np.asarray(limits.margin) + ROUNDING
         self.low, self.high = np.asarray(limits.low) + margin, np.asarray(limits.high) - margin
         self.wanted, self.q = np.zeros(n), np.zeros(n)
         self._plan: Any = ruckig.Ruckig(n, dt)
