@@ -3,15 +3,16 @@
 The world (a `Ground`) never ends by itself. Here episodes end (envs.practice_states), and before
 the step returns, whatever has to happen without the learner happens: a primitive frees what is
 stuck, an arm goes home, a task that has a script of its own (`played`) is played. Steps of those
-are not counted, not shown and not learned from. What no primitive can mend is put right by the
-world's `reset`: in simulation for nothing, on a robot by a person; `log["manual"]` says when.
+are XX by the world's `reset`: in simulation for nothing, on a robot by a person;
+`log["manual"]` says when.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,32 +23,9 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper
 from envs import practice_states
-from envs.practice_states import Facts, Mode, States
+from envs.practice_states import Facts, Ground, Mode, States
 from envs.wrapper import copied
-
-
-class Ground(Protocol):
-    """What is practised on: a VecEnv whose rows never end by themselves (or only because somebody
-    had to come), with goals to go to one after the other."""
-
-    goal: Tensor
-    """[B] (int64): the number of the goal that each row is on its way to."""
-
-    def facts(self) -> Facts:
-        """Of all rows, as they are now."""
-        ...
-
-    def advance(self, rows: Tensor) -> None:
-        """From now on `rows` [B] (bool) are on their way to their next goals."""
-        ...
-
-    def rehome(self, rows: Tensor) -> None:
-        """What the robot can do by itself before another episode (an arm goes home), `rows` [B]."""
-        ...
-
-    def look(self) -> Tensors:
-        """The observations of all rows as they are now."""
-        ...
+from policies.intervener import Intervener
 
 
 @dataclass(frozen=True)
@@ -55,18 +33,32 @@ class Config:
     """`states`: of the state machine; `primitive`: a policy's node, what is done to get free
     (None: the robot goes home); `played`: by the number of a goal, policies' nodes of what has a
     script; `par`: steps within which a lap counts as success (None: any number). `resets`
-    "free": no practising; after every episode the world is put back (what it is compared with)."""
+    "free": no practising; after every episode the world is put back (what it is compared with).
+
+    `slew`: most that a number of the learner's action changes in a step, of the 2 from -1 to 1
+    (None: any; FastRLAP). What is done is `log["executed"]`, and learned from; the world should
+    show its last action. `teleop`: a policies.intervener.Intervener's node, who drives what is
+    stuck for good until they let go of it, if they do within `waits` steps (None: nobody)."""
 
     states: practice_states.Config = field(default_factory=practice_states.Config)
     primitive: Node | None = None
     played: Mapping[str, Node] = field(default_factory=dict[str, Node])
     par: int | None = None
     resets: Literal["none", "free"] = "none"
+    slew: float | None = None
+    teleop: Node | None = None
+    waits: int = 600
+
+    def __post_init__(self) -> None:
+        if self.slew is not None and not 0 < self.slew <= 2:
+            raise ConfigError("practice: slew above 0, and up to 2 (any change)")
+        if self.waits < 1:
+            raise ConfigError("practice: waits from 1 on")
 
 
 class Practice(Wrapper):
     """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, and `aside`, the
-    steps that were taken between this episode and the next."""
+    steps that were taken between this episode and the next; with a `slew` also `executed`."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)
@@ -80,6 +72,9 @@ class Practice(Wrapper):
         self.states: States | None = None
         self.actor = self._actor(config.primitive)
         self.played = {int(k): self._actor(node) for k, node in config.played.items()}
+        self.person: Intervener | None = None
+        if config.teleop is not None:
+            self.person = build(config.teleop, spec=env.spec, num_envs=env.num_envs)
 
     def _actor(self, node: Node | None) -> Callable[[], Actor] | None:
         if node is None:
@@ -99,7 +94,9 @@ class Practice(Wrapper):
         return self._play(obs, rows)[0]
 
     def step(self, action: Tensor) -> Step:
-        step, states = self.env.step(action), self._machine()
+        states = self._machine()
+        action = self._bounded(action)
+        step = self._taken(action)
         now = self.ground.facts()
         facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
         verdict = states.learn(facts)
@@ -119,6 +116,8 @@ class Practice(Wrapper):
         log = {k: v for k, v in step.log.items() if k != "success"}
         log |= {"success": quick, "manual": manual, "crashed": facts.crashed}
         log |= {"stuck": verdict.stuck, "late": verdict.late, "aside": aside}
+        if self.config.slew is not None:
+            log["executed"] = action
         return replace(
             step,
             obs=obs,
@@ -134,7 +133,22 @@ class Practice(Wrapper):
             dims = self.ground.facts().place.shape[1]
             self.states = States(self.config.states, self.num_envs, dims, self.memory)
             self.memory["length"] = torch.zeros(self.num_envs, dtype=torch.int64)
+            if self.config.slew is not None:
+                self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
         return self.states
+
+    def _bounded(self, action: Tensor) -> Tensor:
+        """What is done instead of `action` [B, A]; after a reset the last one was 0."""
+        if (slew := self.config.slew) is None:
+            return action
+        last = self.memory["last"]
+        return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
+
+    def _taken(self, action: Tensor) -> Step:
+        """A step of whoever acts, which is remembered."""
+        if "last" in self.memory:
+            self.memory["last"] = action.clone()
+        return self.env.step(action)
 
     def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Observations to go on from; steps that were taken; where somebody had to come."""
@@ -144,9 +158,8 @@ class Practice(Wrapper):
             states.begin(ended)
             nothing = torch.zeros(self.num_envs)
             return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
-        aside = torch.zeros(self.num_envs)
         ground.advance(reached)
-        obs = self._mended(states)
+        obs, aside = self._mended(states)
         stuck = states.rows(Mode.RECOVERY)
         if bool(stuck.any()) and self.actor is not None:
             obs = self._alone(stuck, self.actor(), self.config.states.recovery)
@@ -158,13 +171,33 @@ class Practice(Wrapper):
         obs, more, manual = self._play(obs, ended)
         return obs, aside + more, manual
 
-    def _mended(self, states: States) -> Tensors:
-        """Somebody puts right what no primitive can."""
-        errored = states.rows(Mode.ERRORED)
+    def _mended(self, states: States) -> tuple[Tensors, Tensor]:
+        """Somebody puts right what no primitive can: observations, and steps that it took."""
+        errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
         if not bool(errored.any()):
-            return self.ground.look()
+            return self.ground.look(), aside
+        left = errored
+        if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
+            print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
+            steps, done = self._driven(self.person, stuck)
+            aside, left = aside + steps * stuck, errored & ~(done & stuck)
         states.begin(errored)
-        return self.env.reset(mask=errored)
+        return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
+
+    def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
+        """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
+        came = person.over(self.ground.look(), rows) & rows
+        done, steps = torch.zeros_like(rows), 0
+
+        def over() -> bool:
+            nonlocal came, done, steps
+            steps += 1
+            held = person.over(self.ground.look(), torch.zeros_like(rows))
+            came, done = came | held, done | (came & ~held)
+            return bool(done[rows].all())
+
+        self._alone(rows, person.act, self.config.waits, over)
+        return steps, done
 
     def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
@@ -206,20 +239,23 @@ class Practice(Wrapper):
     def _alone(
         self,
         rows: Tensor,
-        actor: Actor,
+        actor: Callable[[Tensors, Tensor], Tensor],
         steps: int,
         over: Callable[[], bool] = lambda: False,
     ) -> Tensors:
         """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
         others = None if bool(rows.all()) else self.env.get_state()
+        last = self.memory.get("last")
         obs, first = self.ground.look(), torch.ones_like(rows)
         for _ in range(steps):
-            step = self.env.step(actor(obs, first))
+            step = self._taken(actor(obs, first))
             obs, first = step.obs, step.ended
             if over():
                 break
         if others is not None:
             obs = self.env.set_state(where(rows, self.env.get_state(), others))
+            if last is not None:
+                self.memory["last"] = torch.where(rows[:, None], self.memory["last"], last)
         return obs
 
     def set_state(self, state: Tensors) -> Tensors:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +66,30 @@ class Facts:
     reached: Tensor
     crashed: Tensor
     lost: Tensor
+
+
+class Ground(Protocol):
+    """What is practised on: a VecEnv whose rows never end by themselves (or only because somebody
+    had to come), with goals to go to one after the other."""
+
+    goal: Tensor
+    """[B] (int64): the number of the goal that each row is on its way to."""
+
+    def facts(self) -> Facts:
+        """Of all rows, as they are now."""
+        ...
+
+    def advance(self, rows: Tensor) -> None:
+        """From now on `rows` [B] (bool) are on their way to their next goals."""
+        ...
+
+    def rehome(self, rows: Tensor) -> None:
+        """What the robot can do by itself before another episode (an arm goes home), `rows` [B]."""
+        ...
+
+    def look(self) -> Tensors:
+        """The observations of all rows as they are now."""
+        ...
 
 
 @dataclass(slots=True)

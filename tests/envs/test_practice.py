@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -221,6 +221,84 @@ def test_what_is_stuck_frees_itself_and_that_is_not_learned_from() -> None:
     assert steps[2].obs["state"].tolist() == [[-2.0, 3.0]], "two steps of the primitive later"
     assert steps[2].log["aside"].tolist() == [2.0] and bool(steps[2].log["stuck"])
     assert world.taken == 5 and world.resets == 1
+
+
+def test_actions_change_by_so_much_at_most() -> None:
+    """0.5 a step: 0 -> 0.5 -> 1.0 -> 0.5 -> 0.0, and the rollout learns from what was done."""
+    world = Corridor(CorridorConfig())
+    env = Practice(Config(replace(SHORT, window=9), slew=0.5), world)
+    env.reset(0)
+    steps = push(env, 9.0, 1.0, -1.0, -1.0)
+    assert [s.log["executed"].item() for s in steps] == [0.5, 1.0, 0.5, 0.0]
+    assert steps[-1].next_obs["state"][0, 0] == 2.0, "0.5 + 1 + 0.5 + 0"
+    saved = env.get_state()
+    assert push(env, -1.0)[0].log["executed"].item() == -0.5
+    env.set_state(saved)
+    assert push(env, 0.2)[0].log["executed"].item() == pytest.approx(0.2)
+    env.reset(mask=torch.tensor([True]))
+    assert push(env, 1.0)[0].log["executed"].item() == 0.5, "from rest"
+    rollout = Rollout(env, Random(RandomConfig(), env.spec), gamma=1.0)
+    for _ in range(20):
+        row, step = rollout.step()
+        assert torch.equal(row["action"], step.log["executed"]), "what was done is learned from"
+    with pytest.raises(ConfigError, match="slew"):
+        Config(slew=0.0)
+
+
+def test_the_bound_goes_on_from_what_the_primitive_did() -> None:
+    """In its own row; the other row's last action is its own."""
+    world = Corridor(CorridorConfig(num_envs=2))
+    env = Practice(Config(SHORT, primitive=script(-1.0), slew=0.25), world)
+    env.reset(0)
+    actions = torch.tensor([[0.0], [1.0]])
+    steps = [env.step(actions) for _ in range(3)]
+    assert steps[2].truncated.tolist() == [True, False]
+    assert steps[2].log["executed"].tolist() == [[0.0], [0.75]]
+    assert env.step(actions).log["executed"].tolist() == [[-0.75], [1.0]]
+
+
+@dataclass(frozen=True)
+class SomebodyConfig:
+    waits: int = 2
+    drives: int = 2
+
+
+class Somebody:
+    """Comes `waits` steps after the row began to need them, drives 0.9 on for `drives` steps."""
+
+    def __init__(self, config: SomebodyConfig, spec: Spec, num_envs: int) -> None:
+        self.config, self.asked = config, torch.zeros(num_envs, dtype=torch.int64)
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        self.asked = torch.where(first, 0, self.asked + 1)
+        config = self.config
+        return (self.asked >= config.waits) & (self.asked < config.waits + config.drives)
+
+    def act(self, obs: Tensors, first: Tensor) -> Tensor:
+        config, asked = self.config, self.asked
+        mine = (asked >= config.waits) & (asked < config.waits + config.drives)
+        return 0.9 * mine[:, None].float()
+
+
+def test_somebody_drives_free_what_is_stuck_for_good(capsys: pytest.CaptureFixture[str]) -> None:
+    world = Corridor(CorridorConfig())
+    person = {"_target_": "tests.envs.test_practice.Somebody"}
+    env = Practice(Config(SHORT, teleop=person), world)
+    env.reset(0)
+    steps = push(env, *[0.0] * 9)  # three times stuck: once more than `tries`
+    assert [s.truncated.item() for s in steps] == [False, False, True] * 3
+    assert [bool(s.log["manual"]) for s in steps] == [False] * 8 + [True]
+    assert world.resets == 1 and "drive it free" in capsys.readouterr().err
+    # Two steps until they come, two of 0.9 m; then they have let go.
+    assert steps[-1].log["aside"].tolist() == [4.0]
+    assert steps[-1].obs["state"][0].tolist() == pytest.approx([1.8, 3.0])
+    assert int(env.memory["mode"]) == Mode.LEARNING and int(env.memory["tries"]) == 0
+    late = Practice(Config(SHORT, teleop={**person, "waits": 50}, waits=5), world)
+    late.reset(0)
+    step = push(late, *[0.0] * 9)[-1]
+    assert step.log["aside"].tolist() == [5.0] and world.resets == 3, "nobody came: put right"
+    gone = push(late, -1.0, -1.0, -1.0)[-1]
+    assert bool(gone.log["manual"]) and world.resets == 4, "out of reach: no one can drive that"
 
 
 def test_what_nobody_can_mend_is_asked_for() -> None:
