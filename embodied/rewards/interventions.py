@@ -81,7 +81,8 @@ class Watched(Wrapper):
         self._look(step.obs, step.ended)
         taken = self.over & ~before & ~step.ended
         reward = -taken.to(step.reward) if self.pays else step.reward
-        log = {**step.log, "intervened": before, "taken": taken, "executed": executed}
+        # A world may have done something else still, and says so.
+        log = {"executed": executed, **step.log, "intervened": before, "taken": taken}
         return replace(step, reward=reward, log=log)
 
     def _look(self, obs: Tensors, first: Tensor) -> None:
