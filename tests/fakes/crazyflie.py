@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from envs.crazyflie import Config
 from envs.crazyflie_flown import Air
+from real_robot.counterparts.crazyflie_firmware import Firmware
 
 
 class FakeCrazyflie:
@@ -42,6 +43,17 @@ class FakeCrazyflie:
     @property
     def place(self) -> tuple[float, ...]:
         return tuple(float(each) for each in self.air.body.state[:3, 0])
+
+    @property
+    def down(self) -> bool:
+        """On the floor, motors off."""
+        return self.height < 0.01 and float(self.air.body.state[13:17].max()) < 0.05
+
+    def switch_off_and_on(self) -> None:
+        """By hand, wherever it lies."""
+        old = self.firmware
+        made = Firmware(old.config, old.body, old.now)
+        self.firmware = self.air.firmware = self.air.server.firmware = made
 
     def drain(self, volts: float) -> None:
         """From now on its battery has so much."""

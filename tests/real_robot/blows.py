@@ -15,9 +15,9 @@ from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, raw
 from tests.real_robot.test_decide import SPEC
 
-TABLE = Settings(FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15), 0.2, 0.01, 0.2)
+TABLE = Settings(FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15), 0.2, 0.01, 0.2, 0.5, 1.0)
 """What one would set for an arm."""
-BUSY = Settings(FreshConfig(1.0, 3.0, 2.0, frozen=30, pause=1.5), 2.0, 0.2, 1.5)
+BUSY = Settings(FreshConfig(1.0, 3.0, 2.0, frozen=30, pause=1.5), 2.0, 0.2, 1.5, 2.0, 1.0)
 """For a machine that does much else at the same time, as those that run tests do."""
 SETTLE = 0.3  # s: an arm that springs hold comes to rest a little after its commands do
 BRAKE = SETTLE + max(
@@ -100,7 +100,7 @@ def noise(flip: float, lose: float) -> Blow:
         ),
         "latched" if all_of_it else "goes on",
         "fr3_joint" if all_of_it else "",
-        bus=True,
+        on="bus",
         mend=mend,
     )
 
@@ -211,7 +211,7 @@ BUS = (
         lambda s: (s.watchdog + SETTLE, SAY),
         "lost",
         "the control process died (SIGKILL)",
-        bus=True,
+        on="bus",
     ),
     noise(1.0, 0.0),
     Blow(
@@ -221,7 +221,7 @@ BUS = (
         lambda s: (s.watchdog + SETTLE, TURN),
         "latched",
         "is gone",
-        bus=True,
+        on="bus",
     ),
 )
 """On servos, in this order: nothing comes after a pulled cable."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
 from embodied.embodiments import fr3
 from real_robot.arm import Floats
-from real_robot.control import Boxes
 from real_robot.deployment import Deployment
 from real_robot.mailbox import memory_folder
 from real_robot.messages import Mode
@@ -45,12 +44,15 @@ RETRIES = 3
 @dataclass(frozen=True)
 class Settings:
     """`fresh` of the deployment; how long a process is `paused`; a servo bus's `timeout` of one
-    exchange and its servos' `watchdog` (s)."""
+    exchange and its servos' `watchdog`; a radio's `silence` that is a lost link, and how long a
+    drone that nobody moves will `hover` (s)."""
 
     fresh: FreshConfig
     paused: float
     timeout: float
     watchdog: float
+    silence: float
+    hover: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Blow:
     within: Callable[[Settings], tuple[float, float]]
     ends: Literal["latched", "goes on", "lost"]
     reason: str = ""
-    bus: bool = False
+    on: Literal["arm", "bus", "drone"] = "arm"
     saved: bool = True
     mend: Callable[[Scene], object] = lambda scene: scene.trouble.end()
 
@@ -84,26 +86,48 @@ class Outcome:
     whole: bool
 
 
+class Eye(Protocol):
+    """Sees for itself what moves, whoever else still looks."""
+
+    def still(self, began: float) -> float | None:
+        """s from `began` until nothing moved any more; None: something still does."""
+        ...
+
+
 class Scene:
     """A bridge at work on an arm, and what can be done to it."""
 
     def __init__(self, folder: Path, settings: Settings, bus: FakeBus | None = None) -> None:
         self.folder, self.settings, self.bus = folder, settings, bus
         self.trouble = Trouble(folder / "trouble", create=True)
-        self.deployment = deployment(folder, settings, bus)
+        self.deployment = self.deployed()
         self.stages = len(self.deployment.chain().names)
         self.deployment.write(folder)
         self.bridge = Bridge(folder)
         self.unplugged = False
+        self.fast = FAST if bus is None else FAST_SERVOS
         self.lines: list[socket.socket] = []
+
+    def deployed(self) -> Deployment:
+        return deployment(self.folder, self.settings, self.bus)
+
+    def running(self) -> dict[str, Any]:
+        return self.bridge.running()
+
+    def watch(self) -> Eye | None:
+        """None: the records say it."""
+        return None if self.bus is None else Watched(self)
+
+    def settle(self, seconds: float) -> None:
+        """What should take so many s has the time."""
+        time.sleep(max(0.0, seconds))
 
     def moving(self) -> dict[str, Any]:
         """Running, and fast just now."""
-        deadline = time.monotonic() + PATIENT
-        fast = FAST if self.bus is None else FAST_SERVOS
+        deadline, fast = time.monotonic() + PATIENT, self.fast
         while True:
-            status = self.bridge.running()
-            state = Boxes.open(self.folder, 7, self.stages).state
+            status = self.running()
+            state = self.deployment.boxes(self.folder).state
             while not state.receive() or state.fields["mode"] == Mode.RUNNING:
                 if float(np.abs(state.fields["dq"]).max()) > fast:
                     return status
@@ -135,25 +159,32 @@ class Scene:
 
 
 @contextmanager
-def scene(settings: Settings, bus: bool = False) -> Iterator[Scene]:
-    """In memory, as for a real arm; nothing of it stays."""
+def place() -> Iterator[Path]:
+    """A folder in memory, as for a real arm; nothing of it stays."""
     before = dict(os.environ)
     with TemporaryDirectory(dir=memory_folder(), prefix="embodied-chaos-") as name:
         paths = (str(SITE), os.getcwd(), before.get("PYTHONPATH", ""))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         os.environ["TROUBLE"] = str(Path(name) / "trouble")
         try:
-            if bus:
-                with FakeBus("dynamixel", (ZEROS + fr3.HOME * TICK).tolist()) as servos:
-                    yield from _ended(Scene(Path(name), settings, servos))
-            else:
-                yield from _ended(Scene(Path(name), settings))
+            yield Path(name)
         finally:
             os.environ.clear()
             os.environ.update(before)
 
 
-def _ended(scene: Scene) -> Iterator[Scene]:
+@contextmanager
+def scene(settings: Settings, bus: bool = False) -> Iterator[Scene]:
+    """Of an arm."""
+    with place() as folder:
+        if bus:
+            with FakeBus("dynamixel", (ZEROS + fr3.HOME * TICK).tolist()) as servos:
+                yield from ended(Scene(folder, settings, servos))
+        else:
+            yield from ended(Scene(folder, settings))
+
+
+def ended(scene: Scene) -> Iterator[Scene]:
     try:
         yield scene
     finally:
@@ -203,14 +234,14 @@ def servos(settings: Settings, bus: FakeBus) -> dict[str, Any]:
 def suffer(scene: Scene, blow: Blow) -> Outcome:
     """Strike while the arm moves, wait for how it ends, and read what the records say."""
     status = scene.moving()
-    watched = Watched(scene) if blow.bus else None
+    watched = scene.watch()
     began = time.monotonic()
     try:
         counted = blow.strike(scene)
         began = began if counted is None else counted
         reason = WAYS[blow.ends](scene, status)
         ended = time.monotonic() - began
-        time.sleep(max(0.0, 1.0 + max(blow.within(scene.settings)) - ended))
+        scene.settle(1.0 + max(blow.within(scene.settings)) - ended)
         records = scene.records()
         seen = blow.ends != "lost"  # whoever recorded went when the commands were at rest
         still = rest(records, began, seen) if watched is None else watched.still(began)
@@ -306,7 +337,7 @@ class Watched:
             self.seen.append((now, [servo.at for servo in servos]))
 
     def still(self, began: float) -> float | None:
-        """s from `began` until none of them turned any more (0.2 degrees); None: they still do."""
+        """By 0.2 degrees."""
         self.done.set()
         self.thread.join()
         times, at = np.array([t for t, _ in self.seen]), np.array([each for _, each in self.seen])

@@ -13,6 +13,7 @@ from pathlib import Path
 from embodied.bench.measure import processor
 from tests.real_robot.blows import ARM, BUS, TABLE
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
+from tests.real_robot.chaos_drone import DRONE, flown
 from tests.real_robot.test_daemon import HERTZ
 
 HERE = Path(__file__).with_name("safety_page.md")
@@ -36,6 +37,10 @@ def main(path: Path) -> None:
         for blow in BUS:
             rows.append(line(blow, tried(bus, blow)))
             print(rows[-1], flush=True)
+    with flown(TABLE) as drone:
+        for blow in DRONE:
+            rows.append(line(blow, tried(drone, blow)))
+            print(rows[-1], flush=True)
     fresh = TABLE.fresh
     page = HERE.read_text().format(
         table=HEAD + "\n".join(rows),
@@ -46,6 +51,8 @@ def main(path: Path) -> None:
         frozen=fresh.frozen,
         pause=fresh.pause,
         watchdog=TABLE.watchdog,
+        silence=TABLE.silence,
+        hover=TABLE.hover,
         machine=f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
         load=os.getloadavg()[0],
         nice=os.nice(0),

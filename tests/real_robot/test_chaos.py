@@ -13,6 +13,7 @@ import pytest
 
 from tests.real_robot.blows import ARM, BUS, BUSY
 from tests.real_robot.chaos import Blow, Scene, scene, steady, suffer
+from tests.real_robot.chaos_drone import DRONE, flown
 
 PATIENCE = 30.0  # s more than what is stated
 ALSO_ELSEWHERE = (
@@ -22,8 +23,9 @@ ALSO_ELSEWHERE = (
     "the disk",
     "the daemon",
     "noise on a servo bus: 1%",
+    "a drone: the policy",  # what control does then is the same for an arm
 )
-HERE = [blow for blow in (*ARM, *BUS) if not blow.done.startswith(ALSO_ELSEWHERE)]
+HERE = [blow for blow in (*ARM, *BUS, *DRONE) if not blow.done.startswith(ALSO_ELSEWHERE)]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,16 @@ def bus() -> Iterator[Scene]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def drone() -> Iterator[Scene]:
+    pytest.importorskip("cflib", reason="cflib is not installed")
+    with flown(BUSY) as made:
+        yield made
+
+
 @pytest.mark.parametrize("blow", HERE, ids=lambda blow: blow.done)
 def test_it_ends_at_rest_and_latched(blow: Blow, request: pytest.FixtureRequest) -> None:
-    outcome = suffer(request.getfixturevalue("bus" if blow.bus else "arm"), blow)
+    outcome = suffer(request.getfixturevalue(blow.on), blow)
     assert outcome.whole
     if blow.ends == "goes on":
         return
