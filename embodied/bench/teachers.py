@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,11 +22,15 @@ from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
 from embodied.data.replay import Replay
 from embodied.teachers.teacher import Outcome, Teacher
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
 from envs.maze import Config as MazeConfig
 from envs.maze import Maze
 
 TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
+HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
+PLAYER = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
 ROWS = 16  # episodes in flight
 STEPS, RATIO = 50, 0.5  # of an FR3 reach: its horizon, updates a step
 TARGET = 0.05  # share of a run's time
@@ -35,7 +38,7 @@ FILL = "none"  # the stepping that fills a classroom
 
 
 def run(out: Path | str = "bench", repeats: int = 3, episodes: int = 1000) -> list[Comparison]:
-    """Measure every teacher of configs/teacher that chooses tasks or levels, on one thread; print
+    """Measure every teacher of configs/teacher that chooses what is played, on one thread; print
     the table, write `out/teachers.json`. About two minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -67,7 +70,7 @@ def episode(repeats: int) -> float:
 def measure(
     path: Path, folder: Path, repeats: int, episodes: int, seconds: float
 ) -> Comparison | None:
-    """Episodes a second of one teacher by itself; None for one that needs another kind of task."""
+    """Episodes a second of one teacher by itself; None for one that chooses nothing."""
     node: dict[str, Any] = yaml.safe_load(path.read_text())
     try:
         teacher: Teacher = build(ready(node, SPEC, folder), **given(node), seed=0)
@@ -81,17 +84,25 @@ def measure(
 
 
 def given(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What a teacher is built with: mazes for those that choose levels, else a box of tasks."""
-    if "levels" not in inspect.signature(resolve(node["_target_"])).parameters:
-        return {"spec": SPEC}
-    world = Maze(MazeConfig())
-    return {"spec": world.spec, "levels": world.levels}
+    """What a teacher is built with, by what it needs of a world: a box of tasks where that is
+    nothing; ConfigError for a game."""
+    needs = resolve(node["_target_"]).needs
+    if "counts" in needs:
+        raise ConfigError("it plays a game around the world, and chooses nothing")
+    if "levels" in needs:
+        world = Maze(MazeConfig())
+        return {"spec": world.spec, "levels": world.levels}
+    if "states" in needs:
+        env = Fr3(Fr3Config(task="reach", num_envs=2, threads=1))
+        return {"spec": env.spec, "env": env}
+    return {"spec": replace(SPEC, task=HELPED) if "help" in needs else SPEC}
 
 
 def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
-    """`node` with what it reads from disk: a classroom of two past students, where it has one."""
+    """`node` with what a user has to bring: a classroom of two past students, or somebody who
+    plays."""
     if "classroom" not in node:
-        return dict(node)
+        return {**node, "player": PLAYER} if "player" in node else dict(node)
     room = folder / "classroom"
     if not room.exists():
         for seed in (1, 2):
@@ -102,7 +113,7 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
 
 def teaching(teacher: Teacher, episodes: int) -> Block:
     """Blocks of `episodes` episodes, ROWS in flight, one ending at a time in random order; the
-    student succeeds in more and more of the cube."""
+    student succeeds in more and more of the cube, and from every saved state."""
     random, played = np.random.default_rng(0), 0
     rival = getattr(teacher, "rival", None)  # who plays as much, and is paid what the first is not
     task, ticket = teacher.sample(ROWS)
@@ -112,7 +123,8 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
         for _ in range(episodes):
             row = int(random.integers(ROWS))
             reach = min(0.3 + played / 2000, 1.2)
-            won = float(random.random() < np.exp(-4 * max(float(task[row].norm()) - reach, 0)))
+            far = float(task[row].norm()) if task.is_floating_point() else 0.0
+            won = float(random.random() < np.exp(-4 * max(far - reach, 0)))
             teacher.update(ticket[row : row + 1], outcome(won))
             task[row], ticket[row] = (value[0] for value in teacher.sample(1))
             if rival is not None:

@@ -49,8 +49,3 @@ class TaskSpace:
         width = (self.high - self.low)[self.moving]
         tasks[:, self.moving] += np.clip(cube, 0, 1) * width
         return tasks
-
-    def from_env(self, tasks: Floats) -> Floats:
-        """Task vectors [n, D] as points [n, d] of the cube, which may lie outside of it."""
-        width = (self.high - self.low)[self.moving]
-        return (tasks[:, self.moving] - self.low[self.moving]) / width

@@ -1,4 +1,4 @@
-"""The bench of teachers measures every one whose tasks are a box, and writes what it measured."""
+"""The bench of teachers measures every one that chooses what is played, and writes it down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_row_for_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = teachers.run(tmp_path, repeats=1, episodes=20)
     written = json.loads((tmp_path / "teachers.json").read_text())["rows"]
     names = {row["name"] for row in written}
-    assert {"uniform", "alpgmm", "goalgan", "dr", "plr", "accel"} <= names
+    assert names == {path.stem for path in teachers.files()} - {"surprise"}  # a game
     assert len(rows) == len(written)
     for row in written:
         notes, seconds = row["notes"], 1 / row["ours_rate"]

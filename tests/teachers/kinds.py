@@ -31,7 +31,6 @@ SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},
     **{"size": 10, "batch": 16, "episodes": 3, "pool": 64, "latent": 4},
 }
-SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
 
 
 def need(target: str) -> str:
@@ -173,7 +172,7 @@ class States(Box):
         return Fr3(Config(task="reach", num_envs=2, threads=1, horizon=20))
 
     def node(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-        return settings | {"player": SCRIPT, "every": 2}
+        return ready(settings, self.spec, folder) | {"every": 2}
 
     def context(self) -> dict[str, Any]:
         return {"spec": self.env.spec, "env": self.env}
