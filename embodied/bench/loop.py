@@ -95,7 +95,7 @@ def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> li
             rows += [measured(control, kind(hertz, seconds)) for kind in (Deadlines, Sleeps)]
             with ahead_of_others() as granted:
                 if granted:
-                    rows.append(measured(control, First(hertz, seconds)))
+                    rows += [measured(control, kind(hertz, seconds)) for kind in (First, Awake)]
     show(rows)
     write_json(Path(out), "loop", [row.comparison() for row in rows])
     reads = bus_reads(repeats)
@@ -133,9 +133,10 @@ class Deadlines(Rate):
     """The bridge's own."""
 
     name = "absolute deadlines"
+    spins = False
 
     def __init__(self, hertz: int, seconds: float) -> None:
-        super().__init__(hertz)
+        super().__init__(hertz, self.spins)
         self.hertz, self.seconds = hertz, seconds
         self.at = np.zeros(int(hertz * seconds) + 1)
         self.lates = np.zeros_like(self.at)
@@ -176,6 +177,13 @@ class First(Deadlines):
     """The same before everybody else's processes."""
 
     name = "absolute deadlines, SCHED_FIFO"
+
+
+class Awake(First):
+    """And awake before each deadline (`spin`)."""
+
+    name = "absolute deadlines, SCHED_FIFO, spin"
+    spins = True
 
 
 @contextmanager

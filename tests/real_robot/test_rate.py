@@ -38,6 +38,25 @@ def test_deadlines_do_not_drift(clock: Clock) -> None:
     assert (rate.ticks, rate.missed) == (50, 0)
 
 
+@pytest.mark.parametrize(("hertz", "awake"), [(100, 3e-4), (1000, 1e-4)])
+def test_who_spins_sleeps_less(monkeypatch: pytest.MonkeyPatch, hertz: int, awake: float) -> None:
+    now, slept = [100.0], []
+
+    def ticking() -> float:
+        now[0] += 1e-6  # a look at it takes that long
+        return now[0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    rate = Rate(hertz, spin=True, clock=ticking)
+    rate.wait()
+    assert slept == [pytest.approx(1 / hertz - awake, abs=3e-6)]
+    assert 0 <= rate.late < 3e-6
+
+
 def test_a_stall_skips_deadlines_and_counts_them(clock: Clock) -> None:
     rate = Rate(100, clock=clock)
     rate.wait()
