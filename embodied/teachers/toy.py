@@ -33,14 +33,17 @@ from embodied.teachers.teacher import Outcome, Teacher
 
 OPEN, TOP = 75, 100
 PASSED = 50  # competence from which episodes succeed
+RUGGED = 5  # the seed of the order of pieces, the same for every student
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """`useless` more task dimensions that change nothing, `noise` on returns (std), a random
     quadrant forgotten every `forget` episodes, `rows` episodes in flight, the grid turned by
-    `turn` quarters (-1: as many as the seed says); `points` lines of metrics; `picture` draws where
-    the tasks were (tasks.png)."""
+    `turn` quarters (-1: as many as the seed says); each dimension cut into `rugged` pieces in an
+    order that is always the same (0: not), so that what is near in task space need not be alike
+    (Romac et al., 2021); `points` lines of metrics; `picture` draws where the tasks were
+    (tasks.png)."""
 
     teacher: str = "uniform"
     cells: int = 10
@@ -49,6 +52,7 @@ class Config:
     noise: float = 0.0
     forget: int = 0
     turn: int = 0
+    rugged: int = 0
     rows: int = 1
     episodes: int = 20_000
     points: int = 20
@@ -69,6 +73,8 @@ class Student:
         self.random = np.random.Generator(np.random.PCG64([config.seed, 7]))
         self.played = 0
         self.turn = config.turn if config.turn >= 0 else config.seed % 4
+        fixed = np.random.Generator(np.random.PCG64(RUGGED))
+        self.orders = [fixed.permutation(config.rugged) for _ in self.shape if config.rugged]
         names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
         self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
         self.spec = Spec(
@@ -81,6 +87,9 @@ class Student:
     def cell(self, task: Floats) -> tuple[int, ...]:
         """The cell that a task vector lies in."""
         task = turned(task[: self.config.dimensions], self.turn)
+        if self.orders:
+            pairs = zip(task.tolist(), self.orders, strict=True)
+            task = np.array([shuffled(x, order) for x, order in pairs])
         return tuple(min(int(x * self.config.cells), self.config.cells - 1) for x in task)
 
     def play(self, tasks: Tensor) -> Outcome:
@@ -131,6 +140,12 @@ def turned(task: Floats, turns: int) -> Floats:
     for _ in range(turns % 4):
         task[0], task[1] = task[1], 1 - task[0]
     return task
+
+
+def shuffled(x: float, order: Any) -> float:
+    """A number in [0, 1] where its piece of as many as `order` [n] has is moved to."""
+    piece = min(int(x * len(order)), len(order) - 1)
+    return float(order[piece] + x * len(order) - piece) / len(order)
 
 
 def main(words: list[str]) -> Path:

@@ -192,6 +192,8 @@ def test_a_return_is_scored_against_what_the_player_still_earned() -> None:
     resets.paths = replace(resets.paths, after=torch.tensor([4.0, -2.0, *resets.paths.after[2:]]))
     outcome = Outcome(torch.tensor([1.0, -3.0, -1.0]), torch.zeros(3), torch.ones(3))
     assert resets.scores(np.array([0, 1, 1]), outcome).tolist() == [0.25, 0, 1]
+    endless = replace(outcome, ret=torch.full((3,), torch.inf))
+    assert np.isnan(resets.scores(np.array([0, 1, 1]), endless)).all()
 
 
 def test_snapshot_keeps_the_best_episodes_and_draws_clusters_evenly() -> None:

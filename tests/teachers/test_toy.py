@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.teachers.toy import Config, Student, main, read, turned
+from embodied.teachers.toy import Config, Student, main, read, shuffled, turned
 
 
 def student(**settings: object) -> Student:
@@ -63,6 +63,21 @@ def test_a_quarter_turn_moves_the_corner() -> None:
 def final(folder: Path, *words: str) -> float:
     rows = (main([*words, f"output={folder}"]) / "metrics.jsonl").read_text().splitlines()
     return json.loads(rows[-1])["eval/unlocked"]
+
+
+def test_rugged_pieces_are_moved_as_wholes() -> None:
+    """Every cell is still there once, neighbours within a piece stay so, across pieces not all."""
+    assert [shuffled(x, [2, 0, 1]) for x in (0.0, 0.1, 0.5, 1.0)] == pytest.approx(
+        [2 / 3, 2 / 3 + 0.1, 0.5 - 1 / 3, 2 / 3]
+    )
+    plain, rugged = (Student(Config(cells=8, rugged=n)) for n in (0, 4))
+    middles = (np.arange(8) + 0.5) / 8
+    tasks = [np.array([x, y]) for x in middles for y in middles]
+    cells = [rugged.cell(task) for task in tasks]
+    assert sorted(cells) == sorted(plain.cell(task) for task in tasks) and len(set(cells)) == 64
+    along = np.diff([rugged.cell(np.array([x, 0.1]))[0] for x in middles])
+    assert (along[::2] == 1).all() and (along[1::2] != 1).any()
+    assert cells == [Student(Config(cells=8, rugged=4, seed=9)).cell(task) for task in tasks]
 
 
 def test_progress_unlocks_more_than_chance(tmp_path: Path) -> None:
