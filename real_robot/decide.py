@@ -7,6 +7,7 @@ the time of what it saw. When that arrives is the control process's business.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from real_robot.arm import Floats
+from real_robot.eyes import Eyes
 from real_robot.mailbox import Mailbox
 from real_robot.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
 from real_robot.observe import Observer
@@ -30,7 +32,13 @@ class Decider:
     it begins an episode whenever the arm has just been armed."""
 
     def __init__(
-        self, policy: Policy, observer: Observer, state: Mailbox, chunk: Mailbox, target: Target
+        self,
+        policy: Policy,
+        observer: Observer,
+        state: Mailbox,
+        chunk: Mailbox,
+        target: Target,
+        eyes: Eyes | None = None,
     ) -> None:
         spec = policy.spec
         if policy.chunk > MOST_STEPS or spec.act.size > MOST_ACTION:
@@ -40,7 +48,7 @@ class Decider:
             )
         if spec.act.dtype != "float32":
             raise ConfigError("a robot needs continuous actions")
-        self.policy, self.observer, self.target = policy, observer, target
+        self.policy, self.observer, self.target, self.eyes = policy, observer, target, eyes
         self.state, self.chunk, self.dt = state, chunk, spec.dt
         self.drawn = Drawn(policy)
         policy.draw = self.drawn
@@ -70,7 +78,11 @@ class Decider:
     @torch.inference_mode()
     def _decide(self, fields: np.void) -> Floats:
         """The plan [chunk, A] for what the state message shows."""
-        leaves = observed(self.observer, fields, self.target)
+        leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
+        if self.eyes is not None:
+            values = dict(zip(self.observer.sensed, fields["sensed"].tolist(), strict=True))
+            self.eyes.pose(fields["q"], float(fields["width"]), {**values, **self.observer.given})
+            leaves |= self.eyes.look()
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         self.actor(self.seen, torch.tensor([self.first]))
         return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()

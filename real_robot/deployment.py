@@ -69,8 +69,9 @@ class Deployment:
     first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
     checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
     and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
-    `keep` black boxes of `seconds` each; without it they stay beside the socket. `metrics` is a
-    port of this machine for Prometheus (0: any; None: there is none). `remote` lets operators of
+    `keep` black boxes of `seconds` each; without it they stay beside the socket. `spin`: the loop
+    is awake shortly before each tick (`Rate`). `metrics` is a port of this machine for Prometheus
+    (0: any; None: there is none). `remote` lets operators of
     other machines ask (None: nobody).
 
     `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
@@ -81,7 +82,9 @@ class Deployment:
     where it stands, and an imaginary one follows. `counterpart` is a node of something with
     `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
-    `onboard`: what the robot's own computer can run (None: nothing of ours).
+    `onboard`: what the robot's own computer can run (None: nothing of ours). `cameras` are the
+    nodes of what takes the policy's pictures (`real_robot.cameras`), by the pictures' names; one
+    that is older than `picture` s is none.
     """
 
     driver: Node
@@ -98,7 +101,7 @@ class Deployment:
     given: dict[str, float] = field(default_factory=dict[str, float])
     blend: int = 2
     grace: int = 1
-    spin: bool = False
+    spin: bool = True
     seconds: float = 10.0
     keep: int = 20
     records: str = ""
@@ -113,12 +116,16 @@ class Deployment:
     dry: bool = False
     counterpart: Node | None = None
     onboard: Onboard | None = None
+    cameras: dict[str, Node] = field(default_factory=dict[str, Node])
+    picture: float = 0.5
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
             raise ConfigError("a deployment needs 1 to 2000 hertz and a step of up to 10 s")
         if self.metrics is not None and not 0 <= self.metrics < 65536:
             raise ConfigError(f"a deployment's metrics={self.metrics} should be a port")
+        if not self.picture > 0:
+            raise ConfigError(f"a deployment's picture={self.picture:g} s should be above 0")
         if not 0 < self.seconds <= 600 or self.keep < 1:
             raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
         if self.home:

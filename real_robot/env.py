@@ -23,16 +23,16 @@ from torch import Tensor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from real_robot.cameras import Camera, Rendered, Source, fitted
+from real_robot.cameras import Camera, fitted
 from real_robot.decide import observed
 from real_robot.deployment import Deployment
+from real_robot.eyes import FIRST, camera
 from real_robot.fit import observer, require_actions, require_rate
 from real_robot.guest import Dozing, Guest, GuestError
 from real_robot.messages import Mode
 from real_robot.rate import Rate
 from real_robot.success import Success
 
-FIRST = 30.0  # s until a camera has shown something
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
 
@@ -73,7 +73,7 @@ class RealEnv(VecEnv):
         self.deployment = deployed(config)
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
-        self.observer = observer(self.spec, self.deployment)
+        self.observer = observer(self.spec, self.deployment, sees=False)
         self.success, self.target = Success(self.deployment), self.deployment.target()
         self.names = self.deployment.chain().names
         self.guest = Guest.at(self.deployment, Path(config.folder) if config.folder else None)
@@ -208,11 +208,9 @@ class RealEnv(VecEnv):
             raise NotImplementedError("this arm has no camera: env.camera")
         scene = None if self.camera is None else getattr(self.camera.source, "scene", None)
         if self.camera is None:
-            source: Source = build(self.config.camera)
-            scene = getattr(source, "scene", None)
+            self.camera = camera(self.config.camera)
+            scene = getattr(self.camera.source, "scene", None)
             self._pose(scene)
-            # What is rendered repeats itself where nothing moves.
-            self.camera = Camera(source, 0 if isinstance(source, Rendered) else 10)
             self.camera.__enter__()
             self.camera.next(0, FIRST)
         self._pose(scene)

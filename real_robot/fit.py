@@ -11,10 +11,12 @@ from real_robot.messages import MOST_ACTION
 from real_robot.observe import Observer
 
 
-def observer(spec: Spec, deployment: Deployment) -> Observer:
-    """What fills the policy's observations; ConfigError for one that nobody here measures."""
+def observer(spec: Spec, deployment: Deployment, sees: bool = True) -> Observer:
+    """What fills the policy's observations; ConfigError for one that nobody here measures, or for a
+    picture without a camera (without `sees`, for any)."""
     forward, given = deployment.forward(), deployment.given
-    return Observer(spec, deployment.joints, forward, given, deployment.sensed)
+    pictures = tuple(deployment.cameras) if sees else ()
+    return Observer(spec, deployment.joints, forward, given, deployment.sensed, pictures)
 
 
 def require_rate(spec: Spec, deployment: Deployment) -> None:

@@ -10,7 +10,7 @@ before what is sensed by the same name, and what follows from it is made anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Observer:
     """Fills the vector leaves of `spec`; ConfigError for a name that nothing here can fill.
 
     `forward` is the tool's position [k, 3] (m) at joint positions [k, n]. `given` holds further
-    numbers by name and may be changed at any time.
+    numbers by name and may be changed at any time. `pictures` are the leaves that cameras fill.
     """
 
     def __init__(
@@ -39,15 +39,18 @@ class Observer:
         forward: Forward,
         given: Mapping[str, float],
         sensed: Sequence[str] = (),
+        pictures: Collection[str] = (),
     ) -> None:
         self.forward, self.given, self.joints = forward, dict(given), joints
         self.sensed = tuple(sensed)
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():
-            if leaf.startswith(("critic/", "privileged/")):
+            if leaf.startswith(("critic/", "privileged/")) or (about.is_image and leaf in pictures):
                 continue
             if about.is_image:
-                raise ConfigError(f"the policy sees pictures ({leaf}): name a camera for it")
+                raise ConfigError(
+                    f"the policy sees pictures ({leaf}): name a camera for it, robot.cameras.{leaf}"
+                )
             if not about.names:
                 raise ConfigError(
                     f"the elements of {leaf} have no names: nobody knows what they are"

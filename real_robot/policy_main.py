@@ -16,9 +16,11 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_policy
+from real_robot.cameras import CameraError
 from real_robot.control_main import when_left_alone
 from real_robot.decide import Decider
 from real_robot.deployment import Deployment
+from real_robot.eyes import Eyes
 from real_robot.fit import observer, require_actions, require_rate
 from real_robot.mailbox import MailboxError
 from real_robot.messages import READY
@@ -29,7 +31,7 @@ REHEARSALS = 5
 
 def main(folder: Path, policy: str = "") -> None:
     """Decide once a step of the policy, until the daemon is gone. CheckpointError, ConfigError,
-    MailboxError."""
+    MailboxError, CameraError."""
     turn = threading.Event()
     # Also out of a policy that never comes back.
     when_left_alone(lambda reason: os._exit(0), turn.set)
@@ -41,21 +43,22 @@ def main(folder: Path, policy: str = "") -> None:
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
-    decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target())
-    rate = Rate(1 / acting.spec.dt)
-    if policy:
-        for _ in range(REHEARSALS):
+    with Eyes(acting.spec, deployment.cameras, deployment.picture) as eyes:
+        decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target(), eyes)
+        rate = Rate(1 / acting.spec.dt)
+        if policy:
+            for _ in range(REHEARSALS):
+                rate.wait()
+                decider.rehearse()
+            (folder / READY).write_text(str(os.getpid()))
+            turn.wait()
+        while True:
             rate.wait()
-            decider.rehearse()
-        (folder / READY).write_text(str(os.getpid()))
-        turn.wait()
-    while True:
-        rate.wait()
-        decider.turn()
+            decider.turn()
 
 
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]), *sys.argv[2:3])
-    except (CheckpointError, MailboxError, ConfigError) as error:
+    except (CheckpointError, MailboxError, ConfigError, CameraError) as error:
         sys.exit(f"policy: {error}")

@@ -31,9 +31,14 @@ KEPT = 4096  # ticks, and noises, that are looked back upon
 
 
 def seen_spec(spec: Spec) -> Spec:
-    """`spec` with the observations that a robot has: none that only a simulator knows."""
+    """`spec` with the observations that are kept of a robot: none that only a simulator knows, and
+    no pictures (a camera is the policy process's alone)."""
     hidden = ("critic/", "privileged/")
-    obs = {name: leaf for name, leaf in spec.obs.items() if not name.startswith(hidden)}
+    obs = {
+        name: leaf
+        for name, leaf in spec.obs.items()
+        if not name.startswith(hidden) and not leaf.is_image
+    }
     return replace(spec, obs=obs, task=None)
 
 

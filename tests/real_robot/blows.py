@@ -12,7 +12,7 @@ from real_robot.safety.checks import FreshConfig
 from tests.fakes.servo_bus import Faults
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, raw
+from tests.real_robot.test_daemon import HERTZ, raw, until
 from tests.real_robot.test_decide import SPEC
 
 TABLE = Settings(FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15), 0.2, 0.01, 0.2, 0.5, 1.0)
@@ -39,6 +39,12 @@ def flood(scene: Scene) -> float:
     line.sendall(b"".join(Request(n, time.monotonic(), Verb.STATUS).line() for n in range(1, 200)))
     scene.lines.append(line)
     return press(scene)
+
+
+def darken(scene: Scene) -> None:
+    """The policy's process says so, and goes: it decides nothing blindly."""
+    scene.trouble.dark = 1
+    until(lambda: "gives no more pictures" in scene.bridge.status["policy"]["died"], "it is said")
 
 
 def leave(scene: Scene) -> None:
@@ -164,6 +170,14 @@ ARM = (
         lambda s: (s.paused + BRAKE, s.paused + TURN),
         "latched",
         "the control process paused for",
+    ),
+    Blow(
+        "the policy's camera gives no more pictures",
+        "control: its plan ends, then holds",
+        darken,
+        lambda s: (s.fresh.hold + BRAKE, s.fresh.stop + TURN),
+        "latched",
+        "the policy's last observation is",
     ),
     hurt("frozen", "the sensors repeat themselves", 0.3, "the sensors have not changed in"),
     hurt("blind", "the sensors say NaN", 0.0, "a measurement is not a finite number"),

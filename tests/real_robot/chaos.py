@@ -22,6 +22,7 @@ import numpy as np
 
 from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
+from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
 from real_robot.arm import Floats
 from real_robot.deployment import Deployment
@@ -195,7 +196,9 @@ def deployment(folder: Path, settings: Settings, bus: FakeBus | None) -> Deploym
     """A sway for ever, on the simulated arm or on servos that turn like its joints."""
     allow("tests")
     trouble = str(folder / "trouble")
-    policy = build({"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, spec=SPEC)
+    spec = SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255))
+    policy = build({"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, spec=spec)
+    camera = {"_target_": "tests.real_robot.troubled.TroubledCamera", "trouble": trouble}
     sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
     # Servos measure whole ticks: one at rest repeats itself.
     fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
@@ -209,6 +212,8 @@ def deployment(folder: Path, settings: Settings, bus: FakeBus | None) -> Deploym
         limits=LIMITS,
         fresh=fresh,
         given=GOAL,
+        cameras={"front": camera},
+        picture=settings.fresh.hold,
         seconds=30.0,
         records=str(folder / "records"),
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-NAMES = ("jump", "frozen", "blind", "wild")
+NAMES = ("jump", "frozen", "blind", "wild", "dark")
 """`jump` (s) of the control process's clock; else 1 for: the sensors repeat themselves; what they
-say is no number; what the policy says is no number."""
+say is no number; what the policy says is no number; the policy's camera gives no pictures."""
 
 
 class Trouble:
@@ -21,6 +21,7 @@ class Trouble:
     frozen: float
     blind: float
     wild: float
+    dark: float
 
     def __init__(self, path: Path | str, create: bool = False) -> None:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)

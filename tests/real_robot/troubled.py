@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from real_robot.arm import Arm
+from real_robot.cameras import CameraError, Frame
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
 from tests.real_robot.trouble import Trouble
@@ -38,6 +40,31 @@ class TroubledSim(Sim):
         if not self.trouble.frozen or self.kept_arm is None:
             self.kept_arm = arm
         return replace(self.kept_arm, t=arm.t)
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    trouble: str
+
+
+class TroubledCamera:
+    """Grey pictures of 8 x 8, brighter by 1 from one to the next."""
+
+    name = "of the chaos suite"
+
+    def __init__(self, config: CameraConfig) -> None:
+        self.trouble, self.grey = Trouble(config.trouble), 0
+
+    def open(self) -> None: ...
+
+    def grab(self) -> Frame:
+        time.sleep(0.02)
+        if self.trouble.dark:
+            raise CameraError(f"camera {self.name} gives no more pictures")
+        self.grey = (self.grey + 1) % 200
+        return np.full((8, 8, 3), self.grey, np.uint8)
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

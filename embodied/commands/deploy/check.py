@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 
 from embodied.commands.deploy.site import Site
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from real_robot.arm import Floats
+from real_robot.cameras import CameraError
 from real_robot.drivers.driver import Driver, DriverError
+from real_robot.eyes import FIRST, Eyes, sizes
 from real_robot.fit import observer, require_actions, require_rate
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
+DARK = 8  # of 255: the brightest spot of a picture with the cap on
 SLACK = 0.04  # rad that limits may reach beyond a calibrated range
 
 
@@ -50,6 +53,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("rate", _rate),
         ("actions", _actions),
         ("observations", _observations),
+        ("cameras", _cameras),
         ("normaliser", _normaliser),
         ("parity", _parity),
         ("limits", _limits),
@@ -60,6 +64,8 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         yield _line(name, look, site, policy)
     yield _calibration(site, known)
     if connect:
+        if sizes(policy.spec):
+            yield _pictures(site, policy)
         yield _arm(site)
 
 
@@ -108,6 +114,27 @@ def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, f"{len(names)} numbers" + (f"; not of the arm: {', '.join(more)}" if more else "")
 
 
+def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    eyes, cameras = sizes(policy.spec), site.deployment.cameras
+    Eyes(policy.spec, cameras, site.deployment.picture)
+    if spare := [name for name in cameras if name not in eyes]:
+        return False, f"{spare[0]} is no picture that the policy sees{nearest(spare[0], eyes)}"
+    said = [f"{name} ({high} x {wide})" for name, (high, wide) in eyes.items()]
+    return True, ", ".join(said) if said else "the policy sees no pictures"
+
+
+def _pictures(site: Site, policy: Policy) -> Line:
+    """One of each, as the policy would see it."""
+    try:
+        with Eyes(policy.spec, site.deployment.cameras, FIRST) as eyes:
+            if eyes.scenes:
+                return Line("pictures", None, "drawn from what is measured, not taken")
+            dark = [name for name, frame in eyes.look().items() if int(frame.max()) < DARK]
+    except (CameraError, ConfigError) as error:
+        return Line("pictures", False, str(error))
+    return Line("pictures", None if dark else True, f"{dark[0]} is black" if dark else "they come")
+
+
 def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
     from embodied.core.norm import Range, Standard
 
@@ -132,10 +159,14 @@ def _unfitted(name: str, buffer: Any) -> Any:
 def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """A stored observation, as the simulation shows it and as the robot's side makes it."""
     from embodied.commands.deploy.parity import compare
+    from envs.cameras import NoDisplay
 
     if site.trained is None:
         return None, "no run.yaml beside the checkpoint: there is nothing to compare with"
-    apart = compare(site, policy)
+    try:
+        apart = compare(site, policy)
+    except NoDisplay as error:
+        apart = str(error)
     if isinstance(apart, str):
         return None, apart
     seen, done = apart

@@ -11,6 +11,7 @@ from embodied.commands.deploy.site import Site
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from real_robot.eyes import sizes
 from real_robot.fit import observer
 
 SEED = 7
@@ -36,7 +37,8 @@ def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
     here = _through(site, policy, shown)
     there = {name: obs[name] for name in here}
     apart = max(float((here[k] - there[k]).abs().max()) for k in here)
-    return apart, _acts_apart(policy, here, there)
+    pictures = {name: obs[name] for name in sizes(policy.spec)}  # the same for both
+    return apart, _acts_apart(policy, here | pictures, there | pictures)
 
 
 def _numbers(policy: Policy, obs: Tensors) -> dict[str, float]:
