@@ -24,7 +24,15 @@ from real_robot.follow import Follower
 from real_robot.homing import Homing
 from real_robot.messages import state_record
 from real_robot.safety.chain import Chain, Stage
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.checks import (
+    Enabled,
+    Finite,
+    Fresh,
+    FreshConfig,
+    Torque,
+    TorqueRate,
+    Tracking,
+)
 from real_robot.safety.energy import Config as EnergyConfig
 from real_robot.safety.energy import Energy
 from real_robot.safety.limits import Limiter
@@ -69,9 +77,10 @@ class Deployment:
     first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
     checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
     and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
-    `keep` black boxes of `seconds` each; without it they stay beside the socket. `spin`: the loop
-    is awake shortly before each tick (`Rate`). `metrics` is a port of this machine for Prometheus
-    (0: any; None: there is none). `remote` lets operators of
+    `keep` black boxes of `seconds` each; without it they stay beside the socket. `torque_rate` [n]
+    (N m/s; None: anything) is how fast measured torques may change. `spin`: the loop is awake
+    shortly before each tick (`Rate`). `metrics` is a port of this machine for Prometheus (0: any;
+    None: there is none). `remote` lets operators of
     other machines ask (None: nobody).
 
     `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
@@ -98,6 +107,7 @@ class Deployment:
     workspace: WorkspaceConfig | None = None
     reflex: ReflexConfig | None = None
     energy: EnergyConfig | None = None
+    torque_rate: tuple[float, ...] | None = None
     given: dict[str, float] = field(default_factory=dict[str, float])
     blend: int = 2
     grace: int = 1
@@ -130,6 +140,8 @@ class Deployment:
             raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
         if self.home:
             self._check_home()
+        if self.torque_rate is not None and len(self.torque_rate) != len(self.limits):
+            raise ConfigError("torque_rate: one number (N m/s) for every joint that has limits")
 
     def _check_home(self) -> None:
         low = np.add(self.limits.low, self.limits.margin)
@@ -188,7 +200,10 @@ class Deployment:
             stages.append(Reflex(self.reflex, self.joints, 1 / self.hertz))
         if self.energy is not None:
             stages.append(Energy(self.energy, self.limits, 1 / self.hertz))
-        stages += [Torque(self.limits), Tracking(self.limits)]
+        stages.append(Torque(self.limits))
+        if self.torque_rate is not None:
+            stages.append(TorqueRate(self.torque_rate, 1 / self.hertz))
+        stages.append(Tracking(self.limits))
         return Chain(stages, Limiter(self.limits, 1 / self.hertz, guard))
 
     def ring(self, folder: Path, stages: int, create: bool) -> BlackBox:

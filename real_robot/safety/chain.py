@@ -4,7 +4,7 @@ Stages come in a fixed order, learned ones before the hard limits, so that nothi
 last word. What each changes is counted. A fault is latched: from then on the chain brings the arm
 to rest within its limits, whatever it is asked, until an operator clears it.
 
-    finite - fresh - enabled - workspace - reflex - energy - torque - tracking - limits
+    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ORDER = (
     "reflex",
     "energy",
     "torque",
+    "torque_rate",
     "tracking",
 )
 """Of the stages; the limits come after all of them."""

@@ -135,6 +135,33 @@ class Torque:
             )
 
 
+class TorqueRate:
+    """Measured torques that changed faster than `most` [n] (N m/s, N/s) over the last `ticks` of
+    `dt` s, a blow or a cable that catches, are a fault."""
+
+    name: ClassVar[str] = "torque_rate"
+
+    def __init__(self, most: tuple[float, ...], dt: float, ticks: int = 3) -> None:
+        self.most = np.asarray(most, dtype=float)
+        if not (np.isfinite(self.most) & (self.most > 0)).all():
+            raise ConfigError("safety.torque_rate should be finite and above 0 for every joint")
+        self.time, self.past, self.at = dt * ticks, np.zeros((ticks, len(most))), 0
+
+    def begin(self, arm: Arm) -> None:
+        self.past[:] = arm.tau
+
+    def __call__(self, tick: Tick) -> None:
+        rate = np.abs(tick.arm.tau - self.past[self.at]) / self.time
+        self.past[self.at] = tick.arm.tau
+        self.at = (self.at + 1) % len(self.past)
+        if not (rate <= self.most).all():  # also what is not a number
+            joint = int(np.argmax(np.nan_to_num(rate, nan=np.inf) / self.most))
+            tick.fault = tick.fault or (
+                f"the torque of joint {joint} changed by {rate[joint]:.0f} N m/s, at most "
+                f"{self.most[joint]:.0f} is allowed"
+            )
+
+
 class Tracking:
     """An arm that does not go where it is sent (blocked, unplugged, slipping) is a fault."""
 

@@ -13,7 +13,15 @@ from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from real_robot.arm import Arm, Floats, Limits
 from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from real_robot.safety.checks import (
+    Enabled,
+    Finite,
+    Fresh,
+    FreshConfig,
+    Torque,
+    TorqueRate,
+    Tracking,
+)
 from real_robot.safety.limits import Limiter
 from real_robot.safety.workspace import Config as Box
 from real_robot.safety.workspace import Workspace
@@ -133,6 +141,18 @@ def test_a_fault_brakes_within_the_limits_and_stays_until_it_is_cleared() -> Non
     made.begin(arm(sent[-1]))
     moved = made(np.array([-0.5, 0.5]), 0.0, arm(sent[-1]), 0.0)
     assert not made.fault and moved[0] < sent[-1][0]
+
+
+@pytest.mark.parametrize(("step", "blow"), [(0.07, False), (0.09, True), (math.nan, True)])
+def test_a_blow_is_seen_in_how_fast_torques_change(step: float, blow: bool) -> None:
+    """16 N m/s over three ticks of 5 ms are 0.24 N m: three steps of 0.08."""
+    made = chain(TorqueRate((1e3, 16.0), DT, ticks=3))
+    for k in range(1, 4):
+        made(START, 0.0, arm(tau=np.array([0.0, k * step])), 0.0)
+    assert bool(made.fault) == blow
+    assert not blow or "the torque of joint 1 changed by" in made.fault
+    with pytest.raises(ConfigError, match="torque_rate"):
+        TorqueRate((1.0, 0.0), DT)
 
 
 def test_a_command_of_the_wrong_shape_is_a_fault() -> None:
