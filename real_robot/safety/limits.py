@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 ruckig: Any = package  # it says nothing about its types
 FINE = (ruckig.Result.Working, ruckig.Result.Finished)
-
+HAIRS = (0.0, 1e-9, 1e-7, 1e-5)  # rad: by so much less of the way a step is tried
 
 SAMPLES = 8  # of a motion to rest
 ROUNDING = 2e-8  # rad: the planner meets positions to 1e-8, and that is not to lead out either
@@ -71,9 +71,8 @@ class Limiter:
         np.clip(target, self.low, self.high, out=self.wanted)
         state = self._state
         before = (state.current_position, state.current_velocity, state.current_acceleration)
-        state.control_interface = ruckig.ControlInterface.Position
-        state.target_position = self.wanted.tolist()
-        self._step()
+        if not any(self._follow(hair) for hair in HAIRS):
+            return self.brake()
         if self.guard is not None and self._leaves(np.asarray(before[0])):
             self._set(*before)
             return self.brake()
@@ -83,25 +82,45 @@ class Limiter:
     def brake(self) -> Floats:
         """One tick towards rest, as fast as the limits allow; what to send [n]."""
         self._state.control_interface = ruckig.ControlInterface.Velocity
-        self._step()
+        if not self._step():  # its own commanded state is always valid: this is a bug, not a wish
+            raise RuntimeError("the motion planner failed")
         self.q[:] = self._next.new_position
         return self.q
 
-    def _step(self) -> None:
+    def _follow(self, hair: float) -> bool:
+        """Step towards `wanted`, or to `hair` before it: the planner fails where two kinds of
+        motion meet to the last bit (from rest over 2 a^3 / j^2), and a hair away it does not."""
+        state = self._state
+        state.control_interface = ruckig.ControlInterface.Position
+        target = self.wanted
+        if hair:
+            target = target - hair * np.sign(target - np.asarray(state.current_position))
+        state.target_position = target.tolist()
+        return self._step()
+
+    def _step(self) -> bool:
+        """Whether the planner knew how; if not, nothing has changed."""
         self._state.target_velocity = self._still
         self._state.target_acceleration = self._still
-        result = self._plan.update(self._state, self._next)
-        if result not in FINE:  # its own commanded state is always valid: this is a bug, not a wish
-            raise RuntimeError(f"the motion planner failed: {result}")
+        try:
+            result = self._plan.update(self._state, self._next)
+        except ruckig.RuckigError:
+            return False
+        if result not in FINE:
+            return False
         self._next.pass_to_input(self._state)
         self.resting = bool(result == ruckig.Result.Finished)
+        return True
 
     def _leaves(self, now: Floats) -> bool:
         """Whether the motion to rest from the state just reached leaves what is allowed, or leads
         further out from where the arm is, if that is outside."""
         assert self.guard is not None
         self._state.control_interface = ruckig.ControlInterface.Velocity
-        if self._plan.calculate(self._state, self._stop) not in FINE:
+        try:
+            if self._plan.calculate(self._state, self._stop) not in FINE:
+                return True
+        except ruckig.RuckigError:
             return True
         duration = float(self._stop.duration)
         for k in range(SAMPLES):

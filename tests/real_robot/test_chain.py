@@ -98,6 +98,18 @@ def test_what_the_planner_rounds_does_not_lead_out() -> None:
         assert limiter(np.array([0.9 - 0.1 * (k % 2), 2.1]))[1] <= 2.0
 
 
+@pytest.mark.parametrize("q", [0.5, 0.89199998])
+def test_where_the_planner_fails_the_arm_goes_on(q: float) -> None:
+    """From rest, over exactly 2 a^3 / j^2 = 0.008 rad, Ruckig 0.19 knows no motion; a long run
+    (seed 7) met that where it was sent to its limit."""
+    limiter = Limiter(LIMITS, DT)
+    limiter.begin(np.array([q, 1.0]))
+    goal = np.array([min(q + 0.008, 0.9), 1.0])
+    sent = [np.array([q, 1.0]), *(limiter(goal).copy() for _ in range(60))]
+    within(np.stack(sent))
+    assert limiter.resting and sent[-1] == pytest.approx(goal, abs=1e-7)
+
+
 @pytest.mark.parametrize("kind", ["jumps", "bangs", "noise", "late reversals"])
 def test_adversaries_do_not_get_through(kind: str) -> None:
     random = np.random.default_rng(0)
