@@ -22,7 +22,7 @@ from real_robot.drivers.ur import UR, Config, program
 from tests.fakes.rtde import FakeUR
 
 PATIENT = 60.0
-FRAMES = 5_000  # 100_000 were tried
+FRAMES = 100_000
 
 
 @pytest.fixture
