@@ -1,7 +1,7 @@
-"""Franka: an FR3 and its hand through libfranka's protocol, joint impedance at 1 kHz in C++.
+"""Franka: an FR3 and its hand through libfranka's protocol, impedance at 1 kHz in C++.
 
-What is sent here is a reference that the running controller picks up within a millisecond: torque =
-stiffness (reference - q) - damping dq, on top of the arm's own gravity compensation. Nothing starts
+What is sent here is a reference that the running controller picks up within a millisecond: springs
+on the joints or on the tool, on top of the arm's own gravity compensation. Nothing starts
 without collision thresholds and a payload. What stops the arm itself (a reflex, the user stop, lost
 packets) is read, said in one line, and cleared only by an operator's reset.
 """
@@ -23,6 +23,7 @@ from real_robot.drivers.franka_calls import FAILED, MODES, call, explain, franky
 from real_robot.drivers.franka_hand import Config as HandConfig
 from real_robot.drivers.franka_hand import Hand
 from real_robot.drivers.franka_limits import Own, misfit, own
+from real_robot.drivers.franka_springs import JointSpring, Tool, ToolSpring
 from real_robot.seen import Seen
 
 Seven = tuple[float, float, float, float, float, float, float]
@@ -52,7 +53,8 @@ class Config:
     and the payload, have no default: nobody knows them but you.
 
     `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance, whose spring pulls with
-    no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up.
+    no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up. With
+    `tool` the springs are on the tool's pose instead (Cartesian impedance).
     `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
     arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what
     measures the things before the arm (`real_robot.seen`), where the policy wants to know.
@@ -67,6 +69,7 @@ class Config:
     stiffness: Seven = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
     damping: Seven = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
     push: Seven = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)
+    tool: Tool | None = None
     hand: HandConfig | None = None
     realtime: bool = True
     silence: float = 0.1
@@ -110,8 +113,8 @@ class Franka(Driver):
         self._own: Own | None = None
         self._lost, self._silent = "", False
         self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
-        self._reach = np.array(config.push) / np.array(config.stiffness)
-        self._reference = np.zeros(7)
+        gains = (np.array(each) for each in (config.stiffness, config.damping, config.push))
+        self._spring = JointSpring(*gains) if config.tool is None else ToolSpring(config.tool)
         self._tick, self._seen = -1, 0.0
 
     def connect(self) -> None:
@@ -184,10 +187,7 @@ class Franka(Driver):
                 f"the Franka at {self.config.host} was sent to {np.round(q, 3).tolist()}, {width}: "
                 "outside of its own limits"
             )
-        np.subtract(q, self._q, out=self._reference)
-        np.clip(self._reference, -self._reach, self._reach, out=self._reference)
-        self._reference += self._q
-        self._motion.set_reference(franky.JointReference(q=self._reference))
+        self._motion.set_reference(self._spring.reference(q, self._q))
         if self._hand is not None:
             self._hand.wish = width
 
@@ -212,7 +212,8 @@ class Franka(Driver):
             return
         try:
             if self._robot.is_in_control:
-                self._motion.set_reference(franky.JointReference(q=self._robot.state.q))
+                here = np.array(self._robot.state.q)
+                self._motion.set_reference(self._spring.reference(here, here))
         except FAILED as error:
             self._fail(error)
 
@@ -262,16 +263,8 @@ class Franka(Driver):
 
     def _hold(self) -> bool:
         """The controller, at where the arm is."""
-        config, own = self.config, self._own
-        assert own is not None
-        motion = franky.JointImpedanceTrackingMotion(
-            stiffness=config.stiffness,
-            damping=config.damping,
-            lower_joint_limits=own.low,
-            upper_joint_limits=own.high,
-            joint_limit_activation_distance=0.03,
-        )
-        motion.set_reference(franky.JointReference(q=self._q))
+        assert self._own is not None
+        motion = self._spring.motion(self._robot, self._own, self._q)
         self._robot.move(motion, asynchronous=True)
         self._motion = motion
         return True

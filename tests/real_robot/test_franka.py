@@ -35,6 +35,7 @@ from real_robot.drivers.driver import DriverError
 from real_robot.drivers.franka import Franka
 from real_robot.drivers.franka_calls import explain
 from real_robot.drivers.franka_limits import Own, allowed, misfit, own
+from real_robot.drivers.franka_springs import Tool
 from real_robot.follow import Follower
 from real_robot.messages import Mode, Wish
 from real_robot.safety.chain import Chain
@@ -122,6 +123,29 @@ def test_follows_a_move(arm: Franka) -> None:
     to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
     follow(arm, to, 0.5)
     until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
+
+
+def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
+    """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
+    holds where it is told to stop."""
+    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0})) as arm:
+        to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
+        place = fr3.forward(to[None])[0][0]
+        follow(arm, to, 0.5)
+
+        def away() -> float:
+            return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
+
+        until(lambda: away() < 0.01, "the tool there")
+        follow(arm, to - 0.2, 1.0, until=0.4)
+        arm.stop()
+        until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
+        place = fr3.forward(arm.read().q[None])[0][0]
+        began = arm.robot_time
+        until(lambda: (arm.read(), arm.robot_time > began + 0.2)[1], "later")
+        assert away() < 0.01
+    with pytest.raises(ConfigError, match="tool: stiffness"):
+        Tool(stiffness=0.0)
 
 
 def test_stop_holds(arm: Franka) -> None:
