@@ -84,8 +84,8 @@ class So101(MujocoVecEnv):
             self.memory[key] = np.zeros((config.num_envs, *value.shape[1:]))
 
     def control(self, action: Floats) -> None:
-        reference = {**self.memory}
-        joints, width, moved = self.controller(action, self.batch.qpos[:, :JOINTS], reference)
+        q = self.batch.qpos[:, :JOINTS]
+        joints, width, moved = self.controller(action, q, self.memory)
         for key, value in moved.items():
             self.memory[key][:] = value
         self.batch.ctrl[:, :JOINTS], self.batch.ctrl[:, JOINTS] = joints, width
@@ -117,9 +117,8 @@ class So101(MujocoVecEnv):
 
     def retask(self, rows: Rows) -> None:
         times = self.native(rows)[:, 3:]
-        for name, index, sign in (("actuator_gainprm", 0, 1), ("actuator_biasprm", 1, -1)):
+        for name, index in (("actuator_gainprm", 0), ("actuator_biasprm", 1)):
             stiffness = getattr(self.model, name)[:JOINTS, index]
-            assert (sign * stiffness > 0).all()
             self.batch.expand(name)[rows, :JOINTS, index] = times * stiffness
 
     def native(self, rows: Rows) -> Floats:
