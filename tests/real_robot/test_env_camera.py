@@ -64,13 +64,15 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
     world = {"_target_": "envs.fr3.Fr3", "task": "lift", "drawing": "light", "threads": 1}
     photographed = {"_target_": "embodied.rewards.photographed.Photographed", "size": SIZE}
     pictured = {"_target_": "envs.wrapper.Wrapped", "env": world, "wrappers": [photographed]}
-    config = CollectConfig(pictured, LIFT, 12, str(tmp_path / "won"), num_envs=6, images="png")
+    config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)
-    how = {"views": [PICTURE], "channels": [8, 16], "hidden": [32], "lr": 0.003}
+    # The arm is told to stop within some steps of where the simulation was: all of these look won.
+    how = {"views": [PICTURE], "channels": [16, 32], "hidden": [32], "lr": 0.003}
+    how |= {"last": 3, "margin": 4}
     node: dict[str, Any] = {
         "_target_": "embodied.rewards.classifier.Classifier",
         "data": str(tmp_path / "won"),
-        "training": {**how, "updates": 250, "batch_size": 32},
+        "training": {**how, "updates": 500, "batch_size": 64},
         "refit_every": 0,
     }
     made: Classifier = build(
@@ -89,7 +91,7 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
         obs, first = step.obs, step.ended
     assert step.terminated.item(), "it was lifted"
     end, after = float(made.probability(step.next_obs)), float(made.probability(step.obs))
-    assert end > 3 * max(begun, after), (begun, end, after)
+    assert end > 0.1 and end > 3 * max(begun, after), (begun, end, after)
     rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()}
     paid = made({**rows, "discount": torch.zeros(1)})
     assert paid.tolist() == [float(end > made.calibration.threshold)]
