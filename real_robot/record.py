@@ -53,7 +53,8 @@ class Episode:
 
 class Scribe:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
-    whole. A row whose decision was not heard (the recorder was late) has zeros for noise."""
+    whole. A row whose decision was not heard, or which was made upon a tick that was not seen (the
+    recorder was late), has zeros for noise."""
 
     def __init__(
         self, spec: Spec, observer: Observer, target: Target, noise: int, success: Judge
@@ -100,19 +101,22 @@ class Scribe:
         if self.open is None or last is None:
             return
         begin, size = self.open, int(self.open["size"])
+        followed = float(begin["followed"])
         acted = begin["action"][:size].copy()
         if size != self.spec.act.size or not np.isfinite(acted).all():
             return  # it was refused, and followed by nobody
         row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
-        row |= {f"decided/{k}": v for k, v in self._decided(begin).items()}
+        decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
+        row |= {f"decided/{k}": v for k, v in decided.items()}
         row |= {"action": acted, "reward": 0.0}
         row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
         row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
-        row |= {"stamp/decided": float(begin["followed"]), "stamp/sent": float(begin["now"])}
+        row |= {"stamp/decided": followed, "stamp/sent": float(begin["now"])}
         row["interventions"] = (last["counts"] - begin["counts"]).copy()
         if self.noise:
             nothing = np.zeros(self.noise, np.float32)
-            row["noise"] = self.noises.get(float(begin["followed"]), nothing)
+            drawn = self.noises.get(followed, nothing)
+            row["noise"] = drawn if followed in self.ticks else nothing
         done = self.success(last["q"], last["sensed"])
         if done is not None:
             row |= {"success": done, "reward": float(done)}
@@ -120,10 +124,6 @@ class Scribe:
 
     def _seen(self, tick: np.void) -> dict[str, NDArray[np.float32]]:
         return observed(self.observer, tick, self.target)
-
-    def _decided(self, begin: np.void) -> dict[str, NDArray[np.float32]]:
-        """What the policy saw when it decided on the action."""
-        return self._seen(self.ticks.get(float(begin["followed"]), begin))
 
     def _whole(self, last: np.void, after: np.void) -> Episode | None:
         rows, self.rows, self.open = self.rows, [], None

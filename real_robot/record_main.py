@@ -51,7 +51,8 @@ class Recorder:
         self.scribe: Scribe | None = None
         self.writer: EpisodeWriter | None = None
         self.place = Path(self.deployment.recording)
-        self.count = self.number = 0
+        self.number = 0
+        _, self.count = self.ring.since(0)  # what was there before is another recorder's
         self.tell.fields["alive"] = 1
         self.tell.send()
 
@@ -59,9 +60,9 @@ class Recorder:
         """Take what is new."""
         if self.chunk.receive():
             self._hear(self.chunk.fields[0])
-        records, self.count = self.ring.since(self.count)
         if self.scribe is None:
-            return
+            return  # the ticks wait: the first decision was made upon one of them
+        records, self.count = self.ring.since(self.count)
         for tick in records:
             episode = self.scribe.take(tick)
             if episode is not None:
@@ -93,8 +94,10 @@ class Recorder:
             self._elsewhere()
         self.spec, self.noise = spec, noise
         watch = observer(full, self.deployment)
-        success = Success(self.deployment)
+        success, before = Success(self.deployment), self.scribe
         self.scribe = Scribe(spec, watch, self.deployment.target(), noise, success)
+        if before is not None:
+            self.scribe.ticks = before.ticks
 
     def _elsewhere(self) -> None:
         """What comes now does not fit into the dataset that was begun."""

@@ -20,9 +20,11 @@ from embodied.core.policy import Policy
 from embodied.embodiments import fr3
 from real_robot.decide import observed
 from real_robot.deployment import Deployment
-from real_robot.messages import Mode, state_record
+from real_robot.mailbox import Mailbox
+from real_robot.messages import RECORDED, VERSION, Mode, state_record
 from real_robot.observe import Observer
 from real_robot.record import Scribe, seen_spec
+from real_robot.record_main import Recorder
 from real_robot.requests import Verb
 from real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
@@ -32,9 +34,9 @@ from tests.real_robot.test_decide import GOAL, SPEC, tool
 FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
 
 
-def ticks(*rows: dict[str, Any]) -> np.ndarray:
+def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
     """States with those fields set; the rest are zeros of an FR3 at home."""
-    made = np.zeros(len(rows), state_record(7, 2))
+    made = np.zeros(len(rows), state_record(7, stages))
     made["q"], made["sent"] = fr3.HOME, fr3.HOME
     for k, row in enumerate(rows):
         made["now"][k] = made["measured"][k] = 10.0 + 0.01 * k
@@ -95,6 +97,19 @@ def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
     assert not episode.rows["terminated"].any(), "nobody knows how it would have ended"
 
 
+def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> None:
+    observer = Observer(SPEC, 7, tool, GOAL)
+    scribe = Scribe(seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 2, lambda q, s: None)
+    runs = {"mode": Mode.RUNNING, "size": 4}
+    steps = [{**runs, "step": 0, "followed": 9.5}, {**runs, "step": 1, "followed": 10.0}]
+    scribe.hear(9.5, np.ones(2, np.float32))
+    scribe.hear(10.0, np.ones(2, np.float32))
+    for tick in ticks({"mode": Mode.ARMED}, *steps):
+        assert scribe.take(tick) is None
+    episode = scribe.finish()
+    assert episode is not None and episode.rows["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
 def flow(folder: Path) -> str:
     torch.manual_seed(0)
     policy: Policy = build(FLOW, spec=SPEC)
@@ -130,6 +145,35 @@ def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> 
     yield made
     made.process.terminate()
     made.process.wait(90)
+
+
+def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_path: Path) -> None:
+    """The recorder learns what policy there is from its first chunk, ticks after what it is of."""
+    deployment.write(tmp_path)
+    stages = len(deployment.chain().names)
+    ring = deployment.ring(tmp_path, stages, create=True)
+    boxes = deployment.boxes(tmp_path, create=True)
+    tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
+    recorder = Recorder(tmp_path, ring, deployment.boxes(tmp_path).chunk, tell)
+    runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
+    made = ticks(
+        {"mode": Mode.ARMED, "q": fr3.HOME + 0.2},
+        {"mode": Mode.ARMED},
+        {**runs, "step": 0},
+        {**runs, "step": 1},
+        stages=stages,
+    )
+    for k in range(len(made)):
+        ring.add(made[k : k + 1])
+        if k == 2:
+            chunk = boxes.chunk.fields[0]
+            chunk["number"], chunk["seen"], chunk["drawn"] = 1, 10.0, 2
+            boxes.chunk.send()
+        recorder.look()
+    assert recorder.scribe is not None and len(recorder.scribe.rows) == 1
+    row = recorder.scribe.rows[0]
+    saw = observed(recorder.scribe.observer, made[0], lambda q: tool(q[None])[0])["state"]
+    assert row["decided/state"] == pytest.approx(saw, abs=1e-6)
 
 
 def recorded(bridge: Bridge, steps: int = 20) -> dict[str, Any]:
