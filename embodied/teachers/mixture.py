@@ -54,7 +54,8 @@ def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> f
 def fit(
     rows: Floats, sizes: Sequence[int], random: Generator, iterations: int = 100
 ) -> list[tuple[Mixture, float]]:
-    """One mixture per size, each with the total log likelihood of `rows` [n, D] under it.
+    """One mixture per size (or smaller, where a component got no row), each with the total log
+    likelihood of `rows` [n, D] under it.
 
     All sizes climb together, padded to the largest; one leaves when a step gains less than 1e-3 a
     row.
@@ -68,9 +69,9 @@ def fit(
         share, likely = _expect(rows, weight, mean, cov)
         ends = (likely - before < 1e-3 * len(rows)) | (turn == iterations - 1)
         for at in np.flatnonzero(ends):
-            k = sizes[left[at]]
-            kept = {"weight": weight[at, :k], "mean": mean[at, :k], "cov": cov[at, :k]}
-            done[int(left[at])] = ({n: v.copy() for n, v in kept.items()}, float(likely[at]))
+            held = weight[at] > 0  # a component that lost all of its rows lies nowhere
+            kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
+            done[int(left[at])] = (kept, float(likely[at]))
         left, before, share = left[~ends], likely[~ends], share[~ends]
         if not len(left):
             break

@@ -58,6 +58,14 @@ def test_rows_that_coincide_and_too_few_rows() -> None:
     assert best(np.zeros((3, 2)), range(2, 6), rng()) is None
 
 
+def test_a_component_without_a_row_is_no_component() -> None:
+    rows = np.repeat([[0.4, 0.6], [0.8, 0.2]], 10, axis=0)
+    for mixture, likelihood in fit(rows, [2, 5], rng()):
+        assert np.isfinite(likelihood) and (mixture["weight"] > 0).all()
+        gap = np.abs(mixture["mean"][:, None] - rows[[0, 10]]).sum(2).min(1)
+        assert gap.max() < 1e-6, "each lies where rows are"
+
+
 def test_draws_are_of_the_component() -> None:
     cov = np.array([[[0.04, 0.03, 0.0], [0.03, 0.09, 0.0], [0.0, 0.0, 1.0]]])
     mixture = {"weight": np.ones(1), "mean": np.array([[1.0, 2.0, 3.0]]), "cov": cov}
