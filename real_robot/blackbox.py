@@ -89,6 +89,11 @@ class BlackBox:
         except (OSError, ValueError, TypeError) as error:
             raise MailboxError(f"{path} is no black box of this version: {error}") from error
 
+    @property
+    def count(self) -> int:
+        """How many there ever were."""
+        return int(self._count[0])
+
     def add(self, record: NDArray[Any]) -> None:
         """Keep `record` [1]; the oldest one goes."""
         self._ring[int(self._count[0]) % self.slots] = record[0]

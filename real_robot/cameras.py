@@ -1,128 +1,27 @@
-"""Cameras: the newest picture and when it was taken, from a thread that waits for the device.
-
-A picture is stamped right after it was grabbed; older ones are thrown away. A camera that stalls,
-freezes or dies is said, never papered over with its last picture.
-"""
+"""Cameras: where pictures come from: a device, a film, a folder of files, a simulated scene."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, Node, build
+from real_robot.camera import Camera, CameraError, Frame, Picture, Source, fitted, opencv
 
-Frame = NDArray[np.uint8]
+__all__ = ["Camera", "CameraError", "Frame", "Picture", "Source", "camera", "fitted"]
 
-
-class CameraError(RuntimeError):
-    """No picture that may be used: one line that says which camera and what to look at."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """`frame` [height, width, 3], red first, taken at `t` (s, monotonic clock); the `number`th."""
-
-    frame: Frame
-    t: float
-    number: int
+FIRST = 30.0  # s until a camera has shown something
+FROZEN = 10  # pictures in a row that are the same to the last bit
 
 
-class Source(Protocol):
-    """Where frames come from. `grab` waits for the next one; CameraError where there is none."""
-
-    name: str
-
-    def open(self) -> None: ...
-
-    def grab(self) -> Frame: ...
-
-    def close(self) -> None: ...
-
-
-class Camera:
-    """A source and its thread; use as a context. `repeats`: a picture may come so often in a row,
-    to the last bit, before the camera counts as frozen (0: any number, for rendered ones)."""
-
-    def __init__(
-        self, source: Source, repeats: int = 10, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.source, self.repeats, self.clock = source, repeats, clock
-        self._picture: Picture | None = None
-        self._fault, self._same = "", 0
-        self._changed = threading.Condition()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self.source.open()
-        self._opened = self.clock()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join(2.0)  # a device that hangs is left to its thread
-
-    def newest(self, age: float) -> Picture:
-        """The newest picture, which must not be older than `age` s."""
-        with self._changed:
-            picture, fault = self._picture, self._fault
-        if fault:
-            raise CameraError(fault)
-        since = self.clock() - (self._opened if picture is None else picture.t)
-        if picture is None or since > age:
-            raise CameraError(
-                f"camera {self.source.name} has shown nothing new for {since:.2f} s: look at its "
-                "cable and its light"
-            )
-        return picture
-
-    def next(self, number: int, patience: float) -> Picture:
-        """The first picture after number `number`, waited for up to `patience` s."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._fault) or (self._picture and self._picture.number > number),
-                patience,
-            )
-        return self.newest(patience)
-
-    def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                self._take(self.source.grab(), self.clock())
-        except CameraError as error:
-            with self._changed:
-                self._fault = str(error)
-                self._changed.notify_all()
-        finally:
-            self.source.close()  # here: what draws can only be let go of by its own thread
-
-    def _take(self, frame: Frame, t: float) -> None:
-        before = self._picture
-        same = before is not None and np.array_equal(before.frame, frame)
-        self._same = self._same + 1 if same else 0
-        with self._changed:
-            self._picture = Picture(frame, t, 1 if before is None else before.number + 1)
-            frozen = bool(self.repeats) and self._same >= self.repeats
-            self._fault = (
-                f"camera {self.source.name} is frozen: the same picture {self._same + 1} times"
-                if frozen
-                else ""
-            )
-            self._changed.notify_all()
+def camera(node: Node) -> Camera:
+    """Of a source's node; what is rendered repeats itself where nothing moves, and so do files."""
+    source: Source = build(node)
+    return Camera(source, 0 if isinstance(source, Rendered | Folder) else FROZEN)
 
 
 @dataclass(frozen=True)
@@ -146,7 +45,7 @@ class Video:
         self._due = 0.0
 
     def open(self) -> None:
-        cv2, config = _cv2(), self.config
+        cv2, config = opencv(), self.config
         self._film = Path(config.device).is_file()
         device = int(config.device) if config.device.isdigit() else config.device
         reader: Any = cv2.VideoCapture(device, cv2.CAP_ANY if self._film else cv2.CAP_V4L2)
@@ -191,6 +90,53 @@ class Video:
                 f"camera {self.name} has no {config.width} x {config.height} pictures, but "
                 f"{size[0]} x {size[1]}"
             )
+
+
+@dataclass(frozen=True)
+class FolderConfig:
+    """`path`: a folder of PNG or JPEG files, shown in the order of their names, `fps` a second;
+    after the last one the first again (`loop`), or an error."""
+
+    path: str
+    fps: float = 30.0
+    loop: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.fps > 0:
+            raise ConfigError(f"a folder of pictures needs fps above 0, not {self.fps:g}")
+
+
+class Folder:
+    """Files of pictures as a camera, to try out what sees without one."""
+
+    def __init__(self, config: FolderConfig) -> None:
+        self.config, self.name = config, config.path
+        self._files: list[Path] = []
+
+    def open(self) -> None:
+        endings = (".png", ".jpg", ".jpeg")
+        folder = Path(self.config.path)
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        self._files = [file for file in found if file.suffix.lower() in endings]
+        if not self._files:
+            raise CameraError(f"camera {self.name}: no PNG or JPEG files are there")
+        self._next, self._due = 0, time.monotonic()
+
+    def grab(self) -> Frame:
+        if self._next == len(self._files):
+            if not self.config.loop:
+                raise CameraError(f"camera {self.name}: all {self._next} pictures were shown")
+            self._next = 0
+        self._due = max(self._due + 1 / self.config.fps, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        file = self._files[self._next]
+        self._next += 1
+        if (frame := opencv().imread(str(file))) is None:
+            raise CameraError(f"camera {self.name}: {file.name} is no picture that can be read")
+        return np.ascontiguousarray(frame[:, :, ::-1])
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True)
@@ -241,22 +187,3 @@ class Rendered:
         """A scene that holds something lets go of it."""
         if (let_go := getattr(self.scene, "close", None)) is not None:
             let_go()
-
-
-def fitted(frame: Frame, height: int, width: int) -> Frame:
-    """The middle of `frame` in the shape of `height` x `width`, at that size."""
-    cv2 = _cv2()
-    tall, wide = frame.shape[:2]
-    share = min(tall / height, wide / width)
-    rows, columns = round(height * share), round(width * share)
-    top, left = (tall - rows) // 2, (wide - columns) // 2
-    middle = frame[top : top + rows, left : left + columns]
-    return cv2.resize(middle, (width, height), interpolation=cv2.INTER_AREA)
-
-
-def _cv2() -> Any:
-    try:
-        import cv2
-    except ModuleNotFoundError as error:
-        raise CameraError("OpenCV is not installed; type: pip install opencv-python") from error
-    return cv2

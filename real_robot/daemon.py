@@ -32,6 +32,7 @@ from real_robot.control_main import own
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
 from real_robot.drivers.driver import DriverError
+from real_robot.lookouts import Lookouts
 from real_robot.mailbox import Mailbox, MailboxError
 from real_robot.messages import READY, RECORDED, VERSION, Wish
 from real_robot.metrics import Endpoint, render
@@ -73,6 +74,7 @@ class Daemon:
         self.control = Child("control", "real_robot.control_main", folder)
         self.policy = Child("policy", "real_robot.policy_main", folder)
         self.recorder = Child("recorder", "real_robot.record_main", folder)
+        self.lookouts = Lookouts(folder, deployment)
         self.remote = Child("remote", "real_robot.remote", folder, log="remote.out")
         self.succession = Succession(folder, clock)
         self.loading: tuple[Client, Request] | None = None
@@ -113,6 +115,7 @@ class Daemon:
             self.succession.end()
             self.policy.end(patience=2.0)
             self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
+            self.lookouts.end()
             self.remote.end(patience=2.0)
             self.desk.close()
             if self.done:  # else there was a mistake of ours, and what is there says more of it
@@ -177,6 +180,7 @@ class Daemon:
         self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
         self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
         self.control.start()
+        self.lookouts.start()
         self.policy.start()
         self._record()
 
@@ -190,6 +194,7 @@ class Daemon:
     def _clear(self) -> None:
         for name in BOXES:
             (self.folder / name).unlink(missing_ok=True)
+        self.lookouts.clear()
 
     def _supervise(self) -> None:
         now = self.clock()
@@ -197,7 +202,7 @@ class Daemon:
             self.watch.note(self.control.died + LOST)
             self._drop_all(self.control.died + LOST)
             self.save()
-        for child in (self.policy, self.recorder, self.remote):
+        for child in (self.policy, self.recorder, self.remote, *self.lookouts):
             if child.watch():
                 self.watch.note(child.died)
         if self.watch.look():
@@ -209,6 +214,8 @@ class Daemon:
         verb = request.verb
         if verb != Verb.STATUS:
             self.watch.note(f"an operator asks: {verb}")
+        if verb == Verb.RESET:
+            self.lookouts.again()
         if verb == Verb.RESET and self.recorder.died:
             self._record()
         if verb == Verb.RESET and self.remote.died:
@@ -237,6 +244,7 @@ class Daemon:
             self.control.end(0.0)
             self.policy.end(0.0)
             self.recorder.end(10.0)
+            self.lookouts.end()
             self._start()
             self._answer(client, request, True, "starting the arm's processes again")
         else:
@@ -316,6 +324,8 @@ class Daemon:
         status["now"] = self.clock()
         if about.recording:
             status["recorder"] = recording(self.recorder, self.recorded)
+        if about.cameras:
+            status["cameras"] = self.lookouts.status()
         if about.remote is not None:
             status["remote"] = {"pid": self.remote.pid, "died": self.remote.died}
         status |= {"clients": len(self.desk.clients), "refused": self.desk.refused}

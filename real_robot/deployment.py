@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from embodied.core.build import ConfigError, Node, build, parse, resolve
+from embodied.core.build import ConfigError, Node, build, nearest, parse, resolve
 from real_robot.arm import Floats, Limits
 from real_robot.blackbox import BlackBox
 from real_robot.boxes import Boxes
@@ -92,8 +92,10 @@ class Deployment:
     `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     `onboard`: what the robot's own computer can run (None: nothing of ours). `cameras` are the
-    nodes of what takes the policy's pictures (`real_robot.cameras`), by the pictures' names; one
-    that is older than `picture` s is none.
+    nodes of what takes pictures (`real_robot.cameras`), by the pictures' names; one that is older
+    than `picture` s is none. What the policy sees is recorded as it sees it; `filmed` are cameras
+    that are recorded whether it sees them or not (height, width), and `images` says how pictures
+    are kept: "png" (exact) or "mp4" (small).
     """
 
     driver: Node
@@ -128,6 +130,8 @@ class Deployment:
     onboard: Onboard | None = None
     cameras: dict[str, Node] = field(default_factory=dict[str, Node])
     picture: float = 0.5
+    filmed: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    images: Literal["png", "mp4"] = "png"
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
@@ -136,6 +140,11 @@ class Deployment:
             raise ConfigError(f"a deployment's metrics={self.metrics} should be a port")
         if not self.picture > 0:
             raise ConfigError(f"a deployment's picture={self.picture:g} s should be above 0")
+        for name, size in self.filmed.items():
+            if name not in self.cameras:
+                raise ConfigError(f"filmed: {name} is no camera{nearest(name, self.cameras)}")
+            if not all(1 <= side <= 4096 for side in size):
+                raise ConfigError(f"filmed: {name} should have 1 to 4096 rows and columns")
         if not 0 < self.seconds <= 600 or self.keep < 1:
             raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
         if self.home:

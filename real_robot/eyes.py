@@ -4,38 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
-from real_robot.cameras import Camera, Frame, Rendered, Source, fitted
+from real_robot.camera import Camera, Frame, fitted
+from real_robot.cameras import FIRST, camera
+from real_robot.messages import MOST_CAMERAS
+from real_robot.view import View
 
-FIRST = 30.0  # s until a camera has shown something
-FROZEN = 10  # pictures in a row that are the same to the last bit
-
-
-def camera(node: Node) -> Camera:
-    """Of a source's node; what is rendered repeats itself where nothing moves."""
-    source: Source = build(node)
-    return Camera(source, 0 if isinstance(source, Rendered) else FROZEN)
+__all__ = ["FIRST", "Eyes", "camera", "sizes"]
 
 
 class Eyes:
-    """As a context: a camera for every picture of `spec`, opened by the first `look`. ConfigError
-    where a picture has no camera, or is none that one takes (of other than 3 channels)."""
+    """As a context: a camera for every picture of `spec`, opened by the first `look`; with `folder`
+    what the cameras' own processes of the daemon there show. ConfigError where a picture has no
+    camera, or is none that one takes (of other than 3 channels).
 
-    def __init__(self, spec: Spec, cameras: Mapping[str, Node], age: float) -> None:
+    `looked` are the times (s, monotonic clock) of the pictures of the last `look`, by name."""
+
+    def __init__(
+        self, spec: Spec, cameras: Mapping[str, Node], age: float, folder: Path | None = None
+    ) -> None:
         self.age, self.open = age, ExitStack()
+        self.looked: dict[str, float] = {}
         self.sizes = sizes(spec)
         if missing := [name for name in self.sizes if name not in cameras]:
             raise ConfigError(
                 f"the policy sees pictures ({missing[0]}): name a camera for it "
                 f"(robot.cameras.{missing[0]}={{_target_: real_robot.cameras.Video, device: ...}})"
             )
-        self.cameras = {name: camera(cameras[name]) for name in self.sizes}
+        self.cameras: dict[str, Camera | View] = {
+            name: camera(cameras[name]) if folder is None else View(folder, name)
+            for name in self.sizes
+        }
         self.opened = False
 
     def __enter__(self) -> Self:
@@ -57,7 +63,8 @@ class Eyes:
     @property
     def scenes(self) -> list[Any]:
         """What is drawn and not taken."""
-        found = (getattr(each.source, "scene", None) for each in self.cameras.values())
+        local = (each.source for each in self.cameras.values() if isinstance(each, Camera))
+        found = (getattr(source, "scene", None) for source in local)
         return [scene for scene in found if scene is not None]
 
     def look(self) -> dict[str, Frame]:
@@ -69,10 +76,9 @@ class Eyes:
                 self.open.enter_context(each)
             for each in self.cameras.values():
                 each.next(0, FIRST)
-        return {
-            name: fitted(self.cameras[name].newest(self.age).frame, *size)
-            for name, size in self.sizes.items()
-        }
+        seen = {name: each.newest(self.age) for name, each in self.cameras.items()}
+        self.looked = {name: picture.t for name, picture in seen.items()}
+        return {name: fitted(seen[name].frame, *size) for name, size in self.sizes.items()}
 
 
 def sizes(spec: Spec) -> dict[str, tuple[int, int]]:
@@ -84,4 +90,6 @@ def sizes(spec: Spec) -> dict[str, tuple[int, int]]:
             if channels != 3:
                 raise ConfigError(f"no camera takes pictures of {channels} channels ({name})")
             found[name] = (height, width)
+    if len(found) > MOST_CAMERAS:
+        raise ConfigError(f"a policy on a robot sees up to {MOST_CAMERAS} pictures")
     return found

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 2
+VERSION = 3
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
 MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 64, 32, 2048, 240
+MOST_CAMERAS = 8
 
 
 class Mode(IntEnum):
@@ -89,10 +90,16 @@ CHUNK = np.dtype(
         ("actions", "<f4", (MOST_STEPS, MOST_ACTION)),
         ("drawn", "<i4"),
         ("noise", "<f4", (MOST_NOISE,)),
+        ("looked", "<f8", (MOST_CAMERAS,)),
     ]
 )
 """From the policy process, at every decision: with the first `drawn` numbers of `noise` the same
-policy decides the same again (0: it has none, or more than fits)."""
+policy decides the same again (0: it has none, or more than fits). `looked` are the times of the
+pictures that it saw, in the order of its Spec."""
+
+CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
+"""From a camera's process: since when it shows pictures (0: not yet), and why it does not any
+more."""
 
 REQUEST = np.dtype([("number", "<i8"), ("wish", "<i4")])
 """From the daemon."""

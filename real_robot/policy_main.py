@@ -43,7 +43,7 @@ def main(folder: Path, policy: str = "") -> None:
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
-    with Eyes(acting.spec, deployment.cameras, deployment.picture) as eyes:
+    with Eyes(acting.spec, deployment.cameras, deployment.picture, folder) as eyes:
         decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target(), eyes)
         rate = Rate(1 / acting.spec.dt)
         if policy:
