@@ -80,8 +80,6 @@ class Decider:
         """The plan [chunk, A] for what the state message shows."""
         leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
         if self.eyes is not None:
-            values = dict(zip(self.observer.sensed, fields["sensed"].tolist(), strict=True))
-            self.eyes.pose(fields["q"], float(fields["width"]), {**values, **self.observer.given})
             leaves |= self.eyes.look()
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         self.actor(self.seen, torch.tensor([self.first]))
@@ -97,6 +95,8 @@ class Decider:
         noise = self.drawn.noise
         message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
         message["noise"][: message["drawn"]] = noise[:MOST_NOISE]
+        if self.eyes is not None:
+            message["looked"][: len(self.eyes.looked)] = [*self.eyes.looked.values()]
         self.chunk.send()
 
 
