@@ -11,7 +11,7 @@ that had come to: the target it meant (`action/proposed`), what safety left of i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from real_robot.album import Album
 from real_robot.arm import Floats
 from real_robot.decide import Target, observed
 from real_robot.messages import Mode
@@ -30,47 +31,58 @@ Judge = Callable[[Floats, Floats], bool | None]
 KEPT = 4096  # ticks, and noises, that are looked back upon
 
 
-def seen_spec(spec: Spec) -> Spec:
+def seen_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -> Spec:
     """`spec` with the observations that are kept of a robot: none that only a simulator knows, and
-    no pictures (a camera is the policy process's alone)."""
+    the `filmed` pictures (height, width) that the policy does not see."""
     hidden = ("critic/", "privileged/")
-    obs = {
-        name: leaf
-        for name, leaf in spec.obs.items()
-        if not name.startswith(hidden) and not leaf.is_image
-    }
-    return replace(spec, obs=obs, task=None)
+    obs = {name: leaf for name, leaf in spec.obs.items() if not name.startswith(hidden)}
+    more = {name: Leaf((*size, 3), "uint8", 0, 255) for name, size in (filmed or {}).items()}
+    return replace(spec, obs={**more, **obs}, task=None)
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Rows as `EpisodeWriter.add` takes them, and how the episode ended."""
+    """Rows as `EpisodeWriter.add` takes them, and how the episode ended. `lost` says why the rest
+    of it is not there, where it had to be cut; then there may be no rows at all."""
 
     rows: Tensors
     fault: str
     success: bool | None
+    lost: str = ""
 
 
 class Scribe:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
     whole. A row whose decision was not heard, or which was made upon a tick that was not seen (the
-    recorder was late), has zeros for noise."""
+    recorder was late), has zeros for noise. Pictures come from the `album`."""
 
     def __init__(
-        self, spec: Spec, observer: Observer, target: Target, noise: int, success: Judge
+        self,
+        spec: Spec,
+        observer: Observer,
+        target: Target,
+        noise: int,
+        success: Judge,
+        album: Album | None = None,
     ) -> None:
+        self.album = Album({}, {}, (), 0.0) if album is None else album
         self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
         self.success = success
         self.ticks: OrderedDict[float, np.void] = OrderedDict()
         self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
+        self.looked: OrderedDict[float, dict[str, float]] = OrderedDict()
         self.rows: list[dict[str, Any]] = []
         self.open: np.void | None = None
         self.last: np.void | None = None
 
-    def hear(self, seen: float, noise: NDArray[np.float32]) -> None:
-        """The policy drew `noise` for what it saw at `seen` (s)."""
+    def hear(self, seen: float, noise: NDArray[np.float32], looked: Floats | None = None) -> None:
+        """The policy drew `noise` for what it saw at `seen` (s); its pictures were taken at
+        `looked` (s)."""
         self.noises[seen] = noise.copy()
+        if looked is not None:
+            self.looked[seen] = dict(zip(self.album.seen, looked.tolist(), strict=True))
         _shorten(self.noises)
+        _shorten(self.looked)
 
     def take(self, tick: np.void) -> Episode | None:
         """The next tick; the episode that ended with it, if one did."""
@@ -108,6 +120,8 @@ class Scribe:
         row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
         decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
         row |= {f"decided/{k}": v for k, v in decided.items()}
+        row |= self.album.at(float(begin["measured"]))
+        row |= self.album.decided(self.looked.get(followed, {}))
         row |= {"action": acted, "reward": 0.0}
         row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
         row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
@@ -129,15 +143,26 @@ class Scribe:
         rows, self.rows, self.open = self.rows, [], None
         if not rows:
             return None
+        fault = bytes(after["fault"]).decode(errors="replace")
+        measured = float(last["measured"])
+        final: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(last).items()}
+        final |= {**self.album.at(measured), "stamp/measured": measured}
+        lost = self.album.stale([*rows, final])
+        if lost is not None:  # the last moment with all its pictures is where it ends
+            before, final = max(0, lost[0] - 1), rows[max(0, lost[0] - 1)]
+            rows = rows[:before]
+        words = "" if lost is None else f"{lost[1]}: {len(rows)} steps before it are kept"
+        if not rows:
+            return Episode({}, fault, None, words)
         made = {key: torch.as_tensor(np.stack([row[key] for row in rows])) for key in rows[0]}
         made["reward"] = made["reward"].float()
-        made |= {f"next_obs/{k}": torch.as_tensor(v) for k, v in self._seen(last).items()}
+        ends = {k: torch.as_tensor(final[f"obs/{k}"]) for k in self.spec.obs}
+        made |= {f"next_obs/{k}": v for k, v in ends.items()}
         ended = torch.zeros(len(rows), dtype=torch.bool)
         success = bool(made["success"][-1]) if "success" in made else None
         made |= {"terminated": ended.clone(), "truncated": ended}
         made["terminated"][-1] = bool(success)
-        fault = bytes(after["fault"]).decode(errors="replace")
-        return Episode(made, fault, success)
+        return Episode(made, fault, success, words)
 
 
 def _shorten(kept: OrderedDict[float, Any]) -> None:

@@ -20,16 +20,19 @@ from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_spec
 from embodied.core.lerobot import DatasetError
 from embodied.core.recording import EpisodeWriter
-from embodied.core.spec import SpecMismatch
+from embodied.core.spec import Spec, SpecMismatch
+from real_robot.album import Album
 from real_robot.blackbox import BlackBox
 from real_robot.control_main import when_left_alone
 from real_robot.deployment import Deployment
+from real_robot.eyes import sizes
 from real_robot.fit import observer
 from real_robot.mailbox import Mailbox, MailboxError
 from real_robot.messages import RECORDED, VERSION
 from real_robot.rate import Rate
 from real_robot.record import Episode, Scribe, seen_spec
 from real_robot.success import Success
+from real_robot.view import View
 
 PER_STEP = 4  # looks in a step of the policy
 
@@ -45,7 +48,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.deployment = Deployment.read(self.folder)
-        self.spec = seen_spec(load_spec(self.deployment.policy))
+        self.spec = self._spec(load_spec(self.deployment.policy))
         self.stages = list(self.deployment.chain().names)
         self.noise = 0
         self.scribe: Scribe | None = None
@@ -63,6 +66,7 @@ class Recorder:
         if self.scribe is None:
             return  # the ticks wait: the first decision was made upon one of them
         records, self.count = self.ring.since(self.count)
+        self.scribe.album.take()  # after the ticks: pictures of before them have come
         for tick in records:
             episode = self.scribe.take(tick)
             if episode is not None:
@@ -80,14 +84,15 @@ class Recorder:
         self.number = int(message["number"])
         if self.scribe is None or self.number < before:
             self._begin(drawn)
-        if self.scribe is not None and drawn:
-            self.scribe.hear(float(message["seen"]), message["noise"][:drawn])
+        if self.scribe is not None and (drawn or self.scribe.album.seen):
+            looked = message["looked"][: len(self.scribe.album.seen)]
+            self.scribe.hear(float(message["seen"]), message["noise"][:drawn], looked)
 
     def _begin(self, noise: int) -> None:
         """The first policy speaks, or another one: as before, where they see and draw the same."""
         self.deployment = Deployment.read(self.folder)
         full = load_spec(self.deployment.policy)
-        spec = seen_spec(full)
+        spec = self._spec(full)
         if self.scribe is not None and (spec, noise) == (self.spec, self.noise):
             return
         if self.scribe is not None:
@@ -95,9 +100,18 @@ class Recorder:
         self.spec, self.noise = spec, noise
         watch = observer(full, self.deployment)
         success, before = Success(self.deployment), self.scribe
-        self.scribe = Scribe(spec, watch, self.deployment.target(), noise, success)
+        album = self._album(full, spec)
+        self.scribe = Scribe(spec, watch, self.deployment.target(), noise, success, album)
         if before is not None:
             self.scribe.ticks = before.ticks
+
+    def _spec(self, full: Spec) -> Spec:
+        return seen_spec(full, self.deployment.filmed)
+
+    def _album(self, full: Spec, kept: Spec) -> Album:
+        """Of what the policy sees, and what is filmed."""
+        views = {name: View(self.folder, name) for name in sizes(kept)}
+        return Album(views, sizes(kept), tuple(sizes(full)), self.deployment.picture)
 
     def _elsewhere(self) -> None:
         """What comes now does not fit into the dataset that was begun."""
@@ -111,14 +125,15 @@ class Recorder:
     def _keep(self, episode: Episode) -> None:
         fields = self.tell.fields
         try:
-            self._write(episode)
-            fields["episodes"] += 1
-            fields["problem"] = b""
+            if episode.rows:
+                self._write(episode)
+                fields["episodes"] += 1
+            fields["problem"] = episode.lost.encode()[:239]
         except (DatasetError, SpecMismatch, OSError) as error:
             fields["problem"] = str(error).encode()[:239]
         fields["ended"] += 1
         fields["success"] = -1 if episode.success is None else int(episode.success)
-        fields["steps"] = len(episode.rows["action"])
+        fields["steps"] = len(episode.rows["action"]) if episode.rows else 0
         self.tell.send()
 
     def _write(self, episode: Episode) -> None:
@@ -130,8 +145,10 @@ class Recorder:
             "fault": episode.fault,
             "recorded": time.time(),
         }
+        about |= {"cut": episode.lost} if episode.lost else {}
         if self.writer is None:
-            self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot)
+            images = self.deployment.images
+            self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot, images)
         self.writer.add(episode.rows, info=about)
 
 

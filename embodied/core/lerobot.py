@@ -109,7 +109,8 @@ def observation(name: str, leaf: Leaf, images: str) -> Column:
 
 def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
     """All columns of a dataset whose first episode is `episode`: state, other observations, action,
-    reward, then whatever else it has. The flags of the end are `next.done`, `next.truncated`."""
+    reward, then whatever else it has (pictures among it are stored as such). The flags of the end
+    are `next.done`, `next.truncated`."""
     leaves = sorted(spec.obs.items(), key=lambda item: (item[1].is_image, item[0] != "state"))
     columns = [observation(name, leaf, images) for name, leaf in leaves]
     columns.append(Column("action", "action", spec.act.shape, spec.act.dtype, "", spec.act.names))
@@ -117,8 +118,9 @@ def columns_of(spec: Spec, episode: Tensors, images: str) -> tuple[Column, ...]:
         if key.startswith(("obs/", "next_obs/")) or key in ("action", *FLAGS):
             continue
         name = NAMED.get(key, key.replace("/", "."))
-        dtype = str(value.dtype).removeprefix("torch.")
-        columns.append(Column(name, key, tuple(value.shape[1:]), dtype))
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape[1:])
+        picture = dtype == "uint8" and len(shape) == 3 and shape[2] in (1, 3, 4)
+        columns.append(Column(name, key, shape, dtype, images if picture else ""))
     columns.append(Column("next.done", "done", (), "bool"))
     columns.append(Column("next.truncated", "truncated", (), "bool"))
     return tuple(columns)

@@ -18,6 +18,7 @@ from real_robot.cameras import CameraError
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.eyes import FIRST, Eyes, sizes
 from real_robot.fit import observer, require_actions, require_rate
+from real_robot.record import seen_spec
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
@@ -64,7 +65,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         yield _line(name, look, site, policy)
     yield _calibration(site, known)
     if connect:
-        if sizes(policy.spec):
+        if site.deployment.cameras:
             yield _pictures(site, policy)
         yield _arm(site)
 
@@ -117,16 +118,22 @@ def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
 def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     eyes, cameras = sizes(policy.spec), site.deployment.cameras
     Eyes(policy.spec, cameras, site.deployment.picture)
-    if spare := [name for name in cameras if name not in eyes]:
-        return False, f"{spare[0]} is no picture that the policy sees{nearest(spare[0], eyes)}"
+    filmed = {name: size for name, size in site.deployment.filmed.items() if name not in eyes}
+    if spare := [name for name in cameras if name not in {**eyes, **filmed}]:
+        return False, (
+            f"{spare[0]} is no picture that the policy sees{nearest(spare[0], eyes)}; "
+            f"to record it: robot.filmed.{spare[0]}=[96, 96]"
+        )
     said = [f"{name} ({high} x {wide})" for name, (high, wide) in eyes.items()]
+    said += [f"{name} ({high} x {wide}, filmed)" for name, (high, wide) in filmed.items()]
     return True, ", ".join(said) if said else "the policy sees no pictures"
 
 
 def _pictures(site: Site, policy: Policy) -> Line:
-    """One of each, as the policy would see it."""
+    """One of each, as the policy would see it, or the recording."""
     try:
-        with Eyes(policy.spec, site.deployment.cameras, FIRST) as eyes:
+        spec = seen_spec(policy.spec, site.deployment.filmed)
+        with Eyes(spec, site.deployment.cameras, FIRST) as eyes:
             if eyes.scenes:
                 return Line("pictures", None, "drawn from what is measured, not taken")
             dark = [name for name, frame in eyes.look().items() if int(frame.max()) < DARK]

@@ -1,0 +1,255 @@
+"""Recordings with pictures: real processes, a rendered camera that the policy sees, and a folder of
+files that it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.core.checkpoint import load_policy, save
+from embodied.core.episodes import Episodes, read_episodes
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from real_robot.deployment import Deployment
+from real_robot.requests import Verb
+from real_robot.safety.checks import FreshConfig
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_daemon import Bridge, until
+from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.test_deploy import robot, said, start
+from tests.real_robot.test_record import recorded
+
+cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
+SIZE, SMALL = 32, (12, 16)
+SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
+FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+FLOW |= {"images": {"channels": [8, 16], "features": 16}}
+FILES = 40
+FRONT = {
+    "_target_": "real_robot.cameras.Rendered",
+    "fps": 30.0,
+    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "reach", "size": SIZE},
+}
+
+
+def files(folder: Path) -> dict[str, Any]:
+    """A camera of as many pictures, of which the kth is 6 k grey."""
+    folder.mkdir()
+    for k in range(FILES):
+        cv2.imwrite(str(folder / f"{k:03d}.png"), np.full((24, 32, 3), 6 * k, np.uint8))
+    return {"_target_": "real_robot.cameras.Folder", "path": str(folder), "fps": 30.0}
+
+
+def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
+    torch.manual_seed(0)
+    made: Policy = build({**FLOW, **more}, spec=spec)
+    return str(save(folder / "0", made, 0))
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    place = tmp_path_factory.mktemp("filmed")
+    return Deployment(
+        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=policy(place / "first"),
+        hertz=100.0,
+        step=SPEC.dt,
+        limits=LIMITS,
+        fresh=FreshConfig(hold=2.0, stop=10.0, state=5.0),
+        given=GOAL,
+        blend=0,
+        seconds=60.0,
+        recording=str(place / "episodes"),
+        cameras={"front": FRONT, "side": files(place / "files")},
+        filmed={"side": SMALL},
+        picture=4.0,  # of a machine that does much else
+    )
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
+    folder = tmp_path_factory.mktemp("f")
+    folder.chmod(0o700)
+    deployment.write(folder)
+    made = Bridge(folder)
+    until(lambda: made.status["recorder"]["ready"], "the recorder looks")
+    yield made
+    made.process.terminate()
+    made.process.wait(90)
+    assert not [*folder.glob("frames.*"), *folder.glob("camera.*")], "nothing is left in memory"
+
+
+def in_time(rows: Tensors, names: tuple[str, ...] = ("front", "side")) -> None:
+    """Every picture was taken before what was measured with it, none too long before."""
+    for name in names:
+        old = rows["stamp/measured"] - rows[f"stamp/{name}"]
+        assert float(old.min()) >= 0 and float(old.max()) <= 4.0
+        assert (rows[f"stamp/{name}"].diff() >= 0).all()
+
+
+def number(pictures: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Which of the files each of them is; it has to be one of them, to the last bit."""
+    shown = pictures.flatten(1).numpy()
+    assert (shown == shown[:, :1]).all() and (shown[:, 0] % 6 == 0).all()
+    return shown[:, 0] // 6
+
+
+def test_rows_have_their_pictures(bridge: Bridge, deployment: Deployment) -> None:
+    told = recorded(bridge)
+    assert told["episodes"] == 1 and not told["problem"] and told["steps"] > 10
+    episodes = read_episodes(deployment.recording)
+    rows = episodes.steps
+    assert episodes.spec.obs["front"].shape == (SIZE, SIZE, 3)
+    assert rows["obs/side"].shape[1:] == (*SMALL, 3) == episodes.final["side"].shape[1:]
+    in_time(rows)
+    shown, taken = number(rows["obs/side"]), rows["stamp/side"].numpy()
+    steps = np.diff(shown) % FILES
+    assert ((steps == 0) == (np.diff(taken) == 0)).all(), "one stamp, one picture"
+    assert steps.sum() > 10, "they go on"
+    assert len(rows["obs/front"].flatten(1).unique(dim=0)) > 3, "the arm is seen to move"
+
+
+def replayed(rows: Tensors, path: str, front: torch.Tensor) -> torch.Tensor:
+    """How far each action is from those that the policy decides on with these pictures."""
+    made = load_policy(path)
+    noise = rows["noise"].reshape(made.draw(len(front)).shape)
+    with torch.inference_mode():
+        plan, _ = made.act({"state": rows["decided/state"], "front": front}, {}, noise)
+    return (plan - rows["action"][:, None]).abs().amax(2).amin(1)
+
+
+def test_what_the_policy_saw_is_kept_to_the_last_bit(
+    bridge: Bridge, deployment: Deployment
+) -> None:
+    recorded(bridge)
+    rows = read_episodes(deployment.recording).steps
+    known = (rows["stamp/decided/front"] > 0) & (rows["noise"].abs().sum(1) > 0)
+    assert known.float().mean() > 0.5, "the recorder missed most of it"
+    seen = rows["decided/front"]
+    apart = replayed(rows, deployment.policy, seen)[known]
+    assert float(apart.max()) < 1e-5, "each action is one of the plan's"
+    other = replayed(rows, deployment.policy, 255 - seen)[known]
+    assert float(other.median()) > 1e-3, "with other pictures it is not"
+    assert (rows["stamp/decided/front"] <= rows["stamp/sent"]).all()
+
+
+def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: Deployment) -> None:
+    recorded(bridge)
+    before = read_episodes(deployment.recording)
+    running = bridge.running()
+    os.kill(running["recorder"]["pid"], signal.SIGKILL)
+    until(lambda: bridge.status["recorder"]["died"], "it is noted")
+    tick = running["control"]["tick"]
+    after = until(
+        lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"
+    )
+    assert after["mode"] == "RUNNING" and not after["fault"]
+    kept = read_episodes(deployment.recording)
+    assert len(kept) == len(before)
+    for name in ("obs/front", "obs/side", "decided/front"):
+        assert kept.steps[name].equal(before.steps[name])
+    bridge.ask(Verb.STOP)
+    bridge.mode("IDLE")
+    assert bridge.ask(Verb.ESTOP).ok
+    bridge.done(Verb.RESET)
+    until(lambda: bridge.status["recorder"]["ready"], "another looks")
+    assert recorded(bridge)["episodes"] == 1
+    in_time(read_episodes(deployment.recording).steps)
+
+
+def test_a_camera_that_nobody_decides_by_costs_its_pictures_only(
+    bridge: Bridge, deployment: Deployment
+) -> None:
+    running = bridge.running()
+    os.kill(running["cameras"]["side"]["pid"], signal.SIGKILL)
+    status = until(
+        lambda: s if (s := bridge.status)["cameras"]["side"]["died"] else None, "it is noted"
+    )
+    assert "camera-side" in status["cameras"]["side"]["died"]
+    tick = status["control"]["tick"]
+    until(lambda: bridge.status["control"]["tick"] > tick + 600, "longer than a picture lasts")
+    status = bridge.status
+    assert status["mode"] == "RUNNING" and not status["fault"] and status["cameras"]["front"]["pid"]
+    ended, count = status["recorder"]["ended"], len(read_episodes(deployment.recording))
+    bridge.ask(Verb.STOP)
+    bridge.mode("IDLE")
+    told = until(lambda: s if (s := bridge.status["recorder"])["ended"] > ended else None, "seen")
+    assert "camera side had shown nothing new for" in told["problem"]
+    episodes = read_episodes(deployment.recording)
+    assert len(episodes) == count + 1, "until then it is kept"
+    assert episodes.info[-1]["cut"] == told["problem"]
+    in_time(episodes.steps)
+    again = recorded(bridge)
+    assert "camera side" in again["problem"] and again["steps"] == 0
+    assert len(read_episodes(deployment.recording)) == count + 1
+    assert bridge.ask(Verb.ESTOP).ok
+    bridge.done(Verb.RESET)
+    until(lambda: bridge.status["cameras"]["side"]["pid"], "it is started again")
+    until(lambda: not recorded(bridge)["problem"], "and its pictures come again")
+
+
+def test_another_policy_takes_over_the_same_cameras(
+    bridge: Bridge, deployment: Deployment, tmp_path: Path
+) -> None:
+    """One device can be opened once: newcomer and predecessor look at what the cameras show."""
+    from real_robot.tool import ask
+
+    before = bridge.running()
+    larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))
+    loaded = ask(bridge.folder, Verb.LOAD, 120.0, policy(tmp_path, larger))
+    assert loaded.ok, loaded.reason
+    after = bridge.status
+    assert after["mode"] == "RUNNING" and after["policy"]["pid"] != before["policy"]["pid"]
+    assert after["cameras"] == before["cameras"]
+    assert bridge.ask(Verb.STOP).ok
+    bridge.mode("IDLE")
+    assert not recorded(bridge)["problem"]
+    place = Path(deployment.recording)
+    episodes = read_episodes(place.with_name(f"{place.name}-2"))
+    assert episodes.spec.obs["front"].shape == (40, 40, 3)
+
+
+def test_demonstrations_of_a_servo_arm_have_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever acts sees none; a policy that does is to learn from them."""
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o700)
+    camera = json.dumps(files(tmp_path / "files")).replace('"', "")
+    words = ["robot=so101_fake", "demonstrator=reach", "robot.driver.timeout=0.3"]
+    words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
+    code, text = robot(capsys, "check", *words)
+    assert code == 1 and "FAIL cameras" in text and "robot.filmed.side=[96, 96]" in text
+    words.append("robot.filmed={side: [12, 16]}")
+    code, text = robot(capsys, "check", *words)
+    assert code == 0 and "side (12 x 16, filmed)" in text, text
+    deploy = start(tmp_path, folder, *words)
+    text = said(deploy)
+    assert deploy.returncode == 0 and "success" in text, text
+    episodes: Episodes = read_episodes(tmp_path / "out" / "recording")
+    rows = episodes.steps
+    assert bool(rows["success"][-1]) and rows["obs/side"].shape[1:] == (12, 16, 3)
+    assert "decided/side" not in rows
+    in_time(rows, ("side",))
+    assert np.abs(rows["obs/side"].float().mean((1, 2, 3)).diff()).max() > 3, "a film goes on"
+
+
+def test_what_can_not_be_filmed_is_one_line(deployment: Deployment) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(ConfigError, match=r"filmed: sid is no camera.*side"):
+        replace(deployment, filmed={"sid": SMALL})
+    with pytest.raises(ConfigError, match="1 to 4096"):
+        replace(deployment, filmed={"side": (0, 4)})
