@@ -171,15 +171,15 @@ def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
             DriverError, match=r"a protective stop: .*then reset \(it said: hello\)"
         ):
             until(lambda: arm.read() is None, "said")
-        assert fake.unlocked == []
+        assert fake.asked == []
         arm.recover()
-        assert fake.unlocked == ["close safety popup", "unlock protective stop"]
+        assert fake.asked == ["close safety popup", "unlock protective stop"]
         arm.read()
 
 
 def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
-    fake.values = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
-    fake.values["input_int_register_24"] = 500
+    left = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
+    fake.registers.values.update(left, input_int_register_24=500)
     with UR(config(fake)) as arm:
         before = arm.read()
         until(lambda: arm.read().t > before.t + 0.1, "later")

@@ -12,8 +12,8 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.core.episodes import read_episodes
-from real_robot.counterparts.rtde import SPEED, FakeUR
 from real_robot.counterparts.ur_arm import Config, UrArm
+from real_robot.counterparts.ur_joints import SPEED, UrJoints
 from real_robot.drivers.ur import UR
 from real_robot.drivers.ur import Config as DriverConfig
 from tests.real_robot.test_daemon import until
@@ -83,18 +83,16 @@ def test_the_counterpart_starts_and_ends() -> None:
 def test_a_played_servoj_by_hand() -> None:
     """From rest, 1 rad away, lookahead 0.1 s, 100 Hz: it speeds up by 0.4 rad/s a tick to 2 rad/s,
     keeps that, then falls behind as (target - q) / lookahead, and is there exactly."""
-    arm = FakeUR(100.0, (0.0,) * 6)  # not entered: its thread does not run
-    for port in arm._ports.values():
-        port.close()
+    arm = UrJoints(100.0, (0.0,) * 6)
     target = [1.0, *[0.0] * 5]
     speeds = []
     for _ in range(400):
-        arm._follow(target)
+        arm.follow(target, 0.1)
         speeds.append(arm.dq[0])
     assert speeds[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
     assert max(speeds) == SPEED == 2.0 and arm.q[0] == 1.0 and arm.dq[0] == 0.0
     late = speeds[60:64]  # q' = (1 - q) / 0.1 s, in ticks of 0.01 s: falls by a tenth
     assert [b / a for a, b in pairwise(late)] == pytest.approx([0.9] * 3)
     arm.dq[0] = 0.1
-    arm._turn([0.0] * 6, 4.0)  # stopj: 0.04 rad/s a tick
+    arm.turn([0.0] * 6, 4.0)  # stopj: 0.04 rad/s a tick
     assert arm.dq[0] == pytest.approx(0.06) and arm.q[0] == pytest.approx(1.0 + 0.0006)
