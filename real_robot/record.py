@@ -36,8 +36,9 @@ def seen_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -
     the `filmed` pictures (height, width) that the policy does not see."""
     hidden = ("critic/", "privileged/")
     obs = {name: leaf for name, leaf in spec.obs.items() if not name.startswith(hidden)}
-    more = {name: Leaf((*size, 3), "uint8", 0, 255) for name, size in (filmed or {}).items()}
-    return replace(spec, obs={**more, **obs}, task=None)
+    for name, size in (filmed or {}).items():
+        obs.setdefault(name, Leaf((*size, 3), "uint8", 0, 255))
+    return replace(spec, obs=obs, task=None)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Scribe:
         if lost is not None:  # the last moment with all its pictures is where it ends
             before, final = max(0, lost[0] - 1), rows[max(0, lost[0] - 1)]
             rows = rows[:before]
-        words = "" if lost is None else f"{lost[1]}: {len(rows)} steps before it are kept"
+        words = "" if lost is None else f"{lost[1]}; {len(rows)} steps before it are kept"
         if not rows:
             return Episode({}, fault, None, words)
         made = {key: torch.as_tensor(np.stack([row[key] for row in rows])) for key in rows[0]}

@@ -81,4 +81,5 @@ def test_what_no_camera_takes_is_one_line(camera: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="9 channels"):
         Eyes(stack, {"front": camera}, 1.0)
     assert Eyes(SPEC, {"front": camera}, 1.0).look() == {}, "nobody wants it: it stays closed"
-    assert "front" not in seen_spec(SEEING).obs and "state" in seen_spec(SEEING).obs
+    assert [*seen_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs] == ["state", "front", "side"]
+    assert seen_spec(SEEING, {"front": (9, 9)}).obs["front"].shape == (4, 6, 3), "as it is seen"

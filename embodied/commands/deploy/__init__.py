@@ -197,7 +197,8 @@ def _tell(session: Session, output: Path, problem: str, pace: float) -> None:
     (output / "summary.json").write_text(json.dumps(about, indent=1))
     print()
     for number, each in enumerate(session.episodes, 1):
-        kept = "recorded" if each.recorded else "not recorded"
+        why = f": {each.unkept}" if each.unkept else ""
+        kept = "recorded" if each.recorded else f"not recorded{why}"
         print(f"  episode {number}: {each.seconds:.1f} s, {each.end}, {kept}")
     if about["successes"] is not None:
         print(f"  success  {about['successes']} of {len(session.episodes)}")

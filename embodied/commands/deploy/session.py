@@ -39,7 +39,8 @@ class Stopped(RuntimeError):
 @dataclass
 class Episode:
     """How one went: `success` is None where nobody knows; `end` is why it ended; `interventions`
-    are ticks in which each safety stage changed what was asked for."""
+    are ticks in which each safety stage changed what was asked for; `unkept` says why it is not
+    (all) recorded."""
 
     seconds: float
     success: bool | None
@@ -47,6 +48,7 @@ class Episode:
     interventions: dict[str, int]
     missed: int
     recorded: bool = False
+    unkept: str = ""
 
 
 @dataclass
@@ -92,7 +94,8 @@ class Session:
         except subprocess.TimeoutExpired:
             self.daemon.kill()
             self.daemon.wait()
-        for name in LOGS:
+        cameras = [log.stem for log in self.folder.glob("camera-*.log")]
+        for name in (*LOGS, *cameras):
             log = self.folder / f"{name}.log"
             if log.exists():
                 shutil.copy(log, self.output / log.name)
@@ -193,7 +196,8 @@ class Session:
         if not self.deployment.recording or not self.episodes:
             return
         said = self._until(self._told, "the episode is recorded", watch=False)
-        self.episodes[-1].recorded = not (said["recorder"]["problem"] or said["recorder"]["died"])
+        why = said["recorder"]["problem"] or said["recorder"]["died"]
+        self.episodes[-1].recorded, self.episodes[-1].unkept = not why, why
 
     def _told(self, status: Status) -> bool:
         """Whether the recorder has dealt with the newest episode, or will not before it closes. One

@@ -166,6 +166,8 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     lines.append(f"  safety    {', '.join(acted) if acted else 'has changed nothing'}")
     if "recorder" in status:
         lines.append(f"  recorder  {_recorder(status['recorder'])}")
+    for name, camera in status.get("cameras", {}).items():
+        lines.append(f"  camera    {name}: {_process(camera)}")
     lines.append(f"  joints    {', '.join(_number(each) for each in status['q'])}")
     return [*lines, *(f"  note      {note}" for note in status["notes"][-5:])]
 
