@@ -53,6 +53,8 @@ class Actor:
         home = first.device
         obs, first = tt.to(obs, self.device), first.to(self.device)
         self.decided = first | (self.cursor >= self.execute)
+        if "followed" in self.carry:
+            self.carry = {**self.carry, "followed": self.cursor}
         if self.decided.all():
             carry = tt.where(first, self.policy.initial(self.n), self.carry)
             self.seen, self.carry, self.plan = self._decide(obs, carry)

@@ -23,7 +23,8 @@ class Policy(nn.Module):
     in a graph. Normalisers are inside: observations come in their own units, uint8 images HWC.
     `carry` (recurrent state, a frozen base's plan) holds [n, ...] tensors, given back at the next
     decision. Its keys below `row/` describe the decision just made and are stored with it;
-    `row/action` replaces the executed chunk as the action that a learner sees.
+    `row/action` replaces the executed chunk as the action that a learner sees. `followed` [n]
+    (int64), where it is there, is set by who plays the plan: how many of its actions were done.
     """
 
     spec: Spec

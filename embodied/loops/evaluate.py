@@ -16,12 +16,14 @@ from embodied.core.policy import Policy
 @dataclass(frozen=True)
 class Evaluation:
     """Per episode: `success` and `violated` [N] (None where the world knows of none), `returns`,
-    `lengths`."""
+    `lengths`, and the mean `change` of an action's elements from one step to the next (None where
+    actions are choices)."""
 
     success: Tensor | None
     returns: Tensor
     lengths: Tensor
     violated: Tensor | None = None
+    change: Tensor | None = None
 
     def metrics(self) -> dict[str, float]:
         """Means for the log, without the `eval/` prefix."""
@@ -34,6 +36,8 @@ class Evaluation:
             means["success"] = self.success.float().mean().item()
         if self.violated is not None:
             means["violated"] = self.violated.float().mean().item()
+        if self.change is not None:
+            means["change"] = self.change.mean().item()
         return means
 
 
@@ -72,10 +76,16 @@ def _play(
     played = torch.zeros(n, dtype=torch.int64, device=env.device)
     ret, length = torch.zeros(n, device=env.device), torch.zeros_like(played)
     won, bad = torch.zeros_like(first), torch.zeros_like(first)
-    table = torch.zeros(quota, n, 4, device=env.device)
+    table = torch.zeros(quota, n, 5, device=env.device)
+    moves = env.spec.act.dtype == "float32"
+    last, change = env.spec.act.zeros(n, env.device), torch.zeros_like(ret)
     knows = tells = False
     while (played < quota).any():
-        step = env.step(actor(obs, first))
+        action = actor(obs, first)
+        if moves:
+            change = change + (action - last).abs().flatten(1).mean(1) * ~first
+            last = action
+        step = env.step(action)
         require_finite(step.reward, step.next_obs, type(env).__name__)
         obs, first = step.obs, step.ended
         ret, length = ret + step.reward, length + 1
@@ -87,16 +97,25 @@ def _play(
             bad = bad | step.log["violated"]
         ended = (first & (played < quota)).nonzero().flatten()
         table[played[ended], ended] = torch.stack(
-            [won[ended].float(), ret[ended], length[ended].float(), bad[ended].float()], 1
+            [
+                won[ended].float(),
+                ret[ended],
+                length[ended].float(),
+                bad[ended].float(),
+                change[ended] / (length[ended] - 1).clamp(min=1),
+            ],
+            1,
         )
         played[ended] += 1
         ret, length, won, bad = ret * ~first, length * ~first, won & ~first, bad & ~first
+        change = change * ~first
         if each_step is not None:
             each_step(int(played.sum()))
     table = table.flatten(0, 1)[:episodes].cpu()
     success = table[:, 0].bool() if knows else None
     violated = table[:, 3].bool() if tells else None
-    return Evaluation(success, table[:, 1], table[:, 2].long(), violated)
+    change = table[:, 4] if moves else None
+    return Evaluation(success, table[:, 1], table[:, 2].long(), violated, change)
 
 
 @torch.no_grad()
