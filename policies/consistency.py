@@ -17,6 +17,7 @@ noised again to t = i/K, i = 1 .. K-1, with fresh noise, and denoised again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from embodied.core.nets import per_row
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from policies import flow
+from policies.strides import Stride
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ class Consistency(flow.Flow):
             x = (x + (1 - t) * self.net.at(x, time, features)).clamp(-1, 1)
         return self.to_actions(x), carry
 
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        x, *fresh = noise.split(self.size, 1)
+        strides = super().strides(obs, x)[1]
+        for i, again in enumerate(fresh):
+            share = (i + 1) / self.steps
+            strides[i] = strides[i]._replace(onward=renoise(again, share))
+        return x, strides
+
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """f [n, D] at times [n]."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
@@ -77,3 +87,8 @@ class Consistency(flow.Flow):
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)
         error = (found - goal).square() / (1.05 - t)[:, None]
         return per_row(error.view_as(batch["action"]), batch["valid"])
+
+
+def renoise(noise: Tensor, share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """From a chunk to its next x: `share` of it in `noise`."""
+    return lambda _, clean: torch.lerp(noise, clean.clamp(-1, 1), share)

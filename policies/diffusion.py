@@ -26,6 +26,7 @@ from embodied.core.tensors import Tensors, under
 from policies.denoisers import denoiser
 from policies.encoders import Encoder, ImageConfig
 from policies.points import PointConfig
+from policies.strides import Stride
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,31 @@ class Diffusion(Policy):
         e = self.net.at(x, time, features)
         x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
         return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        features = self.encoder(obs)
+        x, *fresh = noise.split(self.size, 1)
+        times = self.embedded().unbind()
+        return x, [
+            self.stride(step, times[i], features, fresh[i] if i < len(fresh) else None)
+            for i, step in enumerate(self.grid)
+        ]
+
+    def stride(self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None) -> Stride:
+        """One of them."""
+
+        def clean(x: Tensor) -> Tensor:
+            e = self.net.at(x, time, features)
+            return torch.add(x, e, alpha=-step.remain) / step.keep
+
+        def onward(x: Tensor, x0: Tensor) -> Tensor:
+            x0 = x0.clamp(-1, 1)
+            e = torch.add(x, x0, alpha=-step.keep) / step.remain
+            there = step.next_keep * x0 + step.next_remain * e
+            return there if fresh is None else there + step.sigma * fresh
+
+        return Stride(step.keep, step.remain, clean, onward)
 
     def embedded(self) -> Tensor:
         """The network's features [K, time_dim] of the levels of `grid`."""

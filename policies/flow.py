@@ -21,6 +21,7 @@ from embodied.core.tensors import Tensors, under
 from policies.denoisers import denoiser
 from policies.encoders import Encoder, ImageConfig
 from policies.points import PointConfig
+from policies.strides import Stride
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,21 @@ class Flow(Policy):
         for time in self.embedded().unbind():
             x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
         return self.to_actions(x.clamp(-1, 1)), carry
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        features = self.encoder(obs)
+
+        def stride(i: int, time: Tensor) -> Stride:
+            remain = 1 - i / self.steps
+            return Stride(
+                keep=i / self.steps,
+                remain=remain,
+                clean=lambda x: torch.add(x, self.net.at(x, time, features), alpha=remain),
+                onward=lambda x, clean: torch.lerp(x, clean, 1 / (self.steps - i)),
+            )
+
+        return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
 
     def to_actions(self, x: Tensor) -> Tensor:
         """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""

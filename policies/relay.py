@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.norm import Range
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from policies.diffusion import Diffusion, steps
 from policies.encoders import Encoder
+from policies.strides import Stride
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,24 @@ class Relay(Policy):
             x0, e = policy.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
         return x
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
+        strides: list[Stride] = []
+        for policy, some in parts:
+            features = policy.encoder(obs)
+            times = policy.embedded()[some]
+            strides += [
+                policy.stride(step, time, features, None)
+                for step, time in zip(self.grid[some], times, strict=True)
+            ]
+        return noise, strides
+
+    @property
+    def range(self) -> Range:
+        """The base's."""
+        return self.base.range
 
     def to_actions(self, x: Tensor) -> Tensor:
         """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""

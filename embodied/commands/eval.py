@@ -27,7 +27,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied eval outputs/clone episodes=500 seed=3 env.num_envs=100\n"
         "  embodied eval outputs/clone env=fr3_push\n"
         "  embodied eval outputs/clone policy.steps=10\n"
-        "  embodied eval outputs/steered policy=best policy.n=16"
+        "  embodied eval outputs/steered policy=best policy.n=16\n"
+        "  embodied eval outputs/clone policy=realtime policy.delay=3 execute=4"
     )
 
 
@@ -97,8 +98,8 @@ def trained_with(saved: Path) -> Node:
 
 
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
-    """As trained; or with other settings (steps of a sampler); or as what proposes to another
-    policy, which chooses by the critic of the run."""
+    """As trained; or with other settings (steps of a sampler); or inside another policy, as it is,
+    or as what proposes to one that chooses by the critic of the run."""
     from embodied.core.build import build, resolve
 
     kind: Any = resolve(node["_target_"])
@@ -112,6 +113,8 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
                 "leaves their shapes as they are"
             ) from error
         return other.eval()
+    if hasattr(kind, "around"):
+        return kind.around(policy, node).eval()
     if not hasattr(kind, "judged"):
         raise ConfigError(
             f"{kind.__name__} cannot be evaluated with the weights of a {type(policy).__name__} "
@@ -150,6 +153,8 @@ def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
     }
     if result.success is not None:
         row["successes"] = int(result.success.sum())
+    if result.change is not None:
+        row["change"] = result.change.mean().item()
     return row
 
 
