@@ -45,7 +45,8 @@ class Source(Protocol):
 
 
 class Camera:
-    """A source and its thread; use as a context. `repeats`: a picture may come so often in a row,
+    """A source and its thread; use as a context, opened with the first who enters and closed
+    with the last who leaves. `repeats`: a picture may come so often in a row,
     to the last bit, before the camera counts as frozen (0: any number, for rendered ones)."""
 
     def __init__(
@@ -55,13 +56,17 @@ class Camera:
         self._picture: Picture | None = None
         self._fault, self._same = "", 0
         self._changed = threading.Condition()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._over, self._users = threading.Event(), 0
+        self._opened = clock()
 
     def __enter__(self) -> Self:
-        self.source.open()
-        self._opened = self.clock()
-        self._thread.start()
+        if not self._users:
+            self.source.open()
+            self._opened, self._picture, self._fault = self.clock(), None, ""
+            self._over = threading.Event()  # a thread that hangs since before keeps its own
+            self._thread = threading.Thread(target=self._run, args=(self._over,), daemon=True)
+            self._thread.start()
+        self._users += 1
         return self
 
     def __exit__(
@@ -70,8 +75,10 @@ class Camera:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
-        self._thread.join(2.0)  # a device that hangs is left to its thread
+        self._users -= 1
+        if not self._users:
+            self._over.set()
+            self._thread.join(2.0)  # a device that hangs is left to its thread
 
     def newest(self, age: float) -> Picture:
         """The newest picture, which must not be older than `age` s."""
@@ -96,9 +103,9 @@ class Camera:
             )
         return self.newest(patience)
 
-    def _run(self) -> None:
+    def _run(self, over: threading.Event) -> None:
         try:
-            while not self._over.is_set():
+            while not over.is_set():
                 self._take(self.source.grab(), self.clock())
         except CameraError as error:
             with self._changed:

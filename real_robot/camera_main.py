@@ -8,43 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embodied.core.build import ConfigError
-from real_robot.camera import CameraError, Frame
+from real_robot.camera import CameraError
 from real_robot.cameras import FIRST, camera
 from real_robot.control_main import when_left_alone
 from real_robot.deployment import Deployment
-from real_robot.mailbox import Mailbox, MailboxError
+from real_robot.mailbox import MailboxError
+from real_robot.posed import posed
 from real_robot.view import Shown
-
-LOOK = 0.02  # s
-
-
-class Posed:
-    """A rendered `scene` whose pictures show what the arm's process measured last."""
-
-    def __init__(self, scene: Any, state: Mailbox, deployment: Deployment) -> None:
-        self.scene, self.state, self.about = scene, state, deployment
-
-    def picture(self) -> Frame:
-        """The first one waits for the first measurement."""
-        while not self.state.receive() and not self.state.seen:
-            time.sleep(LOOK)
-        fields = self.state.fields[0]
-        values = dict(zip(self.about.sensed, fields["sensed"].tolist(), strict=True))
-        self.scene.show(
-            np.array(fields["q"]), float(fields["width"]), {**values, **self.about.given}
-        )
-        return self.scene.picture()
-
-    def close(self) -> None:
-        if (let_go := getattr(self.scene, "close", None)) is not None:
-            let_go()
 
 
 def main(folder: Path, name: str) -> None:
@@ -59,11 +33,13 @@ def main(folder: Path, name: str) -> None:
 
 
 def show(folder: Path, name: str, shown: Shown) -> None:
+    """Every picture as it comes; a drawn one is of what the arm's process measured last."""
     deployment, number = Deployment.read(folder), 0
     eye = camera(deployment.cameras[name])
     source: Any = eye.source
-    if getattr(source, "scene", None) is not None:
-        source.scene = Posed(source.scene, deployment.boxes(folder).state, deployment)
+    state = deployment.boxes(folder).state
+    if (scene := posed(eye, state, deployment.sensed, deployment.given)) is not None:
+        source.scene = scene
     with eye:
         while True:
             picture = eye.next(number, FIRST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,17 @@ def camera(node: Node) -> Camera:
     """Of a source's node; what is rendered repeats itself where nothing moves, and so do files."""
     source: Source = build(node)
     return Camera(source, 0 if isinstance(source, Rendered | Folder) else FROZEN)
+
+
+LENT: dict[str, Camera] = {}
+
+
+def lent(node: Node) -> Camera:
+    """The camera that this process has for the node: a device can be opened once only."""
+    key = json.dumps(node, sort_keys=True)
+    if key not in LENT:
+        LENT[key] = camera(node)
+    return LENT[key]
 
 
 @dataclass(frozen=True)

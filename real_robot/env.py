@@ -23,14 +23,14 @@ from torch import Tensor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from real_robot.cameras import Camera, fitted
+from real_robot.camera import fitted
 from real_robot.decide import observed
 from real_robot.deployment import Deployment
-from real_robot.eyes import FIRST, camera
 from real_robot.fit import observer, require_actions, require_rate
 from real_robot.guest import Dozing, Guest, GuestError
 from real_robot.messages import Mode
 from real_robot.rate import Rate
+from real_robot.sight import Sight
 from real_robot.success import Success
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
@@ -42,8 +42,10 @@ class Config:
 
     An episode lasts `horizon` steps; success (as the deployment knows it) ends it and pays 1.
     `patience`: s that an operator has to reset an arm that stopped for good. `given` numbers are
-    drawn anew for each episode where they are ranges, `[low, high]`. `camera` (real_robot.cameras)
-    is what rewards look through; a picture has to come within `age` s after what it is to show.
+    drawn anew for each episode where they are ranges, `[low, high]`. What policies of `world` see
+    is taken by the robot's `cameras`; no picture is older than `age` s. `camera`
+    (real_robot.cameras) is what rewards look through; a picture has to come within `age` s after
+    what it is to show.
     """
 
     robot: Node
@@ -73,15 +75,16 @@ class RealEnv(VecEnv):
         self.deployment = deployed(config)
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
-        self.observer = observer(self.spec, self.deployment, sees=False)
+        self.observer = observer(self.spec, self.deployment)
         self.success, self.target = Success(self.deployment), self.deployment.target()
         self.names = self.deployment.chain().names
+        self.sight = Sight(self.spec, self.deployment, config.camera, config.age)
         self.guest = Guest.at(self.deployment, Path(config.folder) if config.folder else None)
+        self.sight.follow(self.guest.folder_path, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
         self.still = np.zeros(self.spec.act.size)
         self.dozing = Dozing(0.4 * self.deployment.fresh.stop, self._doze, self.guest.lock)
         self.age, self.seen_at, self.counts = 0, 0.0, np.zeros(len(self.names))
-        self.camera: Camera | None = None
         self._obs: Tensors | None = None
 
     def reset(
@@ -96,6 +99,9 @@ class RealEnv(VecEnv):
             return self._obs
         with self.guest.lock:
             self.dozing.asleep()
+            if not self.sight.eyes.opened:
+                self.guest.rest()  # to open a camera takes its time
+                self.sight.eyes.begin()
             self._begin()
         return self._shown()
 
@@ -165,6 +171,7 @@ class RealEnv(VecEnv):
         for name, (low, high) in self.config.given.items():
             self.observer.given[name] = float(self.random.uniform(low, high))
         self.success.given = dict(self.observer.given)
+        self.sight.mine()
         guest.go(self.still)
         guest.look()
         self.counts = np.array(guest.seen["counts"], float)
@@ -189,51 +196,23 @@ class RealEnv(VecEnv):
         """What the newest state looks like to a policy."""
         fields = self.guest.seen
         self.seen_at = float(fields["measured"])
-        leaves = observed(self.observer, fields, self.target)
+        leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
+        leaves |= self.sight.look()
         self._obs = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         return self._obs
 
     def photographs(self, rows: Tensor, size: int) -> Tensor:
         """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
         none comes."""
-        picture = torch.tensor(fitted(self._frame(), size, size))
+        picture = torch.tensor(fitted(self.sight.after(self.seen_at), size, size))
         return picture[None].expand(len(rows), -1, -1, -1).clone()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.tensor(fitted(self._frame(), height, width))
-
-    def _frame(self) -> NDArray[np.uint8]:
-        """What the camera saw after the newest measurement; the first look opens it."""
-        if self.config.camera is None:
-            raise NotImplementedError("this arm has no camera: env.camera")
-        scene = None if self.camera is None else getattr(self.camera.source, "scene", None)
-        if self.camera is None:
-            self.camera = camera(self.config.camera)
-            scene = getattr(self.camera.source, "scene", None)
-            self._pose(scene)
-            self.camera.__enter__()
-            self.camera.next(0, FIRST)
-        self._pose(scene)
-        last = self.camera.newest(FIRST)
-        if scene is not None:  # the next one may have been begun before
-            return self.camera.next(last.number + 1, self.config.age).frame
-        if last.t >= self.seen_at:
-            return last.frame
-        return self.camera.next(last.number, self.config.age).frame
-
-    def _pose(self, scene: Any) -> None:
-        """A rendered scene shows what was measured last."""
-        if scene is not None:
-            fields = self.guest.seen
-            values = dict(zip(self.deployment.sensed, fields["sensed"].tolist(), strict=True))
-            given = self.observer.given
-            scene.show(np.array(fields["q"]), float(fields["width"]), {**values, **given})
+        return torch.tensor(fitted(self.sight.after(self.seen_at), height, width))
 
     def close(self) -> None:
         """The arm comes to rest and is held."""
-        if self.camera is not None:
-            self.camera.__exit__(None, None, None)
-            self.camera = None
+        self.sight.close()
         self.dozing.close()
         self.guest.close()
 

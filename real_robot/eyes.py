@@ -8,16 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from real_robot.camera import Camera, Frame, fitted
-from real_robot.cameras import FIRST, camera
+from real_robot.cameras import FIRST, lent
 from real_robot.messages import MOST_CAMERAS
 from real_robot.view import View
-
-__all__ = ["FIRST", "Eyes", "camera", "sizes"]
 
 
 class Eyes:
@@ -39,7 +35,7 @@ class Eyes:
                 f"(robot.cameras.{missing[0]}={{_target_: real_robot.cameras.Video, device: ...}})"
             )
         self.cameras: dict[str, Camera | View] = {
-            name: camera(cameras[name]) if folder is None else View(folder, name)
+            name: lent(cameras[name]) if folder is None else View(folder, name)
             for name in self.sizes
         }
         self.opened = False
@@ -55,27 +51,30 @@ class Eyes:
     ) -> None:
         self.open.close()
 
-    def pose(self, q: Any, width: float, values: Mapping[str, float]) -> None:
-        """Rendered scenes show the joints `q`, and what is known by name, from now on."""
-        for scene in self.scenes:
-            scene.show(np.array(q), width, values)
+    @property
+    def own(self) -> list[Camera]:
+        """The cameras that this process has opened, or will."""
+        return [each for each in self.cameras.values() if isinstance(each, Camera)]
 
     @property
     def scenes(self) -> list[Any]:
         """What is drawn and not taken."""
-        local = (each.source for each in self.cameras.values() if isinstance(each, Camera))
-        found = (getattr(source, "scene", None) for source in local)
+        found = (getattr(each.source, "scene", None) for each in self.own)
         return [scene for scene in found if scene is not None]
 
-    def look(self) -> dict[str, Frame]:
-        """The middle of each one's newest picture, uint8 [height, width, 3], as large as the policy
-        wants it. CameraError where that is older than `age` s."""
+    def begin(self) -> None:
+        """Open what is not open, and wait until all have shown something; CameraError."""
         if not self.opened:
             self.opened = True
             for each in self.cameras.values():
                 self.open.enter_context(each)
             for each in self.cameras.values():
                 each.next(0, FIRST)
+
+    def look(self) -> dict[str, Frame]:
+        """The middle of each one's newest picture, uint8 [height, width, 3], as large as the policy
+        wants it. CameraError where that is older than `age` s."""
+        self.begin()
         seen = {name: each.newest(self.age) for name, each in self.cameras.items()}
         self.looked = {name: picture.t for name, picture in seen.items()}
         return {name: fitted(seen[name].frame, *size) for name, size in self.sizes.items()}

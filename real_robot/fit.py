@@ -11,11 +11,11 @@ from real_robot.messages import MOST_ACTION
 from real_robot.observe import Observer
 
 
-def observer(spec: Spec, deployment: Deployment, sees: bool = True) -> Observer:
+def observer(spec: Spec, deployment: Deployment) -> Observer:
     """What fills the policy's observations; ConfigError for one that nobody here measures, or for a
-    picture without a camera (without `sees`, for any)."""
+    picture without a camera."""
     forward, given = deployment.forward(), deployment.given
-    pictures = tuple(deployment.cameras) if sees else ()
+    pictures = tuple(deployment.cameras)
     return Observer(spec, deployment.joints, forward, given, deployment.sensed, pictures)
 
 

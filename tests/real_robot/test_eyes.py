@@ -68,7 +68,7 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     with Eyes(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
         q = np.array([values[f"q{i}"] for i in range(1, 8)])
-        eyes.pose(q, values["width"], values)
+        eyes.scenes[0].show(q, values["width"], values)
         ours, theirs = eyes.look()["front"], obs["front"][0].numpy()
     world.close()
     assert np.abs(ours.astype(int) - theirs).mean() < 0.2 and np.ptp(ours) > 100

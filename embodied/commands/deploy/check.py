@@ -14,9 +14,9 @@ from embodied.commands.deploy.site import Site
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from real_robot.arm import Floats
-from real_robot.cameras import CameraError
+from real_robot.cameras import FIRST, CameraError
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.eyes import FIRST, Eyes, sizes
+from real_robot.eyes import Eyes, sizes
 from real_robot.fit import observer, require_actions, require_rate
 from real_robot.record import seen_spec
 

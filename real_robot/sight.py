@@ -1,0 +1,66 @@
+"""Sight: what RealEnv sees: the pictures of the policy, and those that rewards look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from embodied.core.build import Node
+from embodied.core.spec import Spec
+from real_robot.camera import Camera, Frame
+from real_robot.cameras import FIRST, lent
+from real_robot.deployment import Deployment
+from real_robot.eyes import Eyes
+from real_robot.posed import Posed, posed
+
+
+class Sight:
+    """The deployment's cameras for the pictures of `spec`, and `watch` for rewards (both may be one
+    device); none of a picture older than `age` s. ConfigError where a picture has no camera."""
+
+    def __init__(self, spec: Spec, deployment: Deployment, watch: Node | None, age: float) -> None:
+        self.eyes, self.deployment, self.age = Eyes(spec, deployment.cameras, age), deployment, age
+        self.watch: Camera | None = None if watch is None else lent(watch)
+        self.watching, self.looks = ExitStack(), False
+        self.drawn: list[tuple[Any, Posed]] = []
+
+    def follow(self, folder: Path, given: Mapping[str, float]) -> None:
+        """Drawn pictures are of what is measured in the daemon's `folder`, and `given`."""
+        cameras = [*self.eyes.own, *([] if self.watch is None else [self.watch])]
+        for each in cameras:
+            state = self.deployment.boxes(folder).state
+            if (scene := posed(each, state, self.deployment.sensed, given)) is not None:
+                self.drawn.append((each.source, scene))
+        self.mine()
+
+    def mine(self) -> None:
+        """Drawn pictures are of this one's episode from now on, where others look as well."""
+        for source, scene in self.drawn:
+            source.scene = scene
+
+    def look(self) -> dict[str, Frame]:
+        """The newest pictures of the policy, as large as it wants them; CameraError."""
+        return self.eyes.look()
+
+    def after(self, t: float) -> Frame:
+        """What rewards look at, taken at `t` (s, monotonic clock) or later; the first look opens
+        it. CameraError where none comes within `age` s."""
+        if self.watch is None:
+            raise NotImplementedError("this arm has no camera: env.camera")
+        if not self.looks:
+            self.looks = True
+            self.watching.enter_context(self.watch)
+            self.watch.next(0, FIRST)
+        last = self.watch.newest(FIRST)
+        if hasattr(self.watch.source, "scene"):  # the next one may have been begun before
+            return self.watch.next(last.number + 1, self.age).frame
+        if last.t >= t:
+            return last.frame
+        return self.watch.next(last.number, self.age).frame
+
+    def close(self) -> None:
+        """Let go of the devices."""
+        self.watching.close()
+        self.eyes.open.close()

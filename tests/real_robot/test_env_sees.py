@@ -1,0 +1,121 @@
+"""An arm as an environment of policies that see: its pictures follow it, and are never old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import require_same
+from envs.fr3 import Config as Fr3Config
+from envs.fr3 import Fr3
+from envs.fr3_posed import Config as PosedConfig
+from envs.fr3_posed import Posed
+from real_robot.camera import CameraError
+from real_robot.env import Config, RealEnv
+from tests.real_robot.test_env import PATIENT, robot
+
+pytest.importorskip("cv2", reason="OpenCV is not installed")
+SIZE = 32
+WORLD: dict[str, Any] = {
+    "_target_": "envs.fr3.Fr3",
+    "task": "reach",
+    "cameras": ["front"],
+    "image_size": SIZE,
+    "drawing": "light",
+    "threads": 1,
+}
+FRONT = {
+    "_target_": "real_robot.cameras.Rendered",
+    "fps": 100.0,
+    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "reach", "size": SIZE},
+}
+FLOW = {"_target_": "policies.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
+FLOW |= {"images": {"channels": [8, 16], "features": 16}}
+
+
+def seeing(**cameras: Any) -> dict[str, Any]:
+    return {**robot(), "cameras": cameras}
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[RealEnv]:
+    config = Config(
+        seeing(front=FRONT), WORLD, horizon=400, patience=PATIENT, age=30.0, camera=FRONT
+    )
+    made = RealEnv(config)
+    yield made
+    made.close()
+    assert made.guest.daemon.returncode == 0
+
+
+def drawn(env: RealEnv, obs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
+    """What the arm that `obs` tells of looks like."""
+    names = env.spec.obs["state"].names
+    values = dict(zip(names, obs["state"][0].double().tolist(), strict=True))
+    scene = Posed(PosedConfig("reach", size=SIZE))
+    scene.show(np.array([values[f"q{i}"] for i in range(1, 8)]), values["width"], values)
+    picture = scene.picture().astype(int)
+    scene.close()
+    return picture
+
+
+def apart(env: RealEnv, picture: torch.Tensor, obs: dict[str, torch.Tensor]) -> float:
+    return float(np.abs(picture[0].numpy().astype(int) - drawn(env, obs)).mean())
+
+
+def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
+    inner = Fr3(Fr3Config("reach", 1, cameras=("front",), image_size=SIZE))
+    require_same(inner.spec, env.spec, "simulation", "arm")
+    inner.close()
+    torch.manual_seed(0)
+    actor = Actor(build(FLOW, spec=env.spec), 1)
+    first = env.reset()
+    assert first["front"].shape == (1, SIZE, SIZE, 3) and first["front"].dtype == torch.uint8
+    obs, begins, shown = first, torch.tensor([True]), []
+    for _ in range(10):
+        step = env.step(actor(obs, begins))
+        assert not step.log["stopped"].item() and not step.ended.item()
+        obs, begins = step.obs, step.ended
+        shown.append(obs["front"])
+    assert len({bytes(each.numpy().tobytes()) for each in shown}) > 3, "it is seen to move"
+    away = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
+    for _ in range(25):
+        moved = env.step(away).obs
+    for _ in range(8):  # what is drawn comes a little later than what is measured
+        moved = env.step(torch.zeros(1, 4)).obs
+    now, before = apart(env, moved["front"], moved), apart(env, first["front"], moved)
+    assert before > 1.0 and now < 0.3 * before, (now, before)
+    again = env.reset()
+    gone, here = apart(env, moved["front"], again), apart(env, again["front"], again)
+    assert here < 0.3 * gone, "also where it went home, and its goal is another"
+
+
+def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
+    env.reset()
+    assert env.sight.watch is env.sight.eyes.own[0], "it can be opened once only"
+    assert env.photographs(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
+    other = RealEnv(env.config)
+    other.reset()
+    assert other.sight.watch is env.sight.watch
+    other.close()
+    assert env.reset()["front"].float().std() > 10, "it is still open"
+
+
+def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
+    env.reset()
+    env.sight.eyes.age = -1.0
+    with pytest.raises(CameraError, match="has shown nothing new"):
+        env.step(torch.zeros(1, 4))
+    env.sight.eyes.age = 30.0
+    assert not env.step(torch.zeros(1, 4)).log["stopped"].item(), "and on it goes"
+
+
+def test_a_picture_without_a_camera_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"pictures \(front\): name a camera .*robot.cameras.fro"):
+        RealEnv(Config(seeing(wrist=FRONT), WORLD))
