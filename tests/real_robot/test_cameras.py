@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embodied.core.build import ConfigError
 from real_robot.cameras import (
     Camera,
     CameraError,
+    Folder,
+    FolderConfig,
     Frame,
     Rendered,
     RenderedConfig,
@@ -135,6 +138,39 @@ def test_a_film_in_its_colours(tmp_path: Path) -> None:
         assert picture.frame[10, 10, 0] > 180 and picture.frame[10, 10, 2] < 20
         with pytest.raises(CameraError, match="no more pictures"):
             camera.next(1000, PATIENT)
+
+
+def test_files_of_a_folder_in_their_order(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    for name, red in (("b.jpg", 200), ("a.png", 100), ("c.PNG", 50)):
+        cv2.imwrite(str(tmp_path / name), np.full((8, 8, 3), (0, 0, red), np.uint8))
+    (tmp_path / "notes.txt").write_text("no picture")
+    source = Folder(FolderConfig(str(tmp_path), fps=500))
+    source.open()
+    shown = [source.grab() for _ in range(4)]
+    assert [int(frame[0, 0, 0]) for frame in shown] == pytest.approx([100, 200, 50, 100], abs=2)
+    assert all(frame[:, :, 1:].max() < 20 for frame in shown), "red first"
+    with Camera(Folder(FolderConfig(str(tmp_path), fps=500, loop=False)), repeats=0) as camera:
+        with pytest.raises(CameraError, match="all 3 pictures were shown"):
+            camera.next(1000, PATIENT)
+        with camera:
+            pass  # who else looks through it
+        with pytest.raises(CameraError, match="all 3"):
+            camera.newest(PATIENT)
+    with camera:
+        assert camera.next(0, PATIENT).number > 0, "it can be opened again"
+    (tmp_path / "a.png").write_bytes(b"half of one")
+    source.open()
+    with pytest.raises(CameraError, match=r"a\.png is no picture"):
+        source.grab()
+
+
+def test_a_folder_without_pictures(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CameraError, match="no PNG or JPEG files"):
+            Folder(FolderConfig(str(place))).open()
+    with pytest.raises(ConfigError, match="fps"):
+        FolderConfig(str(tmp_path), fps=0)
 
 
 def test_a_device_that_is_not_there() -> None:
