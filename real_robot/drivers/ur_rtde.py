@@ -31,7 +31,7 @@ from real_robot.drivers import ur
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.ur_rtde_main import BEGIN, FOLLOW, MEASURED, ORDER, STATE, STOP
 
-PACKAGE = "pip install 'ur_rtde==1.6.5'"
+PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end
 
 

@@ -26,8 +26,12 @@ SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"
 FAR = "robot.given={goal_x: -0.3, goal_y: 0.9, goal_z: 0.4}"  # nobody gets there
 
 
-def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path) -> None:
-    deploy = start(tmp_path, folder, "robot=ur_fake", "demonstrator=reach", *SLOW_WIRE)
+@pytest.mark.parametrize("driver", ["ur.UR", "ur_rtde.UrRtde"])
+def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, driver: str) -> None:
+    if driver == "ur_rtde.UrRtde":
+        pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
+    which = f"robot.driver._target_=real_robot.drivers.{driver}"
+    deploy = start(tmp_path, folder, "robot=ur_fake", "demonstrator=reach", which, *SLOW_WIRE)
     text = said(deploy)
     assert deploy.returncode == 0, text
     out = tmp_path / "out"

@@ -213,7 +213,7 @@ def test_what_does_not_start(fake: FakeUR, monkeypatch: pytest.MonkeyPatch) -> N
         mute.connect()
     assert mute._process is None
     monkeypatch.setitem(sys.modules, "rtde_control", None)
-    with pytest.raises(DriverError, match=r"not installed; type: pip install 'ur_rtde==\d"):
+    with pytest.raises(DriverError, match=r"not installed; type: pip install 'ur-rtde>=1\.6"):
         UrRtde(config(fake)).connect()
 
 
