@@ -6,6 +6,7 @@ the time of what it saw. When that arrives is the control process's business.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,15 @@ from real_robot.eyes import Eyes
 from real_robot.mailbox import Mailbox
 from real_robot.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
 from real_robot.observe import Observer
+from real_robot.seam import Seam
 
 Target = Callable[[Floats], Floats]
 
 
 class Decider:
     """`turn` is one decision. The same `Actor` as in simulation keeps what the policy remembers;
-    it begins an episode whenever the arm has just been armed."""
+    it begins an episode whenever the arm has just been armed. Where the policy continues its own
+    plans, they join at a `seam`; `clock` is that of the state's stamps."""
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Decider:
         chunk: Mailbox,
         target: Target,
         eyes: Eyes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         spec = policy.spec
         if policy.chunk > MOST_STEPS or spec.act.size > MOST_ACTION:
@@ -55,6 +59,7 @@ class Decider:
         self.actor = Actor(policy, 1, execute=1)
         self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
         self.seen: Tensors = {}
+        self.seam = Seam(spec.dt, policy.chunk, clock) if "followed" in self.actor.carry else None
 
     def turn(self) -> bool:
         """Decide from the newest state; False where there is none that is new."""
@@ -82,7 +87,11 @@ class Decider:
         if self.eyes is not None:
             leaves |= self.eyes.look()
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
-        self.actor(self.seen, torch.tensor([self.first]))
+        first = self.first
+        if self.seam is not None:
+            moves = not first and self.mode == Mode.RUNNING
+            first = not self.seam.join(self.actor, float(fields["measured"]), moves)
+        self.actor(self.seen, torch.tensor([first]))
         return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()
 
     def _post(self, plan: Floats, fields: np.void) -> None:
@@ -90,7 +99,8 @@ class Decider:
         self.number += 1
         steps, size = plan.shape
         message["number"], message["seen"] = self.number, fields["measured"]
-        message["start"], message["steps"], message["size"] = fields["measured"], steps, size
+        start = fields["measured"] if self.seam is None else self.seam.start
+        message["start"], message["steps"], message["size"] = start, steps, size
         message["actions"][:steps, :size] = plan
         noise = self.drawn.noise
         message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
@@ -98,6 +108,8 @@ class Decider:
         if self.eyes is not None:
             message["looked"][: len(self.eyes.looked)] = [*self.eyes.looked.values()]
         self.chunk.send()
+        if self.seam is not None:
+            self.seam.there()
 
 
 class Drawn:

@@ -1,0 +1,146 @@
+"""A slow policy moves an arm that goes on meanwhile: how its chunks join, guided and not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import build
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from policies.realtime import Realtime
+from real_robot.arm import Floats
+from real_robot.decide import Decider
+from real_robot.follow import Follower
+from real_robot.messages import Mode, Wish
+from real_robot.observe import Observer
+from real_robot.seam import Seam
+from tests.real_robot.test_control import DT, STEP, Bench
+from tests.real_robot.test_decide import GOAL, SPEC, tool
+
+BASE = {"_target_": "policies.flow.Flow", "width": 32, "chunk": 12}
+REALTIME = {"_target_": "policies.realtime.Realtime", "base": BASE}
+BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
+LATE = (2, 6, 9, 4)
+"""Ticks of 10 ms that each decision takes, in turn."""
+
+
+@dataclass(eq=False)
+class Slow:
+    """The control process goes on while the policy decides, and notes what the arm follows."""
+
+    bench: Bench
+    policy: Policy
+    turns: int = 0
+    actions: list[Floats] = field(default_factory=list)
+    apart: list[float] = field(default_factory=list)
+    """Where a newer chunk is followed for the first time: how far it is from the one before it."""
+
+    def __post_init__(self) -> None:
+        self.act, self.policy.act = self.policy.act, self
+        self.step, self.chunk = -1, self.bench.control.follower.chunk
+
+    def __call__(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        made = self.act(obs, carry, noise)
+        self.turns += 1
+        self.ticks(LATE[self.turns % len(LATE)])
+        return made
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.bench.now += DT
+            self.bench.control.turn()
+            self.look(self.bench.control.follower)
+
+    def look(self, follower: Follower) -> None:
+        if self.bench.control.mode != Mode.RUNNING or follower.step == self.step:
+            return
+        self.step = follower.step
+        self.actions.append(follower.action.copy())
+        middle = follower.origin + (follower.step + 0.5) * follower.dt
+        new, old = follower._of(follower.chunk, middle), follower._of(follower.old, middle)
+        if follower.chunk is not self.chunk and new is not None and old is not None:
+            self.apart.append(float(np.abs(new - old).max()))
+        self.chunk = follower.chunk
+
+
+def moved(folder: Path, mode: str) -> Slow:
+    """Some seconds of an arm under a policy that is only noise, the worst that can join; without
+    `mode` it continues nothing."""
+    torch.manual_seed(0)
+    folder.mkdir()
+    bench = Bench(folder, noise=1e-4)
+    policy: Policy = build({**REALTIME, "mode": mode} if mode else BASE, spec=SPEC)
+    actions: Any = policy.get_submodule("base.range" if mode else "range")
+    actions.fit(BOX)
+    slow = Slow(bench, policy.eval())
+    state, chunk = bench.there.state, bench.there.chunk
+    observer = Observer(SPEC, 7, tool, GOAL)
+    decider = Decider(
+        policy, observer, state, chunk, lambda q: tool(q[None])[0], clock=lambda: bench.now
+    )
+    slow.ticks(5)
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            slow.ticks(1)
+            while round(bench.now / DT) % round(STEP / DT):
+                slow.ticks(1)
+            decider.turn()
+
+    turns(4)
+    for wish, mode_then in ((Wish.ARM, Mode.ARMED), (Wish.START, Mode.RUNNING)):
+        bench.there.request.fields["number"] += 1
+        bench.there.request.fields["wish"] = wish
+        bench.there.request.send()
+        turns(2)
+        assert bench.control.mode == mode_then, bench.control.fault
+    turns(40)
+    assert bench.control.mode == Mode.RUNNING, bench.control.fault
+    return slow
+
+
+def test_a_chunk_that_is_late_begins_as_what_the_arm_did_meanwhile(tmp_path: Path) -> None:
+    alone, naive, guided = (moved(tmp_path / f"a{mode}", mode) for mode in ("", "naive", "guided"))
+    # What was asked for before the arm was started is nothing that it followed: one seam is open.
+    for slow in (naive, guided):
+        assert len(slow.apart) > 35 and max(slow.apart[1:]) < 1e-6, slow.apart
+    assert np.mean(alone.apart) > 0.2, "without a memory, every chunk is another plan"
+    changes = {slow: mean_change(slow.actions) for slow in (alone, naive, guided)}
+    assert changes[guided] < 0.8 * changes[naive]
+    assert changes[guided] < 0.95 * changes[alone], "though that one is blended, and so averaged"
+
+
+def mean_change(actions: list[Floats]) -> float:
+    return float(np.abs(np.diff(np.stack(actions), axis=0)).mean())
+
+
+def test_the_clock_says_where_a_plan_is() -> None:
+    policy: Realtime = build(REALTIME, spec=SPEC)
+    actor, now = Actor(policy, 1, execute=1), 100.0
+    seam = Seam(0.1, 12, lambda: now)
+    assert not seam.join(actor, 99.98, moves=False) and seam.start == 99.98
+    now = 100.21
+    seam.there()  # 0.23 s late: with the arm's step and its middle, up to 3.8
+    assert seam.delay == 3
+    assert seam.join(actor, 100.2, moves=True)
+    assert actor.cursor.item() == 2 and actor.carry["delay"].item() == 3
+    assert seam.start == pytest.approx(100.18), "on the grid of the plan before"
+    assert seam.join(actor, 100.21, moves=True) and actor.cursor.item() == 1
+    assert not seam.join(actor, 101.5, moves=True), "of 12 steps nothing is left"
+    assert seam.start == 101.5
+
+
+def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    policy = build(BASE, spec=SPEC)
+    boxes = bench.there.state, bench.there.chunk
+    decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
+    assert decider.seam is None
