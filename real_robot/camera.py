@@ -45,9 +45,10 @@ class Source(Protocol):
 
 
 class Camera:
-    """A source and its thread; use as a context, opened with the first who enters and closed
-    with the last who leaves. `repeats`: a picture may come so often in a row,
-    to the last bit, before the camera counts as frozen (0: any number, for rendered ones)."""
+    """A source and its thread; use as a context, opened with the first who enters (or again, where
+    it has ended meanwhile) and closed with the last who leaves. `repeats`: a picture may come so
+    often in a row, to the last bit, before the camera counts as frozen (0: any number, for rendered
+    ones)."""
 
     def __init__(
         self, source: Source, repeats: int = 10, clock: Callable[[], float] = time.monotonic
@@ -60,7 +61,7 @@ class Camera:
         self._opened = clock()
 
     def __enter__(self) -> Self:
-        if not self._users:
+        if not self._users or not self._thread.is_alive():
             self.source.open()
             self._opened, self._picture, self._fault = self.clock(), None, ""
             self._over = threading.Event()  # a thread that hangs since before keeps its own

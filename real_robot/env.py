@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from real_robot.camera import fitted
+from real_robot.camera import CameraError, fitted
 from real_robot.decide import observed
 from real_robot.deployment import Deployment
 from real_robot.fit import observer, require_actions, require_rate
@@ -41,7 +41,8 @@ class Config:
     """`robot` is a robot's YAML, `world` the environment whose Spec policies are made for.
 
     An episode lasts `horizon` steps; success (as the deployment knows it) ends it and pays 1.
-    `patience`: s that an operator has to reset an arm that stopped for good. `given` numbers are
+    `patience`: s that an operator has to reset an arm that stopped for good, or to mend a camera
+    that policies see by. `given` numbers are
     drawn anew for each episode where they are ranges, `[low, high]`. What policies of `world` see
     is taken by the robot's `cameras`; no picture is older than `age` s. `camera`
     (real_robot.cameras) is what rewards look through; a picture has to come within `age` s after
@@ -62,7 +63,8 @@ class Config:
 
 class RealEnv(VecEnv):
     """`log`: `success` where it is known, `filtered` (safety stages changed what was asked for in
-    this step), `stopped` (the arm stopped for good in it, or somebody else used it: truncated)."""
+    this step), `stopped` (the arm stopped for good in it, was held because a camera failed, or
+    somebody else used it: truncated)."""
 
     def __init__(self, config: Config) -> None:
         if config.num_envs != 1:
@@ -112,8 +114,8 @@ class RealEnv(VecEnv):
         with self.guest.lock:
             if self.guest.owner is self:
                 self._play(wish)
-            stopped = self.guest.mode != Mode.RUNNING or self.guest.owner is not self
             following = self._shown()
+            stopped = self.guest.mode != Mode.RUNNING or self.guest.owner is not self
             (won, late), reward, log = self._judged(stopped)
             if won or late:
                 self.dozing.asleep()
@@ -193,11 +195,18 @@ class RealEnv(VecEnv):
             guest.look()
 
     def _shown(self) -> Tensors:
-        """What the newest state looks like to a policy."""
+        """What the newest state looks like to a policy; where a picture is missing the arm is held
+        until there are some again, and the state is the one then."""
+        try:
+            pictures = self.sight.look()
+        except CameraError as error:
+            self.guest.rest()
+            pictures = self.sight.wait(error, self.config.patience)
+            self.guest.look()
         fields = self.guest.seen
         self.seen_at = float(fields["measured"])
         leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
-        leaves |= self.sight.look()
+        leaves |= pictures
         self._obs = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         return self._obs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Any
 
 from embodied.core.build import Node
 from embodied.core.spec import Spec
-from real_robot.camera import Camera, Frame
+from real_robot.camera import Camera, CameraError, Frame
 from real_robot.cameras import FIRST, lent
 from real_robot.deployment import Deployment
 from real_robot.eyes import Eyes
 from real_robot.posed import Posed, posed
+
+AGAIN = 0.5  # s between two tries to open a camera
 
 
 class Sight:
@@ -44,6 +48,20 @@ class Sight:
         """The newest pictures of the policy, as large as it wants them; CameraError."""
         return self.eyes.look()
 
+    def wait(self, error: CameraError, patience: float) -> dict[str, Frame]:
+        """What is seen once whoever looks after the cameras has put right what `error` says;
+        CameraError where nobody did in `patience` s."""
+        print(f"the arm is held: {error}", file=sys.stderr, flush=True)
+        deadline = time.monotonic() + patience
+        while True:
+            self.close()
+            try:
+                return self.look()
+            except CameraError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(AGAIN)
+
     def after(self, t: float) -> Frame:
         """What rewards look at, taken at `t` (s, monotonic clock) or later; the first look opens
         it. CameraError where none comes within `age` s."""
@@ -61,6 +79,7 @@ class Sight:
         return self.watch.next(last.number, self.age).frame
 
     def close(self) -> None:
-        """Let go of the devices."""
+        """Let go of the devices; the next look opens them again."""
+        self.looks = self.eyes.opened = False
         self.watching.close()
         self.eyes.open.close()

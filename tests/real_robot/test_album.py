@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
+from embodied.core.episodes import EpisodeWriter, read_episodes
 from real_robot.album import KEPT, Album
 from real_robot.camera import CameraError, Picture
 from real_robot.messages import Mode
@@ -76,6 +79,23 @@ def test_an_episode_ends_before_a_row_without_a_new_picture() -> None:
     names = SPEC.obs["state"].names
     assert float(rows["next_obs/state"][names.index("q1")]) == pytest.approx(0.3)
     assert (rows["decided/front"] == 1).all() and (rows["stamp/decided/front"] == 10.005).all()
+
+
+@pytest.mark.parametrize("images", ["png", "mp4"])
+def test_what_was_decided_upon_is_read_back(tmp_path: Path, images: Literal["png", "mp4"]) -> None:
+    steps = torch.arange(5)
+    smooth = (steps[:, None, None, None] * 40 + 10).expand(5, 16, 24, 3).to(torch.uint8)
+    rows = {"action": torch.zeros(5, 4), "reward": torch.zeros(5), "decided/front": smooth}
+    rows |= {"obs/state": torch.zeros(5, 27), "next_obs/state": torch.zeros(27)}
+    rows |= {"terminated": steps == 4, "truncated": steps < 0}
+    with EpisodeWriter(tmp_path / "d", SPEC, images=images) as writer:
+        writer.add(rows)
+        early = read_episodes(tmp_path / "d").steps["decided/front"]
+        writer.add(rows)
+    late = read_episodes(tmp_path / "d").steps["decided/front"]
+    assert late.shape == (10, 16, 24, 3) and late[:5].equal(early)
+    apart = (early.int() - smooth.int()).abs().max()
+    assert int(apart) == 0 if images == "png" else int(apart) < 6
 
 
 def test_a_view_sees_what_is_shown(tmp_path: Path) -> None:

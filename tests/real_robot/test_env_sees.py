@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 import torch
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import require_same
 from envs.fr3 import Config as Fr3Config
 from envs.fr3 import Fr3
@@ -18,7 +22,9 @@ from envs.fr3_posed import Config as PosedConfig
 from envs.fr3_posed import Posed
 from real_robot.camera import CameraError
 from real_robot.env import Config, RealEnv
+from real_robot.messages import Mode
 from tests.real_robot.test_env import PATIENT, robot
+from tests.real_robot.trouble import Trouble
 
 pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE = 32
@@ -107,13 +113,51 @@ def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
     assert env.reset()["front"].float().std() > 10, "it is still open"
 
 
+def test_a_camera_that_fails_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allow("tests")
+    trouble = Trouble(tmp_path / "trouble", create=True)
+    target = "tests.real_robot.troubled.TroubledCamera"
+    node = {"_target_": target, "trouble": str(tmp_path / "trouble")}
+    made = RealEnv(Config(seeing(front=node), WORLD, patience=PATIENT, age=30.0))
+    try:
+        made.reset()
+        assert not made.step(torch.zeros(1, 4)).log["stopped"].item()
+        trouble.dark = 1
+        state = made.deployment.boxes(made.guest.folder_path).state
+
+        def mend() -> None:
+            while int(state.fields["mode"][0]) != Mode.IDLE:  # else this test never ends
+                state.receive()
+                time.sleep(0.05)
+            trouble.dark = 0
+
+        hand = threading.Thread(target=mend, daemon=True)
+        hand.start()
+        ended = False
+        while not ended:  # a picture may have come before it went dark
+            step = made.step(torch.zeros(1, 4))
+            ended = bool(step.ended.item())
+        hand.join()
+        assert step.log["stopped"].item() and step.truncated.item()
+        assert "the arm is held: camera of the chaos suite gives no more" in capsys.readouterr().err
+        assert not made.step(torch.zeros(1, 4)).ended.item(), "and on it goes"
+        made.config = replace(made.config, patience=0.0)
+        trouble.dark = 1
+        with pytest.raises(CameraError, match="no more pictures"):
+            for _ in range(50):
+                made.step(torch.zeros(1, 4))
+    finally:
+        made.close()
+
+
 def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
     env.reset()
     env.sight.eyes.age = -1.0
     with pytest.raises(CameraError, match="has shown nothing new"):
-        env.step(torch.zeros(1, 4))
+        env.sight.look()
     env.sight.eyes.age = 30.0
-    assert not env.step(torch.zeros(1, 4)).log["stopped"].item(), "and on it goes"
 
 
 def test_a_picture_without_a_camera_is_one_line() -> None:

@@ -213,8 +213,12 @@ def test_another_policy_takes_over_the_same_cameras(
     after = bridge.status
     assert after["mode"] == "RUNNING" and after["policy"]["pid"] != before["policy"]["pid"]
     assert after["cameras"] == before["cameras"]
+    number = after["policy"]["number"]
+    until(lambda: bridge.status["policy"]["number"] > number + 5, "it decides")
+    ended = bridge.status["recorder"]["ended"]
     assert bridge.ask(Verb.STOP).ok
     bridge.mode("IDLE")
+    until(lambda: bridge.status["recorder"]["ended"] > ended, "the first one is dealt with")
     assert not recorded(bridge)["problem"]
     place = Path(deployment.recording)
     episodes = read_episodes(place.with_name(f"{place.name}-2"))
