@@ -8,8 +8,7 @@ which it is one. What differs:
 - Its script reads registers 0 to 23, so field buses have to be off. Its watchdog is the
   controller's: after `watchdog` s without an order the program ends, and the arm stops as the
   controller stops one. Before the first order it is kept awake.
-- `brake` is the deceleration (m/s^2) of the flange in a straight line: a `stop` ends servoj, so
-  that nothing of ours holds the arm then but the controller itself.
+- When it is let go of, its script stops the flange in a straight line (`brake`, m/s^2) and ends.
 - A stamp is when ur_rtde had the measurement, up to a tick (1 / `frequency`) after it came.
 - What the robot's own text messages say is not heard.
 """
@@ -22,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from typing import Any
 
 from real_robot.drivers import ur
 from real_robot.drivers.driver import DriverError
-from real_robot.drivers.ur_rtde_main import BEGIN, FOLLOW, MEASURED, ORDER, STATE, STOP
+from real_robot.drivers.ur_rtde_main import BEGIN, FOLLOW, MEASURED, ORDER, STATE
 
 PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end
@@ -43,7 +43,9 @@ class Config(ur.Config):
 class UrRtde(ur.UR):
     """Six joints and no hand."""
 
-    _process: subprocess.Popen[bytes] | None = None
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(config, clock)
+        self._process: subprocess.Popen[bytes] | None = None
 
     def connect(self) -> None:
         try:
@@ -55,11 +57,6 @@ class UrRtde(ur.UR):
         except DriverError:
             self.close()
             raise
-
-    def stop(self) -> None:
-        if self._wire is not None:
-            with suppress(DriverError):  # nobody there: the program's own watchdog stops it
-                self._order(STOP)
 
     def close(self) -> None:
         """Its process stops the arm and the script when the wire between us closes."""

@@ -33,7 +33,7 @@ ORDER = struct.Struct("=i6d")
 STATE = struct.Struct("=d12d4i")
 """When it was seen (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state, and
 whether it follows orders."""
-BEGIN, FOLLOW, STOP = range(3)
+BEGIN, FOLLOW = range(2)
 MEASURED, REASON = b"m", b"!"
 """What an answer begins with."""
 OURS = -1  # its threads keep the priority that they have
@@ -73,12 +73,10 @@ class Client:
                 self.control.kickWatchdog()
             return
         what, *q = ORDER.unpack(order)
-        self.begun = True
         if what == FOLLOW:
+            self.begun = True
             lookahead, gain = self.settings["lookahead"], self.settings["gain"]
             self.control.servoJ(q, 0.0, 0.0, self.tick, lookahead, gain)
-        elif what == STOP:
-            self.control.servoStop(self.settings["brake"])
 
     def tell(self) -> None:
         """Send a measurement on, if it is another one than the last."""

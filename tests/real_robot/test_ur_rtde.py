@@ -17,6 +17,7 @@ from real_robot.counterparts.rtde import STOPPED
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.ur_rtde import Config, UrRtde
 from tests.fakes.rtde import FakeUR
+from tests.real_robot.test_daemon import gone
 from tests.real_robot.test_ur import PATIENT, until
 
 pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
@@ -123,6 +124,35 @@ def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None
     finally:
         client.kill()
         client.communicate()
+
+
+ORPHAN = """
+import sys, time
+from real_robot.drivers.ur_rtde import BEGIN, Config, UrRtde
+
+arm = UrRtde(Config(sys.argv[1], 125.0, patience=5.0))
+arm._start()
+arm._wait(lambda: True, "send its state")
+print(arm._process.pid, flush=True)
+sys.stdin.readline()
+arm._order(BEGIN)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_does_not_outlive_its_client(fake: FakeUR) -> None:
+    """An arm that answers and sends no data: ur_rtde waits for it for ever."""
+    command, pipe = [sys.executable, "-c", ORPHAN, fake.host], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as client:
+        assert client.stdin is not None and client.stdout is not None
+        other = int(client.stdout.readline())
+        fake.mute = True
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "begun\n"
+        client.kill()
+    until(lambda: gone(other), "the alarm ended it")
 
 
 def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
