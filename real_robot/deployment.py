@@ -95,7 +95,9 @@ class Deployment:
     nodes of what takes pictures (`real_robot.cameras`), by the pictures' names; one that is older
     than `picture` s is none. What the policy sees is recorded as it sees it; `filmed` are cameras
     that are recorded whether it sees them or not (height, width), and `images` says how pictures
-    are kept: "png" (exact) or "mp4" (small).
+    are kept: "png" (exact) or "mp4" (small). `chunks`: those of a flow or diffusion policy
+    are made to continue the one that is followed meanwhile (`policies.realtime`; None: as they
+    are).
     """
 
     driver: Node
@@ -128,6 +130,7 @@ class Deployment:
     dry: bool = False
     counterpart: Node | None = None
     onboard: Onboard | None = None
+    chunks: Literal["guided", "hard"] | None = None
     cameras: dict[str, Node] = field(default_factory=dict[str, Node])
     picture: float = 0.5
     filmed: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
+from policies.realtime import Realtime
 from real_robot.deployment import Deployment
 from real_robot.messages import MOST_ACTION
 from real_robot.observe import Observer
@@ -39,3 +41,12 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
             f"the policy says {said}; the robot's controller takes {', '.join(names)} "
             "(robot.controller.turning=none|yaw|full changes which)"
         )
+
+
+def joined(policy: Policy, deployment: Deployment) -> Policy:
+    """The policy whose chunks continue each other, where the deployment asks for that; ConfigError
+    for one that cannot."""
+    if deployment.chunks is None or "followed" in policy.initial(1):  # it does so already
+        return policy
+    node = {"_target_": "policies.realtime.Realtime", "mode": deployment.chunks, "delay": 0}
+    return Realtime.around(policy, node).eval()

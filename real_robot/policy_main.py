@@ -21,7 +21,7 @@ from real_robot.control_main import when_left_alone
 from real_robot.decide import Decider
 from real_robot.deployment import Deployment
 from real_robot.eyes import Eyes
-from real_robot.fit import observer, require_actions, require_rate
+from real_robot.fit import joined, observer, require_actions, require_rate
 from real_robot.mailbox import MailboxError
 from real_robot.messages import READY
 from real_robot.rate import Rate
@@ -42,6 +42,7 @@ def main(folder: Path, policy: str = "") -> None:
     acting = load_policy(policy if policy else deployment.policy)
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
+    acting = joined(acting, deployment)
     boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
     with Eyes(acting.spec, deployment.cameras, deployment.picture, folder) as eyes:
         decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target(), eyes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,37 @@ import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
+from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from policies.realtime import Realtime
 from real_robot.arm import Floats
 from real_robot.decide import Decider
+from real_robot.deployment import Deployment
+from real_robot.fit import joined
 from real_robot.follow import Follower
 from real_robot.messages import Mode, Wish
 from real_robot.observe import Observer
+from real_robot.requests import Verb
 from real_robot.seam import Seam
-from tests.real_robot.test_control import DT, STEP, Bench
+from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
+from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
 BASE = {"_target_": "policies.flow.Flow", "width": 32, "chunk": 12}
 REALTIME = {"_target_": "policies.realtime.Realtime", "base": BASE}
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
+DEPLOYMENT: dict[str, Any] = {
+    "driver": {"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+    "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+    "kinematics": "embodied.embodiments.fr3.forward",
+    "hertz": 100.0,
+    "step": STEP,
+    "limits": asdict(LIMITS),
+    "fresh": {"hold": 1.0, "stop": 5.0, "state": 2.0},
+    "given": GOAL,
+}
 LATE = (2, 6, 9, 4)
 """Ticks of 10 ms that each decision takes, in turn."""
 
@@ -144,3 +159,31 @@ def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
     boxes = bench.there.state, bench.there.chunk
     decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
     assert decider.seam is None
+
+
+def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
+    """In its own process: it decides on, and the arm runs."""
+    torch.manual_seed(0)
+    policy = build(BASE, spec=SPEC)
+    policy.range.fit(BOX)
+    settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
+    deployment = Deployment.parse({**settings, "chunks": "guided"})
+    made = joined(policy, deployment)
+    assert isinstance(made, Realtime) and made.config.mode == "guided"
+    assert joined(made, deployment) is made
+    assert joined(policy, Deployment.parse(settings)) is policy
+    gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, spec=SPEC)
+    with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
+        joined(gaussian, deployment)
+    folder = tmp_path / "daemon"
+    folder.mkdir(mode=0o700)
+    deployment.write(folder)
+    bridge = Bridge(folder)
+    try:
+        number = bridge.running()["policy"]["number"]
+        until(lambda: bridge.status["policy"]["number"] > number + 10, "it decides on")
+        assert bridge.status["mode"] == "RUNNING" and bridge.ask(Verb.STOP).ok
+        bridge.mode("IDLE")
+    finally:
+        bridge.process.terminate()
+        bridge.process.wait(PATIENT)

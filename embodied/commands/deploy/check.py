@@ -17,7 +17,7 @@ from real_robot.arm import Floats
 from real_robot.cameras import FIRST, CameraError
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.eyes import Eyes, sizes
-from real_robot.fit import observer, require_actions, require_rate
+from real_robot.fit import joined, observer, require_actions, require_rate
 from real_robot.record import seen_spec
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
@@ -97,7 +97,8 @@ def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
     ticks = made.step * made.hertz
     if ticks < 1:
         return False, f"{made.hertz:g} Hz is slower than the policy's {1 / made.step:g} Hz"
-    return True, f"{made.hertz:g} Hz, the policy decides {1 / made.step:g} times a second"
+    how = "" if joined(policy, made) is policy else f", chunks joined ({made.chunks})"
+    return True, f"{made.hertz:g} Hz, the policy decides {1 / made.step:g} times a second{how}"
 
 
 def _actions(site: Site, policy: Policy) -> tuple[bool | None, str]:
