@@ -74,7 +74,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         env.close()
     row = summary(saved, node, result)
     if node["policy"] != acting:
-        row["policy"] = node["policy"]
+        row["policy"] = policy.node
     add_line(saved.parent.parent / "evaluations.jsonl", row)
     report.write(saved.parent.parent)
     if node["output"] is not None:
