@@ -101,9 +101,7 @@ class RealEnv(VecEnv):
             return self._obs
         with self.guest.lock:
             self.dozing.asleep()
-            if not self.sight.eyes.opened:
-                self.guest.rest()  # to open a camera takes its time
-                self.sight.eyes.begin()
+            self.sight.begin(self.guest.rest)
             self._begin()
         return self._shown()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from embodied.core.build import Node
+from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from real_robot.camera import Camera, CameraError, Frame
 from real_robot.cameras import FIRST, lent
@@ -43,6 +43,18 @@ class Sight:
         """Drawn pictures are of this one's episode from now on, where others look as well."""
         for source, scene in self.drawn:
             source.scene = scene
+
+    def begin(self, rest: Callable[[], None]) -> None:
+        """Open the policy's cameras, where they are not; that takes its time, and so the arm comes
+        to `rest` before. ConfigError where one cannot be opened."""
+        if self.eyes.opened:
+            return
+        rest()
+        try:
+            self.eyes.begin()
+        except CameraError as error:
+            self.close()
+            raise ConfigError(str(error)) from error
 
     def look(self) -> dict[str, Frame]:
         """The newest pictures of the policy, as large as it wants them; CameraError."""

@@ -160,6 +160,16 @@ def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
     env.sight.eyes.age = 30.0
 
 
+def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    node = {"_target_": "real_robot.cameras.Folder", "path": str(tmp_path / "nowhere")}
+    made = RealEnv(Config(seeing(front=node), WORLD, patience=PATIENT))
+    try:
+        with pytest.raises(ConfigError, match="no PNG or JPEG files"):
+            made.reset()
+    finally:
+        made.close()
+
+
 def test_a_picture_without_a_camera_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"pictures \(front\): name a camera .*robot.cameras.fro"):
         RealEnv(Config(seeing(wrist=FRONT), WORLD))
