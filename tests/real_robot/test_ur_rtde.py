@@ -64,9 +64,9 @@ def test_nothing_moves_before_the_first_order(fake: FakeUR) -> None:
     """And the watchdog is kept waiting until then."""
     fake.registers.values.update({f"input_double_register_{i}": 1.0 for i in range(11)})
     fake.registers.values.update(input_int_register_0=11)  # a servoj that an earlier session left
-    with UrRtde(config(fake, watchdog=1.0)) as arm:
+    with UrRtde(config(fake, watchdog=2.0)) as arm:
         before = arm.read()
-        until(lambda: arm.read().t > before.t + 2.0, "later than the watchdog waits")
+        until(lambda: arm.read().t > before.t + 3.0, "later than the watchdog waits")
         assert arm.read().q.tolist() == before.q.tolist() and not fake.halted
 
 
@@ -168,7 +168,7 @@ def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
 
 
 def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
-    with UrRtde(config(fake, silence=0.5)) as arm:
+    with UrRtde(config(fake, silence=2.0)) as arm:
         arm.read()
         os.kill(process(arm), signal.SIGSTOP)
         with pytest.raises(DriverError, match="nothing heard for"):
@@ -180,7 +180,7 @@ def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
 )
 def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
     """ur_rtde does not connect again behind our back, without a watchdog."""
-    with UrRtde(config(fake, silence=0.5, watchdog=2.0)) as arm:
+    with UrRtde(config(fake, silence=2.0, watchdog=4.0)) as arm:
         asked, program = list(fake.asked), fake.program
         arm.write(arm.read().q + 0.1, 0.0)
         if fault == "cut":
@@ -199,7 +199,7 @@ def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
 
 
 def test_nonsense_is_an_error(fake: FakeUR) -> None:
-    with UrRtde(config(fake, silence=0.5, patience=5.0)) as arm:
+    with UrRtde(config(fake, silence=2.0, patience=5.0)) as arm:
         fake.garble = True
         with pytest.raises(DriverError):
             until(lambda: arm.read() is None, "said")
