@@ -20,6 +20,8 @@ from real_robot.mailbox import MailboxError
 from real_robot.posed import posed
 from real_robot.view import Shown
 
+SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens it again)
+
 
 def main(folder: Path, name: str) -> None:
     """Until the daemon is gone, or the camera; CameraError, ConfigError, MailboxError."""
@@ -42,7 +44,7 @@ def show(folder: Path, name: str, shown: Shown) -> None:
         source.scene = scene
     with eye:
         while True:
-            picture = eye.next(number, FIRST)
+            picture = eye.next(number, SILENT if number else FIRST)
             number = picture.number
             shown.add(picture)
 

@@ -39,9 +39,11 @@ class Lookouts:
             child.start()
 
     def again(self) -> None:
-        """Those that died."""
+        """Those that died, or have said that they will."""
         for name, child in self.children.items():
-            if child.died:
+            self.told[name].receive()
+            if child.died or self.told[name].fields["fault"][0]:
+                child.end(0.0)
                 self.told[name].fields[:] = np.zeros(1, CAMERA)
                 self.told[name].send()
                 child.start()

@@ -47,6 +47,11 @@ def darken(scene: Scene) -> None:
     until(lambda: "gives no more pictures" in scene.bridge.status["policy"]["died"], "it is said")
 
 
+def blind(scene: Scene) -> None:
+    """Nobody says a word: the policy's process notices that its pictures grow old."""
+    os.kill(scene.bridge.status["cameras"]["front"]["pid"], signal.SIGKILL)
+
+
 def leave(scene: Scene) -> None:
     while scene.lines:
         scene.lines.pop().close()
@@ -176,6 +181,14 @@ ARM = (
         "control: its plan ends, then holds",
         darken,
         lambda s: (s.fresh.hold + BRAKE, s.fresh.stop + TURN),
+        "latched",
+        "the policy's last observation is",
+    ),
+    Blow(
+        "the process of the policy's camera is killed",
+        "control: pictures grow old, the plan ends, then holds",
+        blind,
+        lambda s: (2 * s.fresh.hold + BRAKE, s.fresh.hold + s.fresh.stop + TURN),
         "latched",
         "the policy's last observation is",
     ),
