@@ -116,7 +116,7 @@ class UrRtde(ur.UR):
     def _ended(self) -> str:
         assert self._process is not None
         try:
-            code = self._process.wait(GONE)
+            code = self._process.wait(self.config.silence)
         except subprocess.TimeoutExpired:
             return "the process with ur_rtde does not answer"
         if code == -signal.SIGALRM:

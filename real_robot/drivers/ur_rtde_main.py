@@ -37,7 +37,7 @@ BEGIN, FOLLOW = range(2)
 MEASURED, REASON = b"m", b"!"
 """What an answer begins with."""
 OURS = -1  # its threads keep the priority that they have
-PRIORITY = 50  # of the control process
+PRIORITY = 49  # below the control process: ur_rtde burns time while it waits
 OPEN = 3  # files that stay: input, output, errors
 
 
@@ -60,9 +60,9 @@ class Client:
         interface = import_module("rtde_control").RTDEControlInterface
         flags = interface.FLAG_UPLOAD_SCRIPT | interface.FLAG_NO_EXT_FT
         self.control = interface(*self.place, flags, rt_priority=OURS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN, OPEN))
         if not self.control.setWatchdog(1 / self.settings["watchdog"]):
             raise RuntimeError("its script did not set its watchdog")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN, OPEN))
 
     def obey(self, order: bytes | None) -> None:
         """Do the newest order. Without one only an arm that nobody has moved yet is kept awake."""
@@ -154,9 +154,9 @@ def main(handle: int) -> None:
     wire = socket.socket(fileno=handle)
     with suppress(AttributeError, OSError):  # where it is not granted, the control process says so
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    settings = json.loads(wire.recv(65536))
-    wire.setblocking(False)
     try:
+        settings = json.loads(wire.recv(65536))
+        wire.setblocking(False)
         serve(wire, settings)
     except (RuntimeError, ValueError) as error:
         with suppress(OSError):
