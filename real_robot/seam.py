@@ -21,7 +21,9 @@ from embodied.core.actor import Actor
 class Seam:
     """`join` before a decision, `there` when its chunk was posted; `clock` is that of the stamps.
 
-    The delay is the largest of the last `KEPT` decisions, and what an arm still does of its step.
+    The delay is the largest of the last `KEPT` decisions, to the nearest step: each that is fixed
+    for longer than it has to be makes the arm slower to see (of 20 lifts 80 ms late, 11 succeeded
+    with one step more, 18 with none), and one too few is a seam with nothing but the blend.
     """
 
     KEPT = 20
@@ -47,8 +49,9 @@ class Seam:
     @property
     def delay(self) -> int:
         """Steps from the beginning of a plan to the last that is done without it. A chunk counts
-        from the arm's next step on, of which the middle says which action it is."""
-        return min(int(max(self.late, default=0.0) / self.dt + 1.5), self.chunk - 1)
+        from the arm's next step on, half a step later on average, and the middle of that step says
+        which action it is."""
+        return min(int(max(self.late, default=0.0) / self.dt + 1.0), self.chunk - 1)
 
     def there(self) -> None:
         """The newest plan was posted."""

@@ -43,7 +43,7 @@ DEPLOYMENT: dict[str, Any] = {
     "fresh": {"hold": 1.0, "stop": 5.0, "state": 2.0},
     "given": GOAL,
 }
-LATE = (2, 6, 9, 4)
+LATE = (2, 6, 5, 4)
 """Ticks of 10 ms that each decision takes, in turn."""
 
 
@@ -143,7 +143,7 @@ def test_the_clock_says_where_a_plan_is() -> None:
     seam = Seam(0.1, 12, lambda: now)
     assert not seam.join(actor, 99.98, moves=False) and seam.start == 99.98
     now = 100.21
-    seam.there()  # 0.23 s late: with the arm's step and its middle, up to 3.8
+    seam.there()  # 0.23 s late, and half a step until the arm's next, of which the middle counts
     assert seam.delay == 3
     assert seam.join(actor, 100.2, moves=True)
     assert actor.cursor.item() == 2 and actor.carry["delay"].item() == 3
