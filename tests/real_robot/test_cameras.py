@@ -132,10 +132,12 @@ def test_a_film_in_its_colours(tmp_path: Path) -> None:
     for _ in range(3):
         writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # OpenCV has blue first: red
     writer.release()
-    with Camera(Video(VideoConfig(path, fps=1000)), repeats=0) as camera:
-        picture = camera.next(0, PATIENT)
-        assert picture.frame.shape == (48, 64, 3)
-        assert picture.frame[10, 10, 0] > 180 and picture.frame[10, 10, 2] < 20
+    film = Video(VideoConfig(path, fps=1000))
+    film.open()
+    frame = film.grab()
+    film.close()
+    assert frame.shape == (48, 64, 3) and frame[10, 10, 0] > 180 and frame[10, 10, 2] < 20
+    with Camera(film, repeats=0) as camera:
         with pytest.raises(CameraError, match="no more pictures"):
             camera.next(1000, PATIENT)
 
@@ -153,10 +155,12 @@ def test_files_of_a_folder_in_their_order(tmp_path: Path) -> None:
     with Camera(Folder(FolderConfig(str(tmp_path), fps=500, loop=False)), repeats=0) as camera:
         with pytest.raises(CameraError, match="all 3 pictures were shown"):
             camera.next(1000, PATIENT)
+        with camera, pytest.raises(CameraError, match="all 3"):  # opened again, from the first on
+            camera.next(1000, PATIENT)
+    with Camera(Folder(FolderConfig(str(tmp_path), fps=500)), repeats=0) as camera:
         with camera:
-            pass  # who else looks through it
-        with pytest.raises(CameraError, match="all 3"):
-            camera.newest(PATIENT)
+            before = camera.next(0, PATIENT).number
+        assert camera.next(before, PATIENT).number > before, "others still look through it"
     with camera:
         assert camera.next(0, PATIENT).number > 0, "it can be opened again"
     (tmp_path / "a.png").write_bytes(b"half of one")
