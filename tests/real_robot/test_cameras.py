@@ -137,9 +137,9 @@ def test_a_film_in_its_colours(tmp_path: Path) -> None:
     frame = film.grab()
     film.close()
     assert frame.shape == (48, 64, 3) and frame[10, 10, 0] > 180 and frame[10, 10, 2] < 20
-    with Camera(film, repeats=0) as camera:
-        with pytest.raises(CameraError, match="no more pictures"):
-            camera.next(1000, PATIENT)
+    ended = pytest.raises(CameraError, match="no more pictures")
+    with Camera(film, repeats=0) as camera, ended:
+        camera.next(1000, PATIENT)
 
 
 def test_files_of_a_folder_in_their_order(tmp_path: Path) -> None:
