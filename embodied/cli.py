@@ -102,11 +102,12 @@ def mistake(error: Exception) -> str | None:
     """What a user did wrong or can mend, in one line; None where the fault is ours."""
     from embodied.core.checkpoint import CheckpointError
     from embodied.core.env import NotFinite
+    from embodied.core.faults import RobotError
     from embodied.core.lerobot import DatasetError
     from embodied.core.spec import SpecMismatch
     from embodied.foundation.chat import ChatError
 
-    ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | ChatError
+    ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | RobotError | ChatError
     if isinstance(error, ConfigError | ours):
         return " ".join(str(error).split())
     if isinstance(error, ValueError) and (where := _refused(error)) is not None:

@@ -16,10 +16,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.faults import RobotError
+
 Frame = NDArray[np.uint8]
 
 
-class CameraError(RuntimeError):
+class CameraError(RobotError):
     """No picture that may be used: one line that says which camera and what to look at."""
 
 

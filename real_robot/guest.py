@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from embodied.core.faults import RobotError
 from real_robot.arm import Floats
 from real_robot.deployment import Deployment
 from real_robot.mailbox import MailboxError, memory_folder
@@ -32,7 +33,7 @@ PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does 
 LOOK = 0.02  # s
 
 
-class GuestError(RuntimeError):
+class GuestError(RobotError):
     """The arm cannot go on: one line that says why and what to do."""
 
 

@@ -11,6 +11,7 @@ import yaml
 from embodied.core import checkpoint, parallel
 from embodied.core.build import ConfigError, build, parse, plain, resolve
 from embodied.core.env import VecEnv
+from embodied.core.faults import RobotError
 from embodied.core.policy import Policy
 from embodied.core.reward import Termed
 from embodied.core.rng import rng_state, seed_everything, set_rng_state
@@ -61,7 +62,11 @@ def train(node: dict[str, Any], log: Log) -> Path:
         log.write(step, parts.feed.notes)
     total = config.pretrain + config.steps
     with Keeper(log, total, every, assess, save, step) as keeper:
-        parts.loop.run(keeper)
+        try:
+            parts.loop.run(keeper)
+        except RobotError:  # what was learned is kept; people go on when it is mended
+            keeper.keep()
+            raise
         if keeper.interrupted:
             keeper.keep()
             raise KeyboardInterrupt

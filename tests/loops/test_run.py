@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,14 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from embodied.cli import mistake
 from embodied.core import checkpoint
 from embodied.core.build import allow
 from embodied.core.checkpoint import CheckpointError
-from embodied.core.env import NotFinite
+from embodied.core.env import NotFinite, Step
+from embodied.core.faults import RobotError
 from embodied.core.spec import SpecMismatch
 from embodied.loops.keeper import Keeper
 from embodied.loops.log import Log
 from embodied.loops.run import train
+from tests.worlds import Reach
 
 allow("tests")
 
@@ -53,6 +57,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint.find(folder) / "policy.safetensors")
 
 
+def step_of(folder: Path) -> int:
+    return json.loads((checkpoint.find(folder) / "about.json").read_text())["step"]
+
+
 def run(node: dict[str, Any]) -> Path:
     return train(node, Log(Path(node["output"]), wandb=False))
 
@@ -81,6 +89,36 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
         whole = checkpoint.load_state(tmp_path / "whole", name)
         half = checkpoint.load_state(tmp_path / "half", name)
         assert flat(whole) == flat(half)
+
+
+def Tired(num_envs: int = 4) -> Reach:
+    """A robot that gives up in its 60th step, once, where nobody has mended it."""
+    env = Reach(num_envs)
+    whole, taken = env.step, 0
+
+    def step(action: torch.Tensor) -> Step:
+        nonlocal taken
+        taken += 1
+        if taken == 60 and not Path(os.environ["MENDED"]).exists():
+            raise RobotError("the arm stopped: look at it")
+        return whole(action)
+
+    env.step = step
+    return env
+
+
+def test_a_robot_that_gives_up_costs_nothing_that_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
+    node = settings(tmp_path / "run", env={"_target_": f"{__name__}.Tired", "num_envs": 4})
+    with pytest.raises(RobotError) as error:
+        run(node)
+    assert mistake(error.value) == "the arm stopped: look at it"
+    assert step_of(tmp_path / "run") == 59 * 4
+    (tmp_path / "mended").touch()
+    run(node | {"resume": str(tmp_path / "run")})
+    assert step_of(tmp_path / "run") == 400
 
 
 def flat(value: Any) -> Any:
