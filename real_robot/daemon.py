@@ -9,16 +9,13 @@ Neither is started again before an operator says `reset`.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
@@ -26,17 +23,16 @@ from types import FrameType
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.blackbox import BlackBox, BlackBoxError, keep_newest
+from real_robot.blackbox import BlackBoxError
 from real_robot.child import Child
-from real_robot.control_main import own
 from real_robot.deployment import Deployment
 from real_robot.desk import Client, Desk, DeskError, private
-from real_robot.drivers.driver import DriverError
 from real_robot.lookouts import Lookouts
-from real_robot.mailbox import Mailbox, MailboxError
+from real_robot.mailbox import Mailbox
 from real_robot.messages import READY, RECORDED, VERSION, Wish
 from real_robot.metrics import Endpoint, render
 from real_robot.notify import Notifier
+from real_robot.records import Records
 from real_robot.requests import WISHES, Reply, Request, Verb
 from real_robot.succession import Succession
 from real_robot.watch import Watch, recording
@@ -48,7 +44,6 @@ AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
 SHOW = 0.5  # s between two pictures for whoever reads the metrics
 MOST_QUEUED, MOST_NOTES = 32, 30
 BOXES = ("state", "chunk", "request", "ring", "recorded", READY)
-KILLED = "-of-a-killed-daemon"
 LOST = "; the robot's own watchdog acts, then `reset` starts again"
 
 
@@ -77,6 +72,7 @@ class Daemon:
         self.lookouts = Lookouts(folder, deployment)
         self.remote = Child("remote", "real_robot.remote", folder, log="remote.out")
         self.succession = Succession(folder, clock)
+        self.records = Records(folder, deployment)
         self.loading: tuple[Client, Request] | None = None
         self.queue: deque[tuple[Client, Request]] = deque(maxlen=MOST_QUEUED)
         self.pending: Pending | None = None
@@ -91,7 +87,7 @@ class Daemon:
         """Start both processes, and answer. What they leave behind is in the folder."""
         try:
             self.deployment.write(self.folder)
-            left = self._rescue()
+            left = self.records.rescue()
             self._start()
             if left:
                 self.watch.note(left)
@@ -139,37 +135,12 @@ class Daemon:
         """The black box, to a file; None, and a note, where that cannot be done."""
         self.save_at = None
         try:
-            path, count = self._keep(self.ring)
+            path, count = self.records.keep(self.ring)
         except (BlackBoxError, OSError) as error:
             self.watch.note(str(error))
             return None
         self.watch.note(f"the last {count} records are in {path}")
         return path
-
-    def _keep(self, ring: BlackBox, name: str = "") -> tuple[Path, int]:
-        """The file with that `name` behind its time, and how many records it has."""
-        place = self.deployment.records
-        folder = Path(place) if place else self.folder / "blackbox"
-        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
-        count = ring.save(path)
-        keep_newest(folder, self.deployment.keep)
-        return path, count
-
-    def _rescue(self) -> str:
-        """Keep the black box of a daemon before this one that could not; what to note of it."""
-        file = self.folder / "ring"
-        if not file.exists():
-            return ""
-        with suppress(DriverError):  # its control process may still be bringing the arm to rest
-            os.close(own(self.folder))
-        try:
-            ring = BlackBox.left(file)
-            path, count = self._keep(ring, KILLED)
-            ring.close()
-        except (MailboxError, BlackBoxError, OSError) as error:
-            aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
-            return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
-        return f"a daemon before this one was killed; its last {count} records are in {path}"
 
     def _start(self) -> None:
         """Both processes, on new mailboxes: one that died may have left the old ones half
