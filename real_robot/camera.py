@@ -89,13 +89,7 @@ class Camera:
             picture, fault = self._picture, self._fault
         if fault:
             raise CameraError(fault)
-        since = self.clock() - (self._opened if picture is None else picture.t)
-        if picture is None or since > age:
-            raise CameraError(
-                f"camera {self.source.name} has shown nothing new for {since:.2f} s: look at its "
-                "cable and its light"
-            )
-        return picture
+        return fresh(picture, age, self.clock(), self._opened, self.source.name)
 
     def next(self, number: int, patience: float) -> Picture:
         """The first picture after number `number`, waited for up to `patience` s."""
@@ -130,6 +124,17 @@ class Camera:
                 else ""
             )
             self._changed.notify_all()
+
+
+def fresh(picture: Picture | None, age: float, now: float, opened: float, name: str) -> Picture:
+    """`picture`; CameraError where none came since `opened` (s), or it is older than `age` s."""
+    since = now - (opened if picture is None else picture.t)
+    if picture is None or since > age:
+        raise CameraError(
+            f"camera {name} has shown nothing new for {since:.2f} s: look at its cable, its light "
+            "and its log"
+        )
+    return picture
 
 
 def fitted(frame: Frame, height: int, width: int) -> Frame:

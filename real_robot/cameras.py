@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.camera import Camera, CameraError, Frame, Picture, Source, fitted, opencv
-
-__all__ = ["Camera", "CameraError", "Frame", "Picture", "Source", "camera", "fitted"]
+from real_robot.camera import Camera, CameraError, Frame, Source, opencv
 
 FIRST = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit

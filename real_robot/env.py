@@ -42,11 +42,10 @@ class Config:
 
     An episode lasts `horizon` steps; success (as the deployment knows it) ends it and pays 1.
     `patience`: s that an operator has to reset an arm that stopped for good, or to mend a camera
-    that policies see by. `given` numbers are
-    drawn anew for each episode where they are ranges, `[low, high]`. What policies of `world` see
-    is taken by the robot's `cameras`; no picture is older than `age` s. `camera`
-    (real_robot.cameras) is what rewards look through; a picture has to come within `age` s after
-    what it is to show.
+    that policies see by. `given` numbers are drawn anew for each episode where they are ranges,
+    `[low, high]`. What policies of `world` see is taken by the robot's `cameras`; no picture is
+    older than `age` s. `camera` (real_robot.cameras) is what rewards look through; a picture has to
+    come within `age` s after what it is to show.
     """
 
     robot: Node

@@ -16,7 +16,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_policy
-from real_robot.cameras import CameraError
+from real_robot.camera import CameraError
 from real_robot.control_main import when_left_alone
 from real_robot.decide import Decider
 from real_robot.deployment import Deployment

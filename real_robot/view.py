@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from real_robot.blackbox import BlackBox
-from real_robot.camera import CameraError, Picture
+from real_robot.camera import CameraError, Picture, fresh
 from real_robot.mailbox import Mailbox
 from real_robot.messages import CAMERA, VERSION
 
@@ -111,14 +111,7 @@ class View:
         self._look()
         if fault := bytes(self.told.fields["fault"][0]).decode(errors="replace"):
             raise CameraError(fault)
-        picture = self._newest()
-        since = self.clock() - (self._opened if picture is None else picture.t)
-        if picture is None or since > age:
-            raise CameraError(
-                f"camera {self.name} has shown nothing new for {since:.2f} s: look at its cable, "
-                "its light, and whether its process lives"
-            )
-        return picture
+        return fresh(self._newest(), age, self.clock(), self._opened, self.name)
 
     def next(self, number: int, patience: float) -> Picture:
         """The first picture after number `number`, waited for up to `patience` s; CameraError."""

@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.cameras import (
-    Camera,
-    CameraError,
-    Folder,
-    FolderConfig,
-    Frame,
-    Rendered,
-    RenderedConfig,
-    Video,
-    VideoConfig,
-    fitted,
-)
+from real_robot.camera import Camera, CameraError, Frame, fitted
+from real_robot.cameras import Folder, FolderConfig, Rendered, RenderedConfig, Video, VideoConfig
 
 PATIENT = 60.0
 

@@ -20,7 +20,7 @@ from envs.fr3 import Config as Fr3Config
 from envs.fr3 import Fr3
 from envs.fr3_posed import Config as PosedConfig
 from envs.fr3_posed import Posed
-from real_robot.cameras import CameraError
+from real_robot.camera import CameraError
 from real_robot.env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 

@@ -10,7 +10,7 @@ import pytest
 
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import Leaf
-from real_robot.cameras import CameraError
+from real_robot.camera import CameraError
 from real_robot.decide import Decider
 from real_robot.eyes import Eyes
 from real_robot.observe import Observer

@@ -14,7 +14,8 @@ from embodied.commands.deploy.site import Site
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from real_robot.arm import Floats
-from real_robot.cameras import FIRST, CameraError
+from real_robot.camera import CameraError
+from real_robot.cameras import FIRST
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.eyes import Eyes, sizes
 from real_robot.fit import joined, observer, require_actions, require_rate
