@@ -2,11 +2,13 @@
 
 Privileged actions fade with success (privileged-action curriculum, 2025; the law is ours):
 
-    F = p k m g (a + 1) / 2 (1 - d / R) u - p c m v        (N, within d < R of the tool point)
+    F = p k m g (a + 1) / 2 (1 - d / (p R)) u - p c m v     (N, within d < p R of the tool point)
 
 with u from the object to the tool, v the object's speed, a one more element of the action, and p
 one more element of the task vector, 0 unless a teacher asks for help: evaluation, videos and robots
-know none of it. At p = 0 the action does nothing.
+know none of it. Both how strong and how far it is fade, so that an object floats within
+R (p - 1 / k): the hand has to come nearer little by little until the fingers are around it, and
+with less than that it has to grip. At p = 0 the action does nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Config:
     a step."""
 
     body: str
-    weights: float = 2.0
-    reach: float = 0.1
+    weights: float = 5.0
+    reach: float = 0.36
     damping: float = 5.0
     cost: float = 0.002
 
@@ -93,7 +95,7 @@ class Magnet(Wrapper):
         speed = world.batch.qvel[:, self._speed : self._speed + 3]
         way = view.tool - place
         far = np.linalg.norm(way, axis=1, keepdims=True)
-        near = np.clip(1 - far / config.reach, 0, 1)
+        near = np.clip(1 - far / np.maximum(help_[:, None] * config.reach, 1e-6), 0, 1)
         strength = config.weights * GRAVITY * pull[:, None] * near
         held = config.damping * speed * (near > 0)
         return help_[:, None] * self._mass * (strength * way / np.maximum(far, 1e-6) - held)

@@ -1,9 +1,11 @@
 """Privilege: help that fades with success and comes back with failure; other tasks are uniform.
 
 The schedule of privileged-action curricula: one element of the task vector is how much help there
-is, p. When the mean score of the last `batch` episodes at this p is above `enough`, p falls by
-`step`, below `little` it rises by it. What counts is success at p = 0, and that is what evaluation
-plays: worlds with help give none unless they are asked.
+is. An episode gets p - below u^2 of it, u uniform in [0, 1]: about p, and sometimes less, as a
+student that only ever met one p has not seen what less asks of it. When the mean score of the last
+`batch` episodes at this p is above `enough`, p falls by `step`, below `little` it rises by it. What
+counts is success without help, and that is what evaluation plays: worlds with help give none unless
+they are asked.
 """
 
 from __future__ import annotations
@@ -23,17 +25,16 @@ from embodied.teachers.teacher import Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`name`: the task parameter that is help; `first`: how much of it to begin with. Of every
-    episode, a share `without` has none, so that the student knows the real task; those are not
-    counted before p is 0."""
+    """`name`: the task parameter that is help; `first`: how much of it to begin with; an episode has
+    up to `below` less than p (never less than none)."""
 
     name: str = "help"
     first: float = 1.0
-    step: float = 0.1
+    step: float = 0.03
     enough: float = 0.7
     little: float = 0.3
-    batch: int = 50
-    without: float = 0.0
+    batch: int = 100
+    below: float = 0.25
 
 
 class Privilege(Teacher):
@@ -58,21 +59,20 @@ class Privilege(Teacher):
             raise ConfigError("teacher: 0 < step <= 1, 0 <= first <= 1 and batch of 1 or more")
         if not 0 <= config.little < config.enough <= 1:
             raise ConfigError("teacher: 0 <= little < enough <= 1")
+        if not 0 <= config.below <= 1:
+            raise ConfigError("teacher: 0 <= below <= 1")
         self.place = self.space.names.index(config.name)
         self.level = float(config.first)
         self.recent: deque[float] = deque(maxlen=config.batch)
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         points = self.random.random((n, len(self.space)))
-        bare = self.random.random(n) < self.config.without
-        points[:, self.place] = np.where(bare, 0, self.level)
-        return [
-            (point, self.level if not alone else 0.0)
-            for point, alone in zip(points, bare, strict=True)
-        ]
+        less = self.config.below * self.random.random(n) ** 2
+        points[:, self.place] = np.maximum(self.level - less, 0)
+        return [(point, self.level) for point in points]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        """Episodes with another help than now's say nothing about now's."""
+        """Episodes of another p say nothing about this one."""
         for score, level in zip(scores, memos, strict=True):
             if level != self.level:
                 continue

@@ -30,11 +30,12 @@ def above(world: Magnet, height: float, **change: float) -> None:
 def test_the_force_is_what_its_law_says() -> None:
     world = Magnet(Config(body="cube", weights=2.0, reach=0.1, damping=5.0), lift())
     world.reset(0)
-    above(world, 0.05)
+    above(world, 0.025)
     mass = 0.08
     force = world.force(np.array([1.0, 0.5]), np.array([1.0, 0.5]))
-    full = 2 * mass * 9.81 * 0.5  # half way out of its reach
-    np.testing.assert_allclose(force, [[0, 0, full], [0, 0, full / 4]], atol=1e-9)
+    weight = mass * 9.81  # a quarter of the way out of its reach; with half the help, half of it
+    near, far = 2 * weight * 0.75, 0.5 * 2 * weight * 0.5 * 0.5
+    np.testing.assert_allclose(force, [[0, 0, near], [0, 0, far]], atol=1e-9)
     inner: Fr3 = world.env  # type: ignore[assignment]
     inner.batch.qvel[:, world._speed] = 0.2
     force = world.force(np.array([1.0, 1.0]), np.array([0.0, 0.0]))

@@ -19,7 +19,12 @@ SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
 
 
 def made(**settings: Any) -> Privilege:
-    node = {"_target_": "embodied.teachers.privilege.Privilege", "batch": 4, "step": 0.25}
+    node = {
+        "_target_": "embodied.teachers.privilege.Privilege",
+        "batch": 4,
+        "step": 0.25,
+        "below": 0.0,
+    }
     return build({**node, **settings}, spec=SPEC, seed=0)
 
 
@@ -54,10 +59,13 @@ def test_episodes_with_other_help_are_not_counted() -> None:
     assert teacher.level == 0.75 and not teacher.recent
 
 
-def test_some_episodes_have_none() -> None:
-    tasks = made(without=0.5).sample(200)[0]
-    assert 60 < int((tasks[:, 1] == 0).sum()) < 140
-    assert set(tasks[:, 1].tolist()) == {0.0, 1.0}
+def test_some_episodes_have_less() -> None:
+    teacher = made(first=0.5, below=0.8)
+    given = teacher.sample(400)[0][:, 1]
+    assert given.max() <= 0.5 and (given == 0).any()
+    assert 90 < int((given > 0.45).sum()) < 110  # 0.8 u^2 < 0.05: u < 1/4
+    play(teacher, [1.0] * 4)
+    assert teacher.level == 0.25  # what had less counts as well
 
 
 def test_no_number_no_lesson_and_an_exact_resume() -> None:
