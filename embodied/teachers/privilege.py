@@ -25,8 +25,8 @@ from embodied.teachers.teacher import Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`name`: the task parameter that is help; `first`: how much of it to begin with; an episode has
-    up to `below` less than p (never less than none)."""
+    """`name`: the task parameter that is help; `first`: how much of it to begin with; an
+    episode has up to `below` less than p (never less than none)."""
 
     name: str = "help"
     first: float = 1.0
