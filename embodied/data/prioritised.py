@@ -4,12 +4,13 @@
     w_i = (N P(i))^-beta / max_j (N P(j))^-beta   over the batch
 
 New rows have the largest priority so far. Priorities are the leaves of a tree of sums, so that
-drawing and changing n of them takes n log(capacity) steps, all n at once.
+drawing and changing n of them takes some n log(capacity) steps, all n at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -31,39 +32,50 @@ class Config:
 
 
 class SumTree:
-    """Numbers >= 0 of `size` places and the sums of all their halves; node i has 2i and 2i + 1."""
+    """Numbers >= 0 of `size` places, the sums of every FAN of them, of every FAN of those, and on.
+
+    A wide tree is a shallow one: few operations over whole rows are what is fast in a batch."""
+
+    FAN = 128
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.depth = max(size - 1, 1).bit_length()
-        self.leaves = 2**self.depth
-        # Double precision: a sum of a million numbers must still tell one of them apart.
-        self.nodes = torch.zeros(2 * self.leaves, dtype=torch.float64, device=device)
+        self.levels: list[Tensor] = []  # [nodes, FAN] each, from the root down
+        nodes = size
+        while nodes > 1 or not self.levels:
+            nodes = -(-nodes // self.FAN)
+            # Double precision: a sum of a million numbers must still tell one of them apart.
+            level = torch.zeros(nodes, self.FAN, dtype=torch.float64, device=device)
+            self.levels.insert(0, level)
+        self.leaves = self.levels[-1].view(-1)
 
     @property
     def total(self) -> Tensor:
-        return self.nodes[1]
-
-    def at(self, index: Tensor) -> Tensor:
-        return self.nodes[self.leaves + index]
+        return self.levels[0].sum()
 
     def put(self, index: Tensor, value: Tensor) -> None:
         """Set places `index` [n]; of a place named twice, one of the values stays."""
-        node = self.leaves + index
-        self.nodes[node] = value.to(self.nodes.dtype)
-        for _ in range(self.depth):
-            node = node // 2
-            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+        self.leaves[index] = value.to(self.leaves.dtype)
+        for upper, lower in reversed(list(pairwise(self.levels))):
+            sums = upper.view(-1)
+            if len(index) < len(lower):
+                index = index // self.FAN
+                sums[index] = lower[index].sum(1)
+            else:  # so many that summing everything is less work
+                sums[: len(lower)] = lower.sum(1)
 
     def find(self, mass: Tensor) -> Tensor:
         """The places [n] in which the running sum passes `mass` [n], each in [0, total)."""
-        node, mass = torch.ones_like(mass, dtype=torch.int64), mass.to(self.nodes.dtype)
-        for _ in range(self.depth):
-            left = self.nodes[2 * node]
+        place, mass = torch.zeros_like(mass, dtype=torch.int64), mass.to(self.leaves.dtype)
+        for level in self.levels:
+            rows = level[place]
+            running = rows.cumsum(1)
             # Rounding must not lead to where nothing is.
-            right = (mass >= left) & (self.nodes[2 * node + 1] > 0)
-            mass = mass - left * right
-            node = 2 * node + right.long()
-        return node - self.leaves
+            below = torch.nextafter(running[:, -1], running.new_zeros(()))
+            mass = torch.minimum(mass.clamp(min=0), below)[:, None]
+            slot = torch.searchsorted(running, mass, right=True)
+            mass = (mass - (running - rows).gather(1, slot))[:, 0]
+            place = place * self.FAN + slot[:, 0]
+        return place
 
 
 class Prioritised(Replay):
@@ -94,7 +106,7 @@ class Prioritised(Replay):
         spread = torch.rand(n, dtype=torch.float64, device=self.device)
         spread += torch.arange(n, device=self.device)
         index = self.tree.find(spread * (self.tree.total / n))
-        share = self.tree.at(index) / self.tree.total
+        share = self.tree.leaves[index] / self.tree.total
         beta = self.config.beta + (1 - self.config.beta) * min(self.batches / self.config.anneal, 1)
         weight = (self.size * share).pow(-beta)
         self.batches += 1
@@ -107,13 +119,13 @@ class Prioritised(Replay):
         self.tree.put(index, priority)
 
     def get_state(self) -> dict[str, Any]:
-        leaves = self.tree.nodes[self.tree.leaves : self.tree.leaves + self.size].clone()
+        leaves = self.tree.leaves[: self.size].clone()
         own = {"priorities": leaves, "top": self.top, "batches": self.batches}
         return super().get_state() | own
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._forget()
         super().set_state(state)
-        leaves = state["priorities"].to(self.tree.nodes)
+        leaves = state["priorities"].to(self.tree.leaves)
         self.tree.put(torch.arange(len(leaves), device=self.device), leaves)
-        self.top, self.batches = state["top"].to(self.tree.nodes), state["batches"]
+        self.top, self.batches = state["top"].to(self.tree.leaves), state["batches"]

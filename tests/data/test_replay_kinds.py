@@ -22,7 +22,7 @@ from tests.data.test_replay import held, rows
 
 
 def test_sums_by_hand() -> None:
-    """Leaves 1 2 3 4 (of 8 places): the running sums pass 0, 1, 3, 6, 10."""
+    """Leaves 1 2 3 4: the running sums pass 0, 1, 3, 6, 10."""
     tree = SumTree(5)
     tree.put(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert tree.total.item() == 10
@@ -34,11 +34,24 @@ def test_sums_by_hand() -> None:
 
 
 def test_a_place_with_nothing_is_never_found() -> None:
-    tree = SumTree(1000)
-    some = torch.arange(0, 1000, 7)
+    tree = SumTree(40_000)  # three levels
+    some = torch.arange(0, 40_000, 7)
     tree.put(some, torch.rand(len(some)))
     found = tree.find(torch.rand(10_000, dtype=torch.float64) * tree.total)
     assert set(found.tolist()) <= set(some.tolist())
+
+
+def test_changed_one_by_one_or_at_once() -> None:
+    """The sums of three levels, and where the running sums pass, from the leaves alone."""
+    one, other = SumTree(40_000), SumTree(40_000)
+    torch.manual_seed(0)
+    values = torch.randint(0, 5, (40_000,)).double()  # exact sums
+    one.put(torch.arange(40_000), values)
+    for part in torch.randperm(40_000).split(100):
+        other.put(part, values[part])
+    assert all(map(torch.equal, one.levels, other.levels))
+    mass = torch.rand(1000, dtype=torch.float64) * one.total
+    assert torch.equal(one.find(mass), torch.searchsorted(values.cumsum(0), mass, right=True))
 
 
 def test_the_priority_decides_how_often() -> None:
@@ -58,9 +71,9 @@ def test_alpha_and_epsilon_by_hand() -> None:
     replay = Prioritised(prioritised.Config(alpha=0.5, epsilon=1.0), 4)
     replay.add(rows([0, 1]))
     replay.settle(torch.tensor([1]), torch.tensor([8.0]))  # (8 + 1)^0.5
-    assert replay.tree.at(torch.arange(3)).tolist() == [1.0, 3.0, 0.0]
+    assert replay.tree.leaves[:3].tolist() == [1.0, 3.0, 0.0]
     replay.add(rows([2]))  # as surprising as the most surprising so far
-    assert replay.tree.at(torch.tensor([2])).item() == 3.0
+    assert replay.tree.leaves[2].item() == 3.0
 
 
 def test_overwritten_rows_are_new_again() -> None:
@@ -69,7 +82,7 @@ def test_overwritten_rows_are_new_again() -> None:
     replay.settle(torch.arange(3), torch.tensor([0.1, 0.2, 0.3]))
     replay.add(rows([3, 4]))
     assert held(replay) == [3, 4, 2]
-    assert replay.tree.at(torch.arange(3)).tolist() == pytest.approx([1, 1, 0.3])
+    assert replay.tree.leaves[:3].tolist() == pytest.approx([1, 1, 0.3])
 
 
 def test_beta_reaches_one() -> None:
@@ -91,7 +104,7 @@ def test_prioritised_resumes_exactly(tmp_path: Path) -> None:
     other.set_state(torch.load(tmp_path / "replay.pt", weights_only=True))
     for replay in (one, other):
         replay.add(rows([50]))
-    assert torch.equal(one.tree.nodes, other.tree.nodes)
+    assert torch.equal(one.tree.leaves, other.tree.leaves)
     torch.manual_seed(0)
     here = one.sample(50)
     torch.manual_seed(0)
