@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from embodied.core.env import Step
 from embodied.core.nets import mlp
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, take
 from embodied.rewards.moments import Moments
 from embodied.rewards.seen import Seen
 
 
 @dataclass(frozen=True)
 class Config:
-    """`leaves`: the observations that may be novel (null: what policies see); `share` of the rows
-    of a batch teach the predictor, the source's way of slowing it down where batches are large."""
+    """`leaves`: the observations that may be novel (null: what policies see). The predictor learns
+    from a `share` of every batch, the source's way of slowing it down where there are many worlds,
+    `batch_size` rows at a time."""
 
     weight: float = 1.0
     own: float = 1.0
@@ -36,6 +37,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)
     features: int = 64
     lr: float = 1e-4
+    batch_size: int = 256
     share: float = 1.0
 
 
@@ -90,16 +92,19 @@ class Rnd:
         return (self.predictor(x) - goal).square().mean(1)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        errors = self.errors(rows)
-        taken = torch.ones_like(errors)
-        if self.config.share < 1:
-            draw = torch.rand(len(errors), generator=self.generator, device=errors.device)
-            taken = (draw < self.config.share).float()
-        loss = (errors * taken).sum() / taken.sum().clamp(min=1)
+        used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
+        count, device = len(rows["reward"]), self.generator.device
+        order = torch.randperm(count, generator=self.generator, device=device)
+        order = order[: max(round(self.config.share * count), 1)]
+        metrics = [self._learn(take(used, some)) for some in order.split(self.config.batch_size)]
+        return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
+
+    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
+        loss = self.errors(rows).mean()
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()
-        return {"loss": loss.detach(), "bonus": (errors.detach() / self.spread.std).mean()}
+        return {"loss": loss.detach(), "bonus": (loss.detach() / self.spread.std).squeeze()}
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -76,6 +76,17 @@ def test_a_share_of_the_rows_slows_the_predictor() -> None:
     assert one.errors(drawn(256)).mean() < few.errors(drawn(256)).mean() < start
 
 
+def test_a_long_segment_is_learned_in_parts() -> None:
+    """PPO's batches hold thousands of rows: one step of Adam each would teach next to nothing."""
+    parts, whole = make(RND), make(RND | {"batch_size": 4096})
+    start = parts.errors(drawn(256)).mean().item()
+    for seed in range(3):
+        parts.update(drawn(4096, seed))
+        whole.update(drawn(4096, seed))
+    assert parts.errors(drawn(256)).mean() < 0.5 * start
+    assert whole.errors(drawn(256)).mean() > 0.8 * start
+
+
 def caused(n: int, seed: int, law: float = 1.0) -> Tensors:
     """The tool moves by `law` times the action; the goal moves by chance."""
     rows = drawn(n, seed)
