@@ -19,6 +19,8 @@ from torch import Tensor
 from embodied.core.tensors import Tensors, length
 from embodied.data.replay import Replay
 
+BELOW = 1 - 2**-52  # a sum times this is strictly less
+
 
 @dataclass(frozen=True)
 class Config:
@@ -36,7 +38,7 @@ class SumTree:
 
     A wide tree is a shallow one: few operations over whole rows are what is fast in a batch."""
 
-    FAN = 128
+    FAN = 32
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.levels: list[Tensor] = []  # [nodes, FAN] each, from the root down
@@ -59,21 +61,21 @@ class SumTree:
             sums = upper.view(-1)
             if len(index) < len(lower):
                 index = index // self.FAN
-                sums[index] = lower[index].sum(1)
+                sums[index] = lower.index_select(0, index).sum(1)
             else:  # so many that summing everything is less work
                 sums[: len(lower)] = lower.sum(1)
 
     def find(self, mass: Tensor) -> Tensor:
         """The places [n] in which the running sum passes `mass` [n], each in [0, total)."""
-        place, mass = torch.zeros_like(mass, dtype=torch.int64), mass.to(self.leaves.dtype)
+        place = torch.zeros_like(mass, dtype=torch.int64)
+        mass = mass.to(self.leaves.dtype)[:, None]
         for level in self.levels:
-            rows = level[place]
+            rows = level.index_select(0, place)
             running = rows.cumsum(1)
-            # Rounding must not lead to where nothing is.
-            below = torch.nextafter(running[:, -1], running.new_zeros(()))
-            mass = torch.minimum(mass.clamp(min=0), below)[:, None]
+            # Rounding must not lead to where nothing is: strictly below the sum, from 0.
+            mass = torch.minimum(mass.clamp(min=0), running[:, -1:] * BELOW)
             slot = torch.searchsorted(running, mass, right=True)
-            mass = (mass - (running - rows).gather(1, slot))[:, 0]
+            mass = mass - running.gather(1, slot) + rows.gather(1, slot)
             place = place * self.FAN + slot[:, 0]
         return place
 
