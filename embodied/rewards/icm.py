@@ -5,7 +5,8 @@
 
 Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
 (2017): phi is learned from the inverse model alone, so that what no action moves does not count.
-The bonus is divided by its running deviation, so that `weight` means the same in every world.
+The bonus is divided by its deviation of late, so that `weight` means the same in every world, and
+early as well as late.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from embodied.rewards.seen import Seen
 @dataclass(frozen=True)
 class Config:
     """`leaves`: the observations that count (null: what policies see); `beta`: the forward model's
-    share of the loss. It learns from all rows of a batch, `batch_size` of them at a time."""
+    share of the loss. It learns from all rows of a batch, `batch_size` of them at a time.
+    `memory`: rows that the bonus's deviation is of; null: all."""
 
     weight: float = 1.0
     own: float = 1.0
@@ -40,6 +42,7 @@ class Config:
     beta: float = 0.2
     lr: float = 1e-3
     batch_size: int = 256
+    memory: int | None = 4096
 
 
 class Icm:
@@ -64,7 +67,7 @@ class Icm:
             ).to(device)
         self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.spread = Moments(1, device)
+        self.spread = Moments(1, device, config.memory)
 
     @torch.no_grad()
     def note(self, rows: Tensors, who: Tensor, step: Step) -> None:

@@ -12,9 +12,13 @@ from torch import Tensor
 
 
 class Moments:
-    """Of rows [N, size]; float64, because sums over many rows outgrow single precision."""
+    """Of rows [N, size]; float64, because sums over many rows outgrow single precision. With a
+    `memory`, older rows fade: all together weigh as much as that many."""
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, size: int, device: torch.device | str = "cpu", memory: int | None = None
+    ) -> None:
+        self.memory = memory
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.squares = torch.zeros(size, dtype=torch.float64, device=device)
@@ -29,6 +33,10 @@ class Moments:
         self.squares += (rows - mean).square().sum(0) + apart.square() * self.count * new / total
         self.mean += apart * new / total
         self.count += new
+        if self.memory is not None:
+            kept = (self.memory / self.count).clamp(max=1)
+            self.squares *= kept
+            self.count *= kept
 
     @property
     def std(self) -> Tensor:

@@ -5,7 +5,8 @@
 Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018):
 observations are standardised and cut off at 5 deviations, errors divided by the running deviation
 of their discounted sums, which go on across ends of episodes. Unlike the source there is one value
-for both rewards.
+for both rewards, and the deviation is that of late (`memory`): of all sums so far it keeps the size
+of the first errors, and where observations are few numbers a bonus fades to nothing beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from embodied.rewards.seen import Seen
 class Config:
     """`leaves`: the observations that may be novel (null: what policies see). The predictor learns
     from a `share` of every batch, the source's way of slowing it down where there are many worlds,
-    `batch_size` rows at a time."""
+    `batch_size` rows at a time. `memory`: rows that the bonus's deviation is of; null: all."""
 
     weight: float = 1.0
     own: float = 1.0
@@ -39,6 +40,7 @@ class Config:
     lr: float = 1e-4
     batch_size: int = 256
     share: float = 1.0
+    memory: int | None = 4096
 
 
 class Rnd:
@@ -67,7 +69,7 @@ class Rnd:
                 nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
         self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
         self.returns = torch.zeros(num_envs, device=device)
-        self.spread = Moments(1, device)
+        self.spread = Moments(1, device, config.memory)
 
     @torch.no_grad()
     def note(self, rows: Tensors, who: Tensor, step: Step) -> None:

@@ -141,6 +141,19 @@ def test_running_moments_are_those_of_all_rows() -> None:
     assert Moments(2).std.tolist() == [1.0, 1.0]
 
 
+def test_moments_with_a_memory_follow_what_came_last() -> None:
+    """Large numbers, then small ones for ten memories: exp(-10) of the large ones is left."""
+    generator = torch.Generator().manual_seed(0)
+    of_all, of_late = Moments(1), Moments(1, memory=100)
+    for size in (100.0, 1.0):
+        for part in (size * torch.randn(1000, 1, generator=generator)).split(10):
+            of_all.add(part)
+            of_late.add(part)
+    assert of_late.count.item() == 100
+    assert of_late.std.item() == pytest.approx(1, abs=0.3)
+    assert of_all.std.item() == pytest.approx(70, rel=0.1)
+
+
 def test_all_kinds_of_observations_are_seen() -> None:
     obs = {
         "state": Leaf((3,)),
