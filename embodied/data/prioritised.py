@@ -107,8 +107,9 @@ class Prioritised(Replay):
             raise ValueError("the replay is empty: add rows before sampling")
         spread = torch.rand(n, dtype=torch.float64, device=self.device)
         spread += torch.arange(n, device=self.device)
-        index = self.tree.find(spread * (self.tree.total / n))
-        share = self.tree.leaves[index] / self.tree.total
+        total = self.tree.total
+        index = self.tree.find(spread * (total / n))
+        share = self.tree.leaves[index] / total
         beta = self.config.beta + (1 - self.config.beta) * min(self.batches / self.config.anneal, 1)
         weight = (self.size * share).pow(-beta)
         self.batches += 1

@@ -23,8 +23,9 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.nets import mlp
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, take
+from embodied.core.tensors import Tensors
 from embodied.rewards.moments import Moments
+from embodied.rewards.parts import in_parts
 from embodied.rewards.seen import Seen
 
 
@@ -107,10 +108,7 @@ class Icm:
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
-        count, device = len(rows["reward"]), rows["reward"].device
-        order = torch.randperm(count, generator=self.generator, device=device)
-        metrics = [self._learn(take(used, some)) for some in order.split(self.config.batch_size)]
-        return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
+        return in_parts(self._learn, used, self.config.batch_size, self.generator)
 
     def _learn(self, rows: Tensors) -> dict[str, Tensor]:
         guess, wrong = self._parts(rows)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from embodied.core.env import Step
 from embodied.core.nets import mlp
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, take
+from embodied.core.tensors import Tensors
 from embodied.rewards.moments import Moments
+from embodied.rewards.parts import in_parts
 from embodied.rewards.seen import Seen
 
 
@@ -95,11 +96,8 @@ class Rnd:
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
-        count, device = len(rows["reward"]), self.generator.device
-        order = torch.randperm(count, generator=self.generator, device=device)
-        order = order[: max(round(self.config.share * count), 1)]
-        metrics = [self._learn(take(used, some)) for some in order.split(self.config.batch_size)]
-        return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
+        config = self.config
+        return in_parts(self._learn, used, config.batch_size, self.generator, config.share)
 
     def _learn(self, rows: Tensors) -> dict[str, Tensor]:
         loss = self.errors(rows).mean()

@@ -87,6 +87,19 @@ def test_a_long_segment_is_learned_in_parts() -> None:
     assert whole.errors(drawn(256)).mean() > 0.8 * start
 
 
+@pytest.mark.parametrize("method", [RND, ICM])
+def test_the_bonus_does_not_fade_beside_its_first_errors(method: dict[str, object]) -> None:
+    """By the time that outcomes are foreseen, errors of late are the unit, not the first ones."""
+    late, ever = make(method | {"memory": 256}), make(method | {"memory": None})
+    nobody = torch.zeros(64, dtype=torch.int64)
+    for seed in range(300):
+        for reward in (late, ever):
+            reward.note(caused(64, seed), nobody, step(2))
+            reward.update(caused(256, seed))
+    rows = caused(512, 999)
+    assert late(rows).mean() > 3 * ever(rows).mean()
+
+
 def caused(n: int, seed: int, law: float = 1.0) -> Tensors:
     """The tool moves by `law` times the action; the goal moves by chance."""
     rows = drawn(n, seed)
