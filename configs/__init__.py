@@ -1,0 +1,1 @@
+"""The YAML files of every configuration group, as package data."""

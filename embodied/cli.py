@@ -102,10 +102,10 @@ def mistake(error: Exception) -> str | None:
     """What a user did wrong or can mend, in one line; None where the fault is ours."""
     from embodied.core.checkpoint import CheckpointError
     from embodied.core.env import NotFinite
-    from embodied.core.faults import RobotError
-    from embodied.core.lerobot import DatasetError
+    from embodied.core.errors import RobotError
     from embodied.core.spec import SpecMismatch
-    from embodied.foundation.chat import ChatError
+    from embodied.datasets.lerobot.schema import DatasetError
+    from embodied.llm.chat import ChatError
 
     ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | RobotError | ChatError
     if isinstance(error, ConfigError | ours):

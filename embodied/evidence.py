@@ -29,7 +29,7 @@ import yaml
 
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.checkpoint import git_revision
-from embodied.loops.statistics import bootstrap_interval, iqm
+from embodied.evaluation.statistics import bootstrap_interval, iqm
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "tests" / "learning"

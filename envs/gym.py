@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
         "Gymnasium is not installed; type: pip install 'embodied-rl[sim]'", name="gymnasium"
     ) from error
 
-from envs import saved
+from envs import saved_state
 from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
 
 SUCCESS = ("success", "is_success")
@@ -119,7 +119,7 @@ class Gym(VecEnv):
     def get_state(self) -> Tensors:
         if not self._now:
             raise ValueError("nothing to save yet; call reset first")
-        world = [saved.read(env, self.config.id) for env in self.envs]
+        world = [saved_state.read(env, self.config.id) for env in self.envs]
         stacked = {key: np.stack([row[key] for row in world]) for key in world[0]}
         state = {key: torch.from_numpy(value) for key, value in stacked.items()}
         # An observation may come from quantities that the simulator has already moved past.
@@ -130,7 +130,9 @@ class Gym(VecEnv):
         for row, env in enumerate(self.envs):
             if not self._now:
                 env.reset()
-            saved.write(env, {key: value[row] for key, value in world.items()}, self.config.id)
+            saved_state.write(
+                env, {key: value[row] for key, value in world.items()}, self.config.id
+            )
         self._now = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
         return self._now
 

@@ -18,8 +18,8 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101, so101_delta
 from embodied.embodiments.so101_delta import So101Delta
-from envs.cameras import looking
-from envs.mujoco import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
+from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
+from envs.mujoco.cameras import looking
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most

@@ -1,0 +1,1 @@
+"""Whatever acts: policies with a density here, the rest by kind."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import Feedforward
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from policies.blocks import Blocks
-from policies.encoders import Encoder, ImageConfig
+from embodied.nn.networks import Feedforward
 from policies.gaussian import Gaussian
-from policies.points import PointConfig
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
+from policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.nets import Feedforward, mlp, per_row
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from policies.encoders import Encoder, ImageConfig
-from policies.points import PointConfig
+from embodied.nn.networks import Feedforward, mlp, per_row
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
 from policies.random import Config as RandomConfig
 from policies.random import Random
 

@@ -18,8 +18,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
-from policies.encoders import Encoder, ImageConfig
-from policies.points import PointConfig
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Recurrent(Policy):
         inside = Spec({"memory": Leaf((config.width,))}, spec.act, spec.dt)
         self.inner: Policy = build({**config.inner, "chunk": config.chunk}, spec=inside)
         if not callable(getattr(self.inner, "assess", None)):
-            raise ConfigError("the inner policy needs a density: policies.normal or .categorical")
+            raise ConfigError(
+                "the inner policy needs a density: policies.diagonal_gaussian or .categorical"
+            )
 
     @property
     def encoder(self) -> Encoder:

@@ -14,15 +14,15 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build, nearest, parse, resolve
-from real_robot.arm import Floats, Limits
-from real_robot.blackbox import BlackBox
-from real_robot.boxes import Boxes
-from real_robot.control import Control
+from real_robot.control.arm_state import Floats, Limits
+from real_robot.control.chunk_follower import Follower
+from real_robot.control.homing import Homing
+from real_robot.control.loop import Control
 from real_robot.drivers.driver import Driver
-from real_robot.drivers.dry import Dry
-from real_robot.follow import Follower
-from real_robot.homing import Homing
-from real_robot.messages import state_record
+from real_robot.drivers.dry_run import Dry
+from real_robot.ipc.channels import Boxes
+from real_robot.ipc.messages import state_record
+from real_robot.ipc.ring_buffer import BlackBox
 from real_robot.safety.chain import Chain, Stage
 from real_robot.safety.checks import (
     Enabled,
@@ -33,11 +33,11 @@ from real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
-from real_robot.safety.energy import Config as EnergyConfig
-from real_robot.safety.energy import Energy
+from real_robot.safety.energy_tank import Config as EnergyConfig
+from real_robot.safety.energy_tank import Energy
+from real_robot.safety.learned_reflex import Config as ReflexConfig
+from real_robot.safety.learned_reflex import Reflex
 from real_robot.safety.limits import Limiter
-from real_robot.safety.reflex import Config as ReflexConfig
-from real_robot.safety.reflex import Reflex
 from real_robot.safety.workspace import Config as WorkspaceConfig
 from real_robot.safety.workspace import Workspace
 
@@ -92,11 +92,13 @@ class Deployment:
     `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     `onboard`: what the robot's own computer can run (None: nothing of ours). `cameras` are the
-    nodes of what takes pictures (`real_robot.cameras`), by the pictures' names; one that is older
+    nodes of what takes pictures (`real_robot.cameras.sources`), by the pictures' names; one that
+    is older
     than `picture` s is none. What the policy sees is recorded as it sees it; `filmed` are cameras
     that are recorded whether it sees them or not (height, width), and `images` says how pictures
     are kept: "png" (exact) or "mp4" (small). `chunks`: those of a flow or diffusion policy
-    are made to continue the one that is followed meanwhile (`policies.realtime`; None: as they
+    are made to continue the one that is followed meanwhile
+    (`policies.wrappers.real_time_chunking`; None: as they
     are).
     """
 

@@ -21,7 +21,7 @@ from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
-from embodied.loops.log import read_metrics
+from embodied.training.logger import read_metrics
 
 EXPERIMENTS = list(options("experiment", [PACKAGED]))
 
@@ -72,7 +72,10 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac steps=0", "steps=0 should be at least 1"),
         ("train experiment=pendulum_sac eval.episodes=0", "eval.episodes=0 should be at least 1"),
         ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
-        ("train experiment=fr3_lift_sac env.task=lfit output={out}", "envs.fr3.Fr3: no FR3 task"),
+        (
+            "train experiment=fr3_lift_sac env.task=lfit output={out}",
+            "envs.fr3.env.Fr3: no FR3 task",
+        ),
         ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
         ("train experiment=pendulum_sac name=3", "name=3 should be str"),
@@ -276,7 +279,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
     if node.get("finetune") or hasattr(resolve(node["policy"]["_target_"]), "on"):
-        base = node["policy"].get("base", {"_target_": "policies.flow.Flow"})
+        base = node["policy"].get("base", {"_target_": "policies.generative.flow.Flow"})
         words.append(f"init={inputs.clone(env, base['_target_'].split('.')[1])}")
     reward = node.get("reward") or {}
     if reward.get("demos", "") is None:

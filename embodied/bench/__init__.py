@@ -1,0 +1,1 @@
+"""Side-by-side measurements against other projects; each module with `run` is a suite."""

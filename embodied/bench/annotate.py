@@ -20,16 +20,16 @@ from embodied.compose import compose
 from embodied.core.build import build, parse
 from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
-from embodied.loops.config import RunConfig
-from embodied.loops.keeper import Every, Keeper
-from embodied.loops.run import Parts
-from embodied.rewards.annotate import Annotate
-from embodied.rewards.caption_models import Classification
-from embodied.rewards.reading import Reader
-from embodied.rewards.simulated_reader import Config as Rules
-from embodied.rewards.simulated_reader import SimulatedReader
-from embodied.rewards.told import told
-from embodied.rewards.watched import CAPTION, Captions
+from embodied.rewards.language.annotate import Annotate
+from embodied.rewards.language.caption_models import Classification
+from embodied.rewards.language.prompts import Reader
+from embodied.rewards.language.rule_reader import Config as Rules
+from embodied.rewards.language.rule_reader import SimulatedReader
+from embodied.rewards.wrappers.event_captions import told
+from embodied.rewards.wrappers.render_caption import CAPTION, Captions
+from embodied.training.config import RunConfig
+from embodied.training.train import Parts
+from embodied.training.trainer import Every, Keeper
 
 EXPERIMENT = "minigrid_unlock_annotate"
 LATENCY = 0.05
@@ -174,7 +174,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
 
 def rules() -> dict[str, Any]:
     """The node of a judge without errors or time."""
-    target = "embodied.rewards.simulated_reader.SimulatedReader"
+    target = "embodied.rewards.language.rule_reader.SimulatedReader"
     return {"_target_": target, "helpful": list(HELPFUL)}
 
 

@@ -23,8 +23,8 @@ from embodied import evidence
 from embodied.bench.measure import machine
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, parse
-from embodied.loops.log import read_metrics
-from embodied.loops.statistics import bootstrap_interval, iqm
+from embodied.evaluation.statistics import bootstrap_interval, iqm
+from embodied.training.logger import read_metrics
 
 GOOD = 0.9  # success of which the table says when it was reached
 # Distinguishable without red and green (Okabe and Ito, 2008).

@@ -15,9 +15,9 @@ from torch.nn import functional
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.bench.peers.plain import PlainSac, PlainTd3
 from embodied.bench.sac import ACT, BATCH, OBS, calling, filled, world
+from embodied.buffers.augment import random_shift
+from embodied.buffers.replay import Replay
 from embodied.core.build import build
-from embodied.data.augment import random_shift
-from embodied.data.replay import Replay
 from embodied.learners.learner import Learner
 
 STORED, HIDDEN = 100_000, (256, 256)

@@ -30,16 +30,16 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
-from real_robot.arm import Limits
-from real_robot.child import Child
-from real_robot.control import Control
-from real_robot.counterparts.servo_bus import FakeBus, Faults
+from real_robot.control.arm_state import Limits
+from real_robot.control.loop import Control
+from real_robot.control.rate import EDGES, Rate, ahead_of_others
+from real_robot.daemon.child import Child
 from real_robot.deployment import Deployment
-from real_robot.drivers.servo_bus import Config as BusConfig
-from real_robot.drivers.servo_bus import Joint, ServoBus
-from real_robot.mailbox import memory_folder
-from real_robot.messages import Mode, Wish
-from real_robot.rate import EDGES, Rate, ahead_of_others
+from real_robot.drivers.servos.driver import Config as BusConfig
+from real_robot.drivers.servos.driver import Joint, ServoBus
+from real_robot.emulators.servos.bus import FakeBus, Faults
+from real_robot.ipc.mailbox import memory_folder
+from real_robot.ipc.messages import Mode, Wish
 from real_robot.safety.checks import FreshConfig
 
 HERTZ = (100, 200, 500)
@@ -110,7 +110,9 @@ class Stalling(Policy):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.flow: Policy = build({"_target_": "policies.flow.Flow", "chunk": 8}, spec=spec)
+        self.flow: Policy = build(
+            {"_target_": "policies.generative.flow.Flow", "chunk": 8}, spec=spec
+        )
         self.chunk, self.turn = self.flow.chunk, int(time.monotonic() / EVERY)
         self.node = {"_target_": f"{__name__}.{type(self).__name__}"}
 
@@ -197,7 +199,7 @@ def bridge(hertz: int) -> Iterator[Control]:
         settings.ring(folder, len(settings.chain().names), create=True)
         control, policy = (
             settings.control(folder),
-            Child("policy", "real_robot.policy_main", folder),
+            Child("policy", "real_robot.policy.main", folder),
         )
         control.connect()
         policy.start()
@@ -212,7 +214,7 @@ def bridge(hertz: int) -> Iterator[Control]:
 def deployment(hertz: int, folder: Path) -> Deployment:
     return Deployment(
         driver={"_target_": "real_robot.drivers.sim.Sim"},
-        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(folder / "policy" / "0", Stalling(SPEC), 0)),
         hertz=hertz,

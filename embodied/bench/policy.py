@@ -21,7 +21,7 @@ from rich.table import Table
 import configs
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError, build
-from embodied.core.captured import Captured
+from embodied.core.cuda_graph_decision import Captured
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 
@@ -31,10 +31,10 @@ CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
 # The size of networks that others fine-tune (DPPO, ReinFlow): three residual blocks of 512.
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
-FLOW = {"_target_": "policies.flow.Flow", **SIZE}
-DIFFUSION = {"_target_": "policies.diffusion.Diffusion", **SIZE}
-SHORTCUT = {"_target_": "policies.shortcut.Shortcut", **SIZE, "steps": 1}
-CONSISTENCY = {"_target_": "policies.consistency.Consistency", **SIZE, "steps": 1}
+FLOW = {"_target_": "policies.generative.flow.Flow", **SIZE}
+DIFFUSION = {"_target_": "policies.generative.diffusion.Diffusion", **SIZE}
+SHORTCUT = {"_target_": "policies.generative.shortcut.Shortcut", **SIZE, "steps": 1}
+CONSISTENCY = {"_target_": "policies.generative.consistency.Consistency", **SIZE, "steps": 1}
 # How often as many decisions a second, one step against twenty of the same network.
 FEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shortcut, 1 step / flow, 20 steps": (SHORTCUT, FLOW | {"steps": 20}),

@@ -11,17 +11,17 @@ from embodied.bench.measure import Block, Comparison, compare, table, write_json
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.rollout import Rollout
-from embodied.learners.ppo import Ppo
-from embodied.loops.keeper import Every, Keeper
-from embodied.loops.rollout import RolloutLoop
+from embodied.learners.on_policy.ppo import Ppo
+from embodied.training.collector import Rollout
+from embodied.training.on_policy import RolloutLoop
+from embodied.training.trainer import Every, Keeper
 
 ENV = "HalfCheetah-v5"
 OBS, ACT, ROWS = 17, 6, 16
 HORIZON, BATCH, EPOCHS = 128, 64, 10  # SB3's own numbers of gradient steps: 320 for 2,048 steps
-POLICY = {"_target_": "policies.normal.Normal", "hidden": [64, 64]}
+POLICY = {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [64, 64]}
 LEARNER = {
-    "_target_": "embodied.learners.ppo.Ppo",
+    "_target_": "embodied.learners.on_policy.ppo.Ppo",
     "horizon": HORIZON,
     "batch_size": BATCH,
     "epochs": EPOCHS,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError
-from embodied.foundation.contrastive import Contrastive, Preparation
-from embodied.foundation.image_text import ImageText
-from embodied.foundation.simclip import SimClip, load
+from embodied.vision.contrastive import Contrastive, Preparation
+from embodied.vision.image_text import ImageText
+from embodied.vision.simclip import SimClip, load
 
 BATCH, SIDE = 16, 96
 

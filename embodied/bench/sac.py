@@ -11,18 +11,22 @@ import numpy as np
 import torch
 
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
+from embodied.buffers.replay import Replay
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.replay import Replay
-from embodied.data.rollout import Rollout
-from embodied.learners.sac import Sac
+from embodied.learners.off_policy.sac import Sac
+from embodied.training.collector import Rollout
 
 ENV = "HalfCheetah-v5"
 OBS, ACT, BATCH, CAPACITY = 17, 6, 256, 1_000_000
 WARM = 300  # rows stored before the first update
 POLICY = {"_target_": "policies.gaussian.Gaussian", "hidden": [256, 256]}
-LEARNER = {"_target_": "embodied.learners.sac.Sac", "hidden": [256, 256], "batch_size": BATCH}
+LEARNER = {
+    "_target_": "embodied.learners.off_policy.sac.Sac",
+    "hidden": [256, 256],
+    "batch_size": BATCH,
+}
 
 
 def run(

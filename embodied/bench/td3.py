@@ -11,9 +11,9 @@ from torch import Tensor
 from embodied.bench.measure import Block, Comparison, compare, table, write_json
 from embodied.bench.peers.sb3 import updating
 from embodied.bench.sac import calling
+from embodied.buffers.replay import Replay
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
-from embodied.data.replay import Replay
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 
@@ -50,7 +50,7 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
 
 def our_updates(count: int = 200) -> Block:
     policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, spec=SPEC)
-    node = {"_target_": "embodied.learners.td3.Td3", "batch_size": BATCH, **SMALL}
+    node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **SMALL}
     learner = build(node, policy=policy, spec=SPEC)
     replay = Replay(STORED)
     replay.add(
@@ -69,7 +69,7 @@ def deciding(repeats: int, threads: int) -> Comparison:
     """A flow policy (chunk 8, four steps) at batch 1: exported, against itself in PyTorch."""
     import onnxruntime
 
-    policy = build({"_target_": "policies.flow.Flow"}, spec=SPEC)
+    policy = build({"_target_": "policies.generative.flow.Flow"}, spec=SPEC)
     decision = Decision(policy)
     given = decision.example(1)
     options = onnxruntime.SessionOptions()

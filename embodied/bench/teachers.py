@@ -15,22 +15,22 @@ from rich.console import Console
 from rich.table import Table
 
 import configs
-from embodied.bench.envs import fr3
 from embodied.bench.learners import filled, learner_for, updating
 from embodied.bench.measure import Block, Comparison, alone, write_json
+from embodied.bench.simulators.envs import fr3
+from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
-from embodied.data.replay import Replay
 from embodied.teachers.teacher import Outcome, Teacher
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
-from envs.maze import Config as MazeConfig
-from envs.maze import Maze
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from envs.maze.env import Config as MazeConfig
+from envs.maze.env import Maze
 
 TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
 HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
-PLAYER = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+PLAYER = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 ROWS = 16  # episodes in flight
 STEPS, RATIO = 50, 0.5  # of an FR3 reach: its horizon, updates a step
 TARGET = 0.05  # share of a run's time

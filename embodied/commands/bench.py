@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
-import pkgutil
 from pathlib import Path
 
 from embodied import bench
@@ -14,19 +14,18 @@ from embodied.core.build import ConfigError, nearest
 
 
 def suites() -> dict[str, str]:
-    """The modules of embodied.bench that can be run, with their first line."""
-    import ast
-
+    """The modules below embodied.bench that have a `run`, with their first line."""
     found = {}
-    for module in pkgutil.iter_modules(bench.__path__):
-        tree = (
-            ast.parse((Path(bench.__path__[0]) / f"{module.name}.py").read_text())
-            if (not module.ispkg)
-            else ast.Module([], [])
-        )
+    for name, file in modules().items():
+        tree = ast.parse(file.read_text())
         if any(isinstance(part, ast.FunctionDef) and part.name == "run" for part in tree.body):
-            found[module.name] = (ast.get_docstring(tree) or "").split("\n")[0]
-    return found
+            found[name] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return dict(sorted(found.items()))
+
+
+def modules() -> dict[str, Path]:
+    """The files below embodied.bench by the names of their modules."""
+    return {file.stem: file for file in Path(bench.__path__[0]).rglob("*.py")}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +47,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             f'"{rest[0] if rest else "out="}" is not understood; did you mean out=DIR?'
         )
-    module = importlib.import_module(f"{bench.__name__}.{args.suite}")
+    inside = modules()[args.suite].relative_to(bench.__path__[0]).with_suffix("")
+    module = importlib.import_module(".".join([bench.__name__, *inside.parts]))
     settings = {} if device is None else {"device": device_of(device)}
     if settings and "device" not in inspect.signature(module.run).parameters:
         raise ConfigError(f"bench {args.suite} has no choice of device: leave device={device} out")

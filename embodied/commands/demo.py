@@ -57,9 +57,9 @@ def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
 
     from embodied.core.build import build
     from embodied.core.checkpoint import load_policy
-    from embodied.core.pictures import encode_png
-    from embodied.loops.evaluate import evaluate, film
-    from embodied.loops.video import strip, write_mp4
+    from embodied.datasets.lerobot.video import encode_png
+    from embodied.evaluation.evaluate import evaluate, film
+    from embodied.evaluation.video import strip, write_mp4
 
     settings: dict[str, Any] = yaml.safe_load((after / "run.yaml").read_text())["env"]
     env = build(settings | {"num_envs": rows})

@@ -50,7 +50,7 @@ def collect_command(args: argparse.Namespace) -> None:
     from rich.progress import Progress
 
     from embodied.core.build import parse
-    from embodied.data.collect import CollectConfig, collect
+    from embodied.datasets.collect import CollectConfig, collect
 
     config = parse(CollectConfig, node, "collect")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
@@ -90,14 +90,14 @@ def _demonstrator_of(words: list[str], folders: list[str]) -> str:
 
 
 def convert_command(args: argparse.Namespace) -> None:
-    from embodied.data.importers import convert
+    from embodied.datasets.importers import convert
 
     count = convert(args.format, args.source, args.out, args.dt)
     print(f"{args.out}: {count} episodes\nnext: embodied demos info {args.out}")
 
 
 def info_command(args: argparse.Namespace) -> None:
-    from embodied.core.episodes import read_episodes
+    from embodied.datasets.lerobot.reader import read_episodes
 
     episodes = read_episodes(args.folder)
     length, spec = episodes.length, episodes.spec

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from embodied.core.policy import Policy
-    from embodied.loops.evaluate import Evaluation
+    from embodied.evaluation.evaluate import Evaluation
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +48,9 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.build import build
-    from embodied.loops import report
-    from embodied.loops.evaluate import evaluate
-    from embodied.loops.exam import Exam, held_out
+    from embodied.evaluation.evaluate import evaluate
+    from embodied.evaluation.task_grid import Exam, held_out
+    from embodied.reports import run_report
 
     saved = checkpoint.find(path)
     trained = trained_with(saved)
@@ -76,7 +76,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     if node["policy"] != acting:
         row["policy"] = policy.node
     add_line(saved.parent.parent / "evaluations.jsonl", row)
-    report.write(saved.parent.parent)
+    run_report.write(saved.parent.parent)
     if node["output"] is not None:
         scores = {f"eval/{name}": value for name, value in result.metrics().items()}
         add_line(Path(node["output"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
@@ -162,7 +162,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from embodied.loops.statistics import rate
+    from embodied.evaluation.statistics import rate
 
     table = Table("run", "step", "success [95%]", "return", "length", "episodes")
     for row in rows:

@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.core import checkpoint
+    from embodied.export.c_header import write_header
     from embodied.export.crazyflie import trained_on, write_crazyflie
     from embodied.export.decision import Decision, Export, facts
-    from embodied.export.header import write_header
     from embodied.export.onnx import write_onnx
     from embodied.export.torchscript import write_torchscript
 

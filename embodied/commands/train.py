@@ -13,7 +13,7 @@ from embodied.commands import add_overrides, device_of, require_at_least
 from embodied.core.build import ConfigError, Node, resolve
 
 if TYPE_CHECKING:
-    from embodied.loops.log import Log
+    from embodied.training.logger import Log
 
 LEAST = {
     "steps": 1,
@@ -55,15 +55,15 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     else:
         node, step = fresh(words, folders), 0
 
-    from embodied.core import parallel
+    from embodied.core import distributed
     from embodied.core.build import parse
-    from embodied.loops.config import RunConfig
-    from embodied.loops.log import Log
+    from embodied.training.config import RunConfig
+    from embodied.training.logger import Log
 
     parse(RunConfig, node, "run")
     require_at_least(node, LEAST)
     folder = Path(node["output"])
-    others = parallel.rank() > 0  # of torchrun's processes one speaks
+    others = distributed.rank() > 0  # of torchrun's processes one speaks
     with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(node), node["pretrain"] + node["steps"], step, node)
         _train(node, log)
@@ -74,7 +74,7 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
 
 def _train(node: Node, log: Log) -> None:
     from embodied.core import checkpoint
-    from embodied.loops.run import train as train_node
+    from embodied.training.train import train as train_node
 
     try:
         train_node(node, log)
@@ -162,10 +162,10 @@ def described(node: Node) -> str:
 
 
 def _last_lines(folder: Path) -> None:
-    from embodied.loops import report
+    from embodied.reports import run_report
 
-    written = report.write(folder)
-    print(f"\n{report.summary(folder)}")
+    written = run_report.write(folder)
+    print(f"\n{run_report.summary(folder)}")
     print(f"  report      {written}")
     print(f"  checkpoint  {folder}/checkpoints")
     for film in sorted(folder.glob("videos/*.mp4")):

@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _watch(own: dict[str, str | None], port: int) -> None:
-    from embodied.viewer.deployed_viewer import watch
     from embodied.viewer.launch import HOST
+    from embodied.viewer.robot.app import watch
 
     others = [name for name in own if own[name] is not None and name not in WATCHING]
     if others:
@@ -85,7 +85,7 @@ def _watch(own: dict[str, str | None], port: int) -> None:
 def _export(
     file: Path, run: Path | None, env: dict[str, Any] | None, against: str | None, seed: int
 ) -> None:
-    from embodied.viewer.export import export, require_kind
+    from embodied.viewer.export.export import export, require_kind
     from embodied.viewer.launch import open_session
 
     require_kind(file)
@@ -103,7 +103,7 @@ def _export(
 
 
 def _compare(folders: list[Path], file: Path) -> None:
-    from embodied.viewer.compare import compare
+    from embodied.viewer.export.compare_runs import compare
 
     for folder in folders:
         if not folder.is_dir():

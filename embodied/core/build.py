@@ -11,6 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, cast
 
+from embodied import moved
+
 ALLOWED = ["embodied.", "envs.", "policies.", "real_robot.", "torch.optim."]
 Node = dict[str, Any]  # a nested `_target_` node that its owner builds with its own context
 
@@ -34,12 +36,13 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
 
 
 def resolve(target: str) -> Any:
-    """The class or function that `target` ("policies.flow.Flow") names, if it is allowed to."""
+    """The class or function that `target` ("policies.gaussian.Gaussian") names, if allowed."""
     if not target.startswith(tuple(ALLOWED)):
         raise ConfigError(
             f"_target_ {target} is not below {', '.join(ALLOWED)}; "
             f'add its package with allow=["{target.split(".")[0]}"]'
         )
+    target = moved.target(target)
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)

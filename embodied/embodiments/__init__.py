@@ -1,0 +1,1 @@
+"""Robots as data: kinematics, limits, home pose, and the action spaces that drive them."""

@@ -17,8 +17,8 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES, Vehicle
+from embodied.export.c_header import number, write_header
 from embodied.export.decision import Decision, Export, facts
-from embodied.export.header import number, write_header
 
 SEEN = (
     *("x", "y", "z"),

@@ -19,7 +19,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
-from policies.encoders import hidden
+from policies.networks.encoders import hidden
 
 TOLERANCE = 1e-5
 SIZES = (1, 2, 64)  # rows of the comparisons; 2 is what is traced

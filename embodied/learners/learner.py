@@ -18,7 +18,8 @@ class Learner(nn.Module):
     the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
     actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
     say how rows are to be discounted when they are stored; `columns` what they carry besides, of
-    what embodied.data.hindsight knows ("returns", "next_action"). Where a batch has a column
+    what embodied.buffers.trajectory_columns knows ("returns", "next_action"). Where a batch has a
+    column
     `weight`, a learner that knows how multiplies its errors by it, and leaves their sizes, without
     it, in `priority` [batch_size].
 

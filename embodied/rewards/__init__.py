@@ -1,0 +1,1 @@
+"""Reward functions and models, by where their knowledge comes from."""

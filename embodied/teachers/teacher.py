@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.teachers.space import Floats, TaskSpace
+from embodied.teachers.task_space import Floats, TaskSpace
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from embodied.core.build import ConfigError, build
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
-    from embodied.viewer.judge import Judge
-    from embodied.viewer.session import Session
-    from embodied.viewer.viewer import Viewer
+    from embodied.viewer.app import Viewer
+    from embodied.viewer.session.overlays import Judge
+    from embodied.viewer.session.session import Session
 
 HOST = "127.0.0.1"
 Say = Callable[[str], None]
@@ -65,8 +65,8 @@ def serve(
     require_something(run, env_node)
     require_port(port, host)
     require_viser()
-    from embodied.viewer.door import Door
-    from embodied.viewer.served import shown
+    from embodied.viewer.server.page_thread import shown
+    from embodied.viewer.server.server import Door
 
     start = time.monotonic()
     door = Door(host, port)
@@ -74,7 +74,7 @@ def serve(
 
     def make(door: Door) -> Viewer:
         door.say("the program")
-        from embodied.viewer.viewer import Viewer
+        from embodied.viewer.app import Viewer
 
         session = open_session(run, env_node, against, door.say, hurry=True)
         door.say("the first picture")
@@ -133,9 +133,9 @@ def session_of(
     node: dict[str, Any], run: Run | None, against: str | None, say: Say = unsaid
 ) -> Session:
     """A session in the world of `node`, beside a rival where there is one."""
-    from embodied.viewer.choices import choices_for
-    from embodied.viewer.foresight import Foresight
-    from embodied.viewer.session import Session
+    from embodied.viewer.session.plan_preview import Foresight
+    from embodied.viewer.session.policies import choices_for
+    from embodied.viewer.session.session import Session
 
     say(f"the world {named(node)}")
     env: VecEnv = build(node | {"num_envs": 1})
@@ -163,18 +163,18 @@ def session_of(
 def judge_of(run: Run, env: VecEnv) -> Judge | None:
     """What judges the steps of `run`; much has to be imported for it."""
     from embodied.core.checkpoint import load_policy
-    from embodied.viewer import judge
+    from embodied.viewer.session import overlays
 
-    return judge.judge_of(run.folder, lambda: load_policy(run.folder, env.spec), env)
+    return overlays.judge_of(run.folder, lambda: load_policy(run.folder, env.spec), env)
 
 
 def session_of_episodes(
     path: Path, env_node: Mapping[str, Any] | None, against: str | None
 ) -> Session:
     """A session that plays what a dataset holds; its seeds are numbers of episodes."""
-    from embodied.viewer.foresight import Foresight
-    from embodied.viewer.recorded import Retold, open_recorded
-    from embodied.viewer.session import Session
+    from embodied.viewer.session.plan_preview import Foresight
+    from embodied.viewer.session.recorded_env import Retold, open_recorded
+    from embodied.viewer.session.session import Session
 
     if against is not None:
         raise ViewerError("recorded episodes have no rival; leave against= out")

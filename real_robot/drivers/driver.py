@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from real_robot.arm import Arm, Floats, Limits
+from real_robot.control.arm_state import Arm, Floats, Limits
 
 
 class DriverError(RuntimeError):

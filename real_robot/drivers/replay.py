@@ -15,7 +15,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.arm import Arm, Floats
+from real_robot.control.arm_state import Arm, Floats
 from real_robot.drivers.driver import Driver, DriverError
 
 
@@ -123,7 +123,7 @@ def _black_box(path: Path) -> Recording:
 def _episode(path: Path, config: Config) -> Recording:
     """An episode of a dataset whose observations name `q1 ...`, `dq1 ...` and `width`."""
     # Only here: a control process needs no tensors.
-    from embodied.core.episodes import DatasetError, read_episodes
+    from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 
     try:
         episodes = read_episodes(path)

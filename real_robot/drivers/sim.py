@@ -18,7 +18,7 @@ import numpy as np
 
 from embodied.core.build import Node, build
 from embodied.embodiments import fr3
-from real_robot.arm import Arm, Floats
+from real_robot.control.arm_state import Arm, Floats
 from real_robot.drivers.driver import Driver, DriverError
 
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late

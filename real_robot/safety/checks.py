@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.arm import Arm, Limits
+from real_robot.control.arm_state import Arm, Limits
 from real_robot.safety.chain import Tick
 
 

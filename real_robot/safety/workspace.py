@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.arm import Arm, Floats
+from real_robot.control.arm_state import Arm, Floats
 from real_robot.safety.chain import Tick
 
 Forward = Callable[[Floats], Floats]

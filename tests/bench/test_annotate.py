@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from embodied.bench.annotate import HELPFUL, agreement, ranks, saved, spearman, taught
-from embodied.rewards.caption_models import Classification
-from embodied.rewards.simulated_reader import Config, SimulatedReader
+from embodied.rewards.language.caption_models import Classification
+from embodied.rewards.language.rule_reader import Config, SimulatedReader
 
 
 def test_rank_correlation_by_hand() -> None:

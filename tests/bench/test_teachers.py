@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from embodied.bench import teachers
-from embodied.teachers.classroom import records
+from embodied.teachers.students.student_archive import records
 from tests.teachers.place import made
 
 

@@ -24,7 +24,7 @@ INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16], "zero_head": 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem)
 def steered(request: pytest.FixtureRequest) -> Policy:
     torch.manual_seed(0)
-    base = build({"_target_": "policies.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
     node: dict[str, Any] = yaml.safe_load(request.param.read_text())
     return resolve(node["_target_"]).on(base, node, INNER)
 
@@ -53,7 +53,7 @@ def test_the_base_is_frozen(steered: Policy) -> None:
     assert not any(p.requires_grad for p in steered.base.parameters())
     before = {k: v.clone() for k, v in steered.base.state_dict().items()}
     spec = steered.inner.spec
-    node = {"_target_": "embodied.learners.sac.Sac", "batch_size": 8, "hidden": [16]}
+    node = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8, "hidden": [16]}
     learner = build(node, policy=steered.inner, spec=spec)
     rows = {
         **{
@@ -91,8 +91,8 @@ def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) ->
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     torch.manual_seed(0)
-    base = build({"_target_": "policies.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
-    node = {"_target_": "policies.residual.Residual", "scale": 0.1}
+    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    node = {"_target_": "policies.steering.residual.Residual", "scale": 0.1}
     residual = resolve(node["_target_"]).on(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.draw(2)
@@ -106,8 +106,8 @@ def test_a_residual_begins_as_its_base() -> None:
 
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
     torch.manual_seed(0)
-    base = build({"_target_": "policies.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
-    node = {"_target_": "policies.latent.Latent", "bound": 1.5}
+    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    node = {"_target_": "policies.steering.dsrl.Latent", "bound": 1.5}
     latent = resolve(node["_target_"]).on(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}
     actions, carry = latent.act(obs, latent.initial(2), latent.draw(2, explore=True))

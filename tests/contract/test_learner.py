@@ -52,7 +52,7 @@ def candidates() -> list[tuple[str, Path]]:
 def steer(path: Path) -> Policy:
     """What a learner is given of a fine-tuner over a flow policy."""
     steering: dict[str, Any] = yaml.safe_load(path.read_text())
-    base = build({"_target_": "policies.flow.Flow", "chunk": 2, "width": 16}, spec=SPEC)
+    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}, spec=SPEC)
     return resolve(steering["_target_"]).on(base, steering, node("policy", "gaussian")).learns()
 
 

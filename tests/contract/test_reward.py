@@ -19,13 +19,13 @@ from embodied.core import tensors as tt
 from embodied.core.build import parse
 from embodied.core.env import VecEnv
 from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
-from embodied.core.rng import seed_everything
+from embodied.core.seeding import seed_everything
 from embodied.core.tensors import Tensors
-from embodied.data.collect import CollectConfig, collect
-from embodied.loops.config import RunConfig
-from embodied.loops.log import Log
-from embodied.loops.run import Parts, train
-from tests.loops.test_run import flat
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.training.config import RunConfig
+from embodied.training.logger import Log
+from embodied.training.train import Parts, train
+from tests.training.test_train import flat
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 REWARDS = sorted(path.stem for path in (CONFIGS / "reward").glob("*.yaml"))

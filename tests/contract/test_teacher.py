@@ -15,13 +15,13 @@ import yaml
 from torch import Tensor
 
 from embodied.core.build import build
-from embodied.core.plain import pack, unpack
+from embodied.core.state_codec import pack, unpack
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.teacher import Outcome, Teacher
-from envs.familiar import Config as FamiliarConfig
-from envs.familiar import Familiar
-from envs.rooms import Config as RoomsConfig
-from envs.rooms import Rooms
+from envs.toy.rooms import Config as RoomsConfig
+from envs.toy.rooms import Rooms
+from envs.wrappers.episodic_density import Config as FamiliarConfig
+from envs.wrappers.episodic_density import Familiar
 from tests.teachers.kinds import GAME, WORLDS, Box, need, small
 
 FILES = sorted(Path("configs/teacher").glob("*.yaml"))

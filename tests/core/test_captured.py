@@ -9,20 +9,20 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.captured import decision, inputs, outputs
+from embodied.core.cuda_graph_decision import decision, inputs, outputs
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 NODES: list[dict[str, Any]] = [
-    {"_target_": "policies.flow.Flow", "chunk": 4, "width": 16},
-    {"_target_": "policies.shortcut.Shortcut", "chunk": 4, "width": 16},
-    {"_target_": "policies.consistency.Consistency", "chunk": 4, "width": 16},
-    {"_target_": "policies.diffusion.Diffusion", "chunk": 4, "width": 16, "eta": 1.0},
-    {"_target_": "policies.act.Act", "chunk": 4, "width": 16, "ensemble": True},
+    {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16},
+    {"_target_": "policies.generative.shortcut.Shortcut", "chunk": 4, "width": 16},
+    {"_target_": "policies.generative.consistency.Consistency", "chunk": 4, "width": 16},
+    {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 4, "width": 16, "eta": 1.0},
+    {"_target_": "policies.generative.act.Act", "chunk": 4, "width": 16, "ensemble": True},
     {
-        "_target_": "policies.latent.Latent",
-        "base": {"_target_": "policies.flow.Flow", "width": 16},
+        "_target_": "policies.steering.dsrl.Latent",
+        "base": {"_target_": "policies.generative.flow.Flow", "width": 16},
         "inner": {"_target_": "policies.gaussian.Gaussian", "hidden": [16]},
     },
 ]

@@ -18,21 +18,26 @@ import torch
 import yaml
 from torch import Tensor
 
-from embodied.core import parallel
+from embodied.core import distributed
 from embodied.core.build import allow, build
 from embodied.core.tensors import Tensors, each
 from embodied.learners.learner import Learner
-from embodied.loops.log import Log
-from embodied.loops.run import train
+from embodied.training.logger import Log
+from embodied.training.train import train
 from policies.gaussian import Gaussian
 from tests.contract import test_learner as contract
-from tests.loops.test_run import settings
+from tests.training.test_train import settings
 
 allow("tests")
 
 ROWS = 16  # of one process
-SAC = {"_target_": "embodied.learners.sac.Sac", "hidden": [32], "batch_size": ROWS}
-PPO = {"_target_": "embodied.learners.ppo.Ppo", "horizon": 8, "epochs": 1, "advantage": "raw"}
+SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [32], "batch_size": ROWS}
+PPO = {
+    "_target_": "embodied.learners.on_policy.ppo.Ppo",
+    "horizon": 8,
+    "epochs": 1,
+    "advantage": "raw",
+}
 
 
 class Told(Gaussian):
@@ -75,7 +80,7 @@ def sac(begin: int, rows: int) -> Learner:
 
 def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.normal.Normal"}, spec=contract.SPEC)
+    policy = build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=contract.SPEC)
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
     return build(PPO | size, policy=policy, spec=contract.SPEC)
 
@@ -109,11 +114,11 @@ def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, tmp_path:
 
 def test_one_process_is_not_changed() -> None:
     values = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
-    parallel.average(values)
+    distributed.average(values)
     assert [v.tolist() for v in values] == [[1.0, 2.0], 3.0]
-    found = (parallel.world(), parallel.rank(), parallel.mean(2.5), parallel.least(3))
+    found = (distributed.world(), distributed.rank(), distributed.mean(2.5), distributed.least(3))
     assert found == (1, 0, 2.5, 3)
-    assert parallel.own_seed(5) == 5
+    assert distributed.own_seed(5) == 5
 
 
 @pytest.mark.parametrize("kind", ["replay", "chunks", "rollout"])
@@ -123,7 +128,7 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
     if kind == "chunks":
         node["policy"]["chunk"] = 3
     if kind == "rollout":
-        node["policy"] = {"_target_": "policies.normal.Normal"}
+        node["policy"] = {"_target_": "policies.diagonal_gaussian.Normal"}
         node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     torchrun(__file__, "train", tmp_path)
@@ -150,14 +155,14 @@ def digest(tensors: Tensors) -> str:
 
 def worker(kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    parallel.start()
-    rank = parallel.rank()
+    distributed.start()
+    rank = distributed.rank()
     torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{rank}.pt")
 
 
 def run(folder: Path) -> None:
     """Train, and write down what was learned and where the worlds are."""
-    from embodied.loops import run as module
+    from embodied.training import train as module
 
     made: list[Any] = []
     build_parts = module.Parts.__init__
@@ -168,7 +173,7 @@ def run(folder: Path) -> None:
 
     module.Parts.__init__ = remember
     node = yaml.safe_load((folder / "node.yaml").read_text())
-    rank = parallel.rank()
+    rank = distributed.rank()
     train(node, Log(Path(node["output"]), silent=rank > 0))
     learned, world = made[0].learner.state_dict(), made[0].env.get_state()
     (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")

@@ -12,7 +12,7 @@ import torch
 
 from embodied.embodiments import fr3
 from embodied.embodiments.arrays import constant, namespace, solve
-from embodied.embodiments.cartesian import CartesianDelta, Config
+from embodied.embodiments.cartesian_delta import CartesianDelta, Config
 
 
 def test_each_kind_has_its_library() -> None:
@@ -54,7 +54,7 @@ def test_the_driver_of_an_arm_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import numpy as np\n"
         "from embodied.embodiments import fr3\n"
-        "from embodied.embodiments.cartesian import CartesianDelta, Config\n"
+        "from embodied.embodiments.cartesian_delta import CartesianDelta, Config\n"
         "c = CartesianDelta(Config(turning='full')); q = fr3.HOME[None].copy()\n"
         "c(np.zeros((1, 7)), q, c.begin(q, np.zeros(1)))\n"
     )

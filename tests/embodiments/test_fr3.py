@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from embodied.embodiments import fr3
-from embodied.embodiments.cartesian import CartesianDelta, Config
+from embodied.embodiments.cartesian_delta import CartesianDelta, Config
 
 
 @pytest.fixture(scope="module")

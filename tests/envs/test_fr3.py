@@ -8,10 +8,10 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.env import NotFinite, Step
-from envs.fr3 import Config, Fr3
-from envs.tasks import TASKS
-from policies import scripted
-from policies.scripted import Scripted
+from envs.fr3.env import Config, Fr3
+from envs.fr3.tasks import TASKS
+from policies.scripted import fr3
+from policies.scripted.fr3 import Scripted
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
     torch.manual_seed(0)
     env = Fr3(Config(task=task, num_envs=rows))
     obs = env.reset(seed=3)
-    actor = Actor(Scripted(scripted.Config(task=task, quality=quality), env.spec), rows)
+    actor = Actor(Scripted(fr3.Config(task=task, quality=quality), env.spec), rows)
     first, over = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
     won, unearned = over.clone(), 0.0
     while not over.all():

@@ -10,9 +10,9 @@ import yaml
 
 from embodied.core.actor import Actor
 from embodied.core.build import build
-from envs.fr3_shuttle import HOME
+from envs.fr3.shuttle import HOME
 
-PUSH = {"_target_": "policies.scripted.Scripted", "task": "push", "quality": 1.0}
+PUSH = {"_target_": "policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 
 
 def shuttle(n: int = 1, **more: object) -> Any:

@@ -13,10 +13,10 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from embodied.core.env import VecEnv
-from envs import fr3
+from envs.adapters.gymnasium_env import GymView
+from envs.adapters.sb3_vec_env import VecView
+from envs.fr3 import env as fr3_env
 from envs.gym import Config, Gym
-from envs.gym_view import GymView
-from envs.sb3_view import VecView
 
 
 def checked(env: VecEnv, flat: bool = True) -> None:
@@ -28,7 +28,7 @@ def checked(env: VecEnv, flat: bool = True) -> None:
 
 @pytest.mark.parametrize("task", ["reach", "push", "lift", "insert"])
 def test_gymnasium_checker_passes_on_our_tasks(task: str) -> None:
-    checked(fr3.Fr3(fr3.Config(task=task, num_envs=1)))
+    checked(fr3_env.Fr3(fr3_env.Config(task=task, num_envs=1)))
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -107,7 +107,9 @@ def test_stable_baselines_learns_reach() -> None:
     from stable_baselines3 import SAC
 
     def reach(rows: int) -> VecView:
-        return VecView(fr3.Fr3(fr3.Config(task="reach", num_envs=rows, reward="shaped", threads=1)))
+        return VecView(
+            fr3_env.Fr3(fr3_env.Config(task="reach", num_envs=rows, reward="shaped", threads=1))
+        )
 
     torch.set_num_threads(1)
     model = SAC(

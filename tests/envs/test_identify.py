@@ -13,13 +13,13 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from envs import fr3_arm
-from envs.fr3 import Config as World
-from envs.fr3 import Fr3
-from envs.identify import Config, Identified, identify
-from envs.replayed import nominal
-from envs.traces import Trace, cut, read_traces
-from real_robot.messages import Mode, state_record
+from envs.fr3 import joint_model
+from envs.fr3.env import Config as World
+from envs.fr3.env import Fr3
+from envs.sysid.fit import Config, Identified, identify
+from envs.sysid.simulate import nominal
+from envs.sysid.traces import Trace, cut, read_traces
+from real_robot.ipc.messages import Mode, state_record
 
 TRUE = {
     "stiffness": np.array(fr3.STIFFNESS) * [0.6, 0.7, 0.8, 1.2, 0.9, 0.8, 1.3],
@@ -36,7 +36,7 @@ QUICK = Config(most=6, rounds=6)
 def moved(seconds: float, width: float = 0.45, still: float = 1e-5) -> Trace:
     """Sums of three sines sent to an arm with the TRUE values, DELAY late, measured with noise."""
     model = nominal()
-    fr3_arm.write(model, {name: value.tolist() for name, value in TRUE.items()})
+    joint_model.write(model, {name: value.tolist() for name, value in TRUE.items()})
     data, random = mujoco.MjData(model), np.random.default_rng(0)
     rate, phase = random.uniform(0.3, 1.6, (3, 7)), random.uniform(0, 2 * np.pi, (3, 7))
     each = np.full(7, width / 3)
@@ -137,7 +137,7 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("envs.identify.identify", lambda config, traces: found)
+    monkeypatch.setattr("envs.sysid.fit.identify", lambda config, traces: found)
     box, out = black_box(tmp_path / "box.npz", trace), tmp_path / "mine" / "env" / "like.yaml"
     with pytest.raises(SystemExit) as ended:
         main(["robot", "identify", str(box), "robot=franka", f"out={out}"])
@@ -148,9 +148,9 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     assert out.with_suffix(".png").stat().st_size > 10_000
     node = yaml.safe_load(out.read_text())
     assert "friction of joint 7" in out.read_text()
-    assert node.pop("_target_") == "envs.fr3.Fr3"
+    assert node.pop("_target_") == "envs.fr3.env.Fr3"
     world = Fr3(World(**{**node, "num_envs": 2, "threads": 1}))
-    got = fr3_arm.read(world.model)
+    got = joint_model.read(world.model)
     for name, value in found.arm.items():
         np.testing.assert_allclose(got[name], value, atol=1e-4)
     world.reset(0)
@@ -185,4 +185,4 @@ def test_mistakes_are_one_line(
 )
 def test_an_arm_that_cannot_be(arm: dict[str, list[float]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        fr3_arm.write(nominal(), arm)
+        joint_model.write(nominal(), arm)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
+from envs.fr3.assist_force import Config, Magnet
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
 from envs.gym import Config as GymConfig
 from envs.gym import Gym
-from envs.magnet import Config, Magnet
 
 
 def lift(rows: int = 2) -> Fr3:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from envs.maze import GO, LEFT, RIGHT, Config, Maze
-from envs.maze_held_out import mazes
-from envs.maze_levels import MazeLevels, Plans
-from envs.maze_ways import distances
+from envs.maze.env import GO, LEFT, RIGHT, Config, Maze
+from envs.maze.held_out import mazes
+from envs.maze.levels import MazeLevels, Plans
+from envs.maze.shortest_paths import distances
 
 SIDE = 5
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.maze_levels import MazeLevels, Plans
-from envs.maze_words import spell
+from envs.maze.levels import MazeLevels, Plans
+from envs.maze.tokens import spell
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from envs.minigrid import Config, MiniGrid
-from envs.minigrid_beacons import parsed, reached, told_by_planner
-from envs.minigrid_goals import goal
-from envs.minigrid_text import COLOURS
+from envs.minigrid.describe import COLOURS
+from envs.minigrid.env import Config, MiniGrid
+from envs.minigrid.subgoal_sentences import goal
+from envs.minigrid.subgoals import parsed, reached, told_by_planner
 
 TEXTS = [
     *[f"pick up the {colour} key" for colour in COLOURS],

@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("minigrid")
 
-from envs.minigrid import Config, MiniGrid
-from policies.minigrid import Config as PlannerConfig
-from policies.minigrid import Planner, State, search
+from envs.minigrid.env import Config, MiniGrid
+from policies.scripted.minigrid import Config as PlannerConfig
+from policies.scripted.minigrid import Planner, State, search
 
-ID = "envs.minigrid_levels:Levels-v0"
+ID = "envs.minigrid.levels:Levels-v0"
 NAMES = ("size", "walls", "lava", "door", "distance", "layout")
 WALL, DOOR, KEY, GOAL, LAVA = 2, 4, 5, 8, 9
 

@@ -8,7 +8,7 @@ import torch
 from embodied.core.build import ConfigError
 from envs.gym import Config as GymConfig
 from envs.gym import Gym
-from envs.partial import Config, Partial
+from envs.wrappers.partial_observation import Config, Partial
 
 
 def test_columns() -> None:

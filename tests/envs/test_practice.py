@@ -15,10 +15,10 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.rollout import Rollout
-from envs import practice_states
-from envs.practice import Config, Practice
-from envs.practice_states import Facts, Mode, States
+from embodied.training.collector import Rollout
+from envs.reset_free import state_machine
+from envs.reset_free.state_machine import Facts, Mode, States
+from envs.reset_free.wrapper import Config, Practice
 from policies.random import Config as RandomConfig
 from policies.random import Random
 
@@ -29,7 +29,7 @@ def flags(*values: int) -> Tensor:
 
 def states(n: int = 1, **more: object) -> States:
     settings = {"window": 3, "radius": 0.5, "timeout": 6, "recovery": 2, "tries": 2} | more
-    made = States(practice_states.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
+    made = States(state_machine.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
     made.begin(torch.ones(n, dtype=torch.bool))
     return made
 
@@ -38,7 +38,7 @@ def facts(x: float, reached: int = 0, crashed: int = 0, lost: int = 0) -> Facts:
     return Facts(torch.tensor([[x]]), flags(reached), flags(crashed), flags(lost))
 
 
-def names(machine: States, verdict: practice_states.Verdict) -> tuple[str, str]:
+def names(machine: States, verdict: state_machine.Verdict) -> tuple[str, str]:
     """How the episode went on, and the mode."""
     end = "terminated" if verdict.terminated else "truncated" if verdict.truncated else "-"
     return end, Mode(int(machine.memory["mode"])).name
@@ -107,7 +107,7 @@ def test_rows_are_their_own() -> None:
 def test_settings() -> None:
     for bad in ({"lap": 0}, {"window": 1}, {"radius": 0.0}, {"tries": 0}):
         with pytest.raises(ConfigError):
-            practice_states.Config(**bad)
+            state_machine.Config(**bad)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALLOWED", [*module.ALLOWED, "tests."])
 
 
-SHORT = practice_states.Config(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
+SHORT = state_machine.Config(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
 
 
 def push(env: VecEnv, *actions: float) -> list[Step]:
@@ -360,7 +360,7 @@ def test_free_resets_are_what_it_is_compared_with() -> None:
 
 
 def test_not_everything_can_be_practised_in() -> None:
-    world = build({"_target_": "envs.planar.TwoGap", "num_envs": 1})
+    world = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
     with pytest.raises(ConfigError, match="TwoGap: it has no facts"):
         Practice(Config(), world)
 
@@ -375,7 +375,7 @@ def race(n: int, **more: object) -> VecEnv:
 def test_the_slow_lap_is_one() -> None:
     env = race(4, par=300)
     spec = env.spec
-    actor = Actor(build({"_target_": "policies.driver.Lap"}, spec=spec), 4)
+    actor = Actor(build({"_target_": "policies.scripted.race_car.Lap"}, spec=spec), 4)
     torch.manual_seed(0)
     obs, first = env.reset(1), torch.ones(4, dtype=torch.bool)
     laps = torch.zeros(4)

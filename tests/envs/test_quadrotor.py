@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from embodied.embodiments.crazyflie import BOX, GRAVITY, LIBRARY, PAPER, VEHICLES, Vehicle
-from embodied.learners.td3 import Config as Td3Config
-from embodied.learners.td3 import Td3
-from envs.quadrotor import Config, Quadrotor
-from envs.quadrotor_dynamics import Body, Physics, numbers, tilted
-from envs.quadrotor_reward import TARGET, hover
+from embodied.learners.off_policy.td3 import Config as Td3Config
+from embodied.learners.off_policy.td3 import Td3
+from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from envs.quadrotor.hover_env import Config, Quadrotor
+from envs.quadrotor.rewards import TARGET, hover
 from policies.deterministic import Config as PolicyConfig
 from policies.deterministic import Deterministic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from envs.streams import GOLDEN, Streams, mixed
+from envs.row_rng import GOLDEN, Streams, mixed
 
 WORD = (1 << 64) - 1
 

@@ -18,16 +18,16 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
-from envs.fr3 import Config as PoolConfig
-from envs.fr3 import Fr3
-from envs.tasks import TASKS
-from policies import scripted
-from policies.scripted import Scripted
+from envs.fr3.env import Config as PoolConfig
+from envs.fr3.env import Fr3
+from envs.fr3.tasks import TASKS
+from policies.scripted import fr3
+from policies.scripted.fr3 import Scripted
 
 pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
 
-from envs.warp import Config, Fr3Warp
-from envs.warp_start import warp
+from envs.fr3.warp_env import Config, Fr3Warp
+from envs.mujoco.warp_import import warp
 
 
 def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
@@ -86,7 +86,7 @@ def test_a_grasp_goes_as_in_mujoco() -> None:
     """Contacts differ in the last digits of single precision, so rows drift apart slowly."""
     pool, ours, obs = pair("lift", 8)
     torch.manual_seed(0)
-    actor = Actor(Scripted(scripted.Config(task="lift", quality=1.0), pool.spec), 8)
+    actor = Actor(Scripted(fr3.Config(task="lift", quality=1.0), pool.spec), 8)
     first, over, seen = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool), 0.0
     cube = pool.spec.obs["state"].names.index("cube_x")
     for _ in range(40):
@@ -106,7 +106,7 @@ def test_the_demonstrator_inserts_the_peg() -> None:
     torch.manual_seed(0)
     env = made("insert", 12)
     obs = env.reset(seed=3)
-    actor = Actor(Scripted(scripted.Config(task="insert", quality=1.0), env.spec), 12)
+    actor = Actor(Scripted(fr3.Config(task="insert", quality=1.0), env.spec), 12)
     first, over = torch.ones(12, dtype=torch.bool), torch.zeros(12, dtype=torch.bool)
     won = over.clone()
     while not over.all():
@@ -244,11 +244,11 @@ def test_only_rows_that_begin_again_draw() -> None:
 
 
 def test_it_is_quiet_and_says_how_it_is_installed() -> None:
-    code = "import envs.warp, warp; warp.zeros(3)"
+    code = "import envs.fr3.warp_env, warp; warp.zeros(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
     for package in ("warp", "mujoco_warp"):
-        code = f"import sys; sys.modules['{package}'] = None; import envs.warp_start"
+        code = f"import sys; sys.modules['{package}'] = None; import envs.mujoco.warp_import"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "pip install 'embodied-rl[warp]'" in done.stderr.splitlines()[-1]
     assert warp.config.kernel_cache_dir, "kernels are not kept"

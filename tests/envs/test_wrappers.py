@@ -15,10 +15,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs import delays, wrappers
-from envs.planar import Config as GapConfig
-from envs.planar import TwoGap
-from envs.wrapper import Wrapped
+from envs.toy.two_gap import Config as GapConfig
+from envs.toy.two_gap import TwoGap
+from envs.wrappers import delays, time_limit
+from envs.wrappers.stack import Wrapped
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def shown(obs: Tensors) -> list[float]:
 
 
 def test_time_limit() -> None:
-    env = wrappers.TimeLimit(wrappers.LimitConfig(2), Counter(Config(horizon=3)))
+    env = time_limit.TimeLimit(time_limit.LimitConfig(2), Counter(Config(horizon=3)))
     assert shown(env.reset(0)) == [10, 110]
     env.step(zero())
     step = env.step(zero())
@@ -90,7 +90,7 @@ def test_time_limit() -> None:
     step = env.step(zero())
     assert step.truncated.all(), "a reset by hand begins the count again, in its row"
     # An episode that ends by itself in its last step is not truncated as well.
-    env = wrappers.TimeLimit(wrappers.LimitConfig(3), Counter(Config(horizon=3)))
+    env = time_limit.TimeLimit(time_limit.LimitConfig(3), Counter(Config(horizon=3)))
     env.reset(0)
     steps = [env.step(zero()) for _ in range(3)]
     assert steps[2].terminated.tolist() == [True, False]
@@ -99,7 +99,7 @@ def test_time_limit() -> None:
 
 def test_action_repeat() -> None:
     """Horizons 4 and 5, three times each: rows end in the first and second of the second three."""
-    env = wrappers.ActionRepeat(wrappers.RepeatConfig(3, 0.5), Counter(Config()))
+    env = time_limit.ActionRepeat(time_limit.RepeatConfig(3, 0.5), Counter(Config()))
     assert env.spec.dt == pytest.approx(0.3)
     env.reset(0)
     step = env.step(zero())
@@ -174,15 +174,15 @@ def test_frame_stack() -> None:
 
 
 NODE: dict[str, Any] = yaml.safe_load("""
-_target_: envs.wrapper.Wrapped
+_target_: envs.wrappers.stack.Wrapped
 num_envs: 3
-env: {_target_: envs.planar.TwoGap, horizon: 7}
+env: {_target_: envs.toy.two_gap.TwoGap, horizon: 7}
 wrappers:
-  - {_target_: envs.delays.ActionDelay, low: 0, high: 2, show: true}
-  - {_target_: envs.delays.ObservationDelay, low: 0, high: 3}
-  - {_target_: envs.delays.FrameStack, frames: 2}
-  - {_target_: envs.wrappers.ActionRepeat, times: 2}
-  - {_target_: envs.wrappers.TimeLimit, steps: 3}
+  - {_target_: envs.wrappers.delays.ActionDelay, low: 0, high: 2, show: true}
+  - {_target_: envs.wrappers.delays.ObservationDelay, low: 0, high: 3}
+  - {_target_: envs.wrappers.delays.FrameStack, frames: 2}
+  - {_target_: envs.wrappers.time_limit.ActionRepeat, times: 2}
+  - {_target_: envs.wrappers.time_limit.TimeLimit, steps: 3}
 """)
 
 
@@ -216,11 +216,14 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
 
 def test_wrong_settings_are_one_line() -> None:
     bad = [
-        ({"_target_": "envs.delays.ObservationDelay", "names": ["stat"]}, 'did you mean "state"'),
-        ({"_target_": "envs.delays.ActionDelay", "low": 3, "high": 1}, "0 <= low <= high"),
-        ({"_target_": "envs.wrappers.TimeLimit", "steps": 0}, "at least 1"),
-        ({"_target_": "envs.wrappers.TimeLimit", "stepps": 9}, 'did you mean "steps"'),
-        ({"_target_": "envs.delays.FrameStack", "frames": 0}, "at least 1"),
+        (
+            {"_target_": "envs.wrappers.delays.ObservationDelay", "names": ["stat"]},
+            'did you mean "state"',
+        ),
+        ({"_target_": "envs.wrappers.delays.ActionDelay", "low": 3, "high": 1}, "0 <= low <= high"),
+        ({"_target_": "envs.wrappers.time_limit.TimeLimit", "steps": 0}, "at least 1"),
+        ({"_target_": "envs.wrappers.time_limit.TimeLimit", "stepps": 9}, 'did you mean "steps"'),
+        ({"_target_": "envs.wrappers.delays.FrameStack", "frames": 0}, "at least 1"),
     ]
     for node, says in bad:
         with pytest.raises(ConfigError, match=says):
@@ -238,7 +241,7 @@ class Breaks(TwoGap):
 
 
 def test_nan_guard(tmp_path: Path) -> None:
-    env = wrappers.NanGuard(wrappers.GuardConfig(str(tmp_path), keep=2), Breaks(GapConfig(2)))
+    env = time_limit.NanGuard(time_limit.GuardConfig(str(tmp_path), keep=2), Breaks(GapConfig(2)))
     start = env.reset(4)["state"].clone()
     env.step(torch.full((2, 2), 0.25))
     before = env.get_state()["place"].clone()

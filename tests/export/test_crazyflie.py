@@ -16,10 +16,10 @@ from embodied.cli import main
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.embodiments.crazyflie import LIBRARY, PAPER, Vehicle
+from embodied.export.c_header import FLAGS
 from embodied.export.crazyflie import SEEN, history, trained_on, write_crazyflie
 from embodied.export.decision import Decision, facts
-from embodied.export.header import FLAGS
-from envs.quadrotor import STATE, Config, Quadrotor
+from envs.quadrotor.hover_env import STATE, Config, Quadrotor
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="there is no C compiler (cc) on this machine")

@@ -1,5 +1,5 @@
 """The UR that is not there, which ships with the package: `robot=ur_fake` needs it."""
 
-from real_robot.counterparts.rtde import FakeUR
+from real_robot.emulators.ur.controller import FakeUR
 
 __all__ = ["FakeUR"]

@@ -1,6 +1,6 @@
 """The servo bus on a pseudo-terminal, which ships with the package: `robot=so101_fake` needs it."""
 
-from real_robot.counterparts.servo_bus import (
+from real_robot.emulators.servos.bus import (
     MAKES,
     OVERLOAD,
     DynamixelServo,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from embodied.core.spec import Leaf
-from embodied.learners.advantage import clip_loss, clip_slope, gae, normalized, variance
-from embodied.learners.running import Moments, Observed, Returns
-from policies.encoders import Encoder
+from embodied.learners.on_policy.gae import clip_loss, clip_slope, gae, normalized, variance
+from embodied.learners.on_policy.running_stats import Moments, Observed, Returns
+from policies.networks.encoders import Encoder
 
 
 def columns(*rows: list[float]) -> torch.Tensor:

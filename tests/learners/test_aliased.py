@@ -13,19 +13,25 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.aliased import Aliased, distil_loss
-from policies import aliased
+from embodied.learners.finetune.dsrl_na import Aliased, distil_loss
+from policies.steering import dsrl_na
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-BASE = {"_target_": "policies.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
+BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [32]}
-LEARNER = {"_target_": "embodied.learners.aliased.Aliased", "batch_size": 64, "hidden": [32]}
+LEARNER = {
+    "_target_": "embodied.learners.finetune.dsrl_na.Aliased",
+    "batch_size": 64,
+    "hidden": [32],
+}
 
 
 def made(base: dict[str, Any] = BASE, **settings: Any) -> Aliased:
     torch.manual_seed(0)
-    policy = aliased.Aliased.on(
-        build(base, spec=SPEC), {"_target_": "policies.aliased.Aliased", "bound": 2.0}, INNER
+    policy = dsrl_na.Aliased.on(
+        build(base, spec=SPEC),
+        {"_target_": "policies.steering.dsrl_na.Aliased", "bound": 2.0},
+        INNER,
     )
     return build(LEARNER | settings, policy=policy)
 

@@ -8,13 +8,13 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.bresa import Bresa, Held, risk_target
-from embodied.learners.sac import Config as SacConfig
-from embodied.learners.sac import Sac
-from policies.bresa import Reflexive
+from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
+from embodied.learners.off_policy.sac import Config as SacConfig
+from embodied.learners.off_policy.sac import Sac
 from policies.gaussian import Config as GaussianConfig
 from policies.gaussian import Gaussian
-from policies.reflex import reflexing
+from policies.wrappers.reflex_override import Reflexive
+from policies.wrappers.reflex_rule import reflexing
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
@@ -23,7 +23,7 @@ def made(**settings: object) -> Bresa:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [16]}, spec=SPEC)
     node = {
-        "_target_": "embodied.learners.bresa.Bresa",
+        "_target_": "embodied.learners.off_policy.bresa.Bresa",
         "batch_size": 64,
         "hidden": [32],
         "risk_lr": 0.01,

@@ -10,8 +10,8 @@ import torch
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.calql import CalQl, calibrated, conservative_gap
-from embodied.learners.sac import Sac
+from embodied.learners.off_policy.sac import Sac
+from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 

@@ -11,8 +11,8 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.critic import Critic
-from embodied.learners.dsact import Dsact, distribution, huber, value_loss, weights
+from embodied.learners.critics import Critic
+from embodied.learners.off_policy.dsac_t import Dsact, distribution, huber, value_loss, weights
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -21,7 +21,9 @@ def make(spec: Spec = SPEC, **settings: object) -> Dsact:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build({"_target_": "embodied.learners.dsact.Dsact", **given}, policy=policy, spec=spec)
+    return build(
+        {"_target_": "embodied.learners.off_policy.dsac_t.Dsact", **given}, policy=policy, spec=spec
+    )
 
 
 def batch_of(n: int) -> Tensors:
@@ -227,7 +229,7 @@ def test_bandit_is_solved() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "policies.deterministic.Deterministic"}, spec=SPEC)
     with pytest.raises(ConfigError, match="density"):
-        build({"_target_": "embodied.learners.dsact.Dsact"}, policy=policy, spec=SPEC)
+        build({"_target_": "embodied.learners.off_policy.dsac_t.Dsact"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="delay=0"):
         make(delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
+from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.replay import Replay
-from embodied.data.rollout import Rollout
-from embodied.learners.flashsac import Config, Flashsac, sought
+from embodied.learners.off_policy.flashsac import Config, Flashsac, sought
+from embodied.training.collector import Rollout
 from tests.learners.test_sac import score
-from tests.worlds import Reach
+from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -24,7 +24,7 @@ def make(spec: Spec = SPEC, **settings: object) -> Flashsac:
     node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 16, "depth": 1}
     policy = build(node, spec=spec)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
-    node = {"_target_": "embodied.learners.flashsac.Flashsac", **given}
+    node = {"_target_": "embodied.learners.off_policy.flashsac.Flashsac", **given}
     return build(node, policy=policy, spec=spec)
 
 
@@ -159,7 +159,11 @@ def test_learns_to_reach() -> None:
     node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 32}
     policy = build(node, spec=env.spec)
     rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
-    node = {"_target_": "embodied.learners.flashsac.Flashsac", "width": 32, "batch_size": 128}
+    node = {
+        "_target_": "embodied.learners.off_policy.flashsac.Flashsac",
+        "width": 32,
+        "batch_size": 128,
+    }
     learner = build(node | rates, policy=policy, spec=env.spec)
     replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
     for step in range(700):
@@ -174,7 +178,9 @@ def test_learns_to_reach() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "policies.gaussian.Gaussian"}, spec=SPEC)
     with pytest.raises(ConfigError, match="block_gaussian"):
-        build({"_target_": "embodied.learners.flashsac.Flashsac"}, policy=policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.learners.off_policy.flashsac.Flashsac"}, policy=policy, spec=SPEC
+        )
     with pytest.raises(ConfigError, match="policy_delay"):
         make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):

@@ -10,19 +10,21 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.behaviour import behaviour
-from embodied.learners.fql import Fql, value_loss
+from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.offline.fql import Fql, value_loss
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.flow.Flow", "width": 16, "depth": 1}
+FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
 
 
 def make(chunk: int = 1, **settings: Any) -> Fql:
     torch.manual_seed(0)
-    node = {"_target_": "policies.onestep.OneStep", "flow": FLOW, "hidden": [32, 32]}
+    node = {"_target_": "policies.generative.one_step.OneStep", "flow": FLOW, "hidden": [32, 32]}
     policy = build({**node, "chunk": chunk}, spec=SPEC)
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
-    return build({"_target_": "embodied.learners.fql.Fql", **given}, policy=policy, spec=SPEC)
+    return build(
+        {"_target_": "embodied.learners.offline.fql.Fql", **given}, policy=policy, spec=SPEC
+    )
 
 
 def two_modes(n: int) -> Tensors:
@@ -141,9 +143,16 @@ def test_without_values_it_distils_the_flow() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="policy=onestep"):
-        build({"_target_": "embodied.learners.fql.Fql"}, policy=build(FLOW, spec=SPEC), spec=SPEC)
-    wide = {"_target_": "policies.best.Best", "base": FLOW, "n": 2}
-    critic = {"_target_": "embodied.learners.critic.Critic", "n": 1, "hidden": [4]}
+        build(
+            {"_target_": "embodied.learners.offline.fql.Fql"},
+            policy=build(FLOW, spec=SPEC),
+            spec=SPEC,
+        )
+    wide = {"_target_": "policies.wrappers.best_of_n.Best", "base": FLOW, "n": 2}
+    critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
-        node = {"_target_": "policies.onestep.OneStep", "flow": {**wide, "critic": critic}}
+        node = {
+            "_target_": "policies.generative.one_step.OneStep",
+            "flow": {**wide, "critic": critic},
+        }
         build(node, spec=SPEC)

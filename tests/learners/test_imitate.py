@@ -12,7 +12,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitate import Config, Imitate, cosine
+from embodied.learners.imitation.behavior_cloning import Config, Imitate, cosine
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 

@@ -10,7 +10,7 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.iql import Iql, awr_weight, expectile_loss, falling
+from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -19,7 +19,7 @@ def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **setti
     torch.manual_seed(0)
     made = build({"_target_": f"policies.{policy}", "hidden": [32]}, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    node = {"_target_": "embodied.learners.iql.Iql", **given}
+    node = {"_target_": "embodied.learners.offline.iql.Iql", **given}
     return build(node, policy=made, spec=spec, total_steps=100)
 
 
@@ -116,7 +116,7 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
     policy = build(node, spec=SPEC)
     learner = build(
-        {"_target_": "embodied.learners.iql.Iql", "hidden": [32], "beta": 0.1},
+        {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [32], "beta": 0.1},
         policy=policy,
         spec=SPEC,
         total_steps=10,
@@ -130,10 +130,10 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
 
 def test_a_flow_policy_can_be_extracted() -> None:
     torch.manual_seed(0)
-    node = {"_target_": "policies.flow.Flow", "chunk": 3, "width": 16, "depth": 1}
+    node = {"_target_": "policies.generative.flow.Flow", "chunk": 3, "width": 16, "depth": 1}
     policy = build(node, spec=SPEC)
     learner = build(
-        {"_target_": "embodied.learners.iql.Iql", "hidden": [16]},
+        {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [16]},
         policy=policy,
         spec=SPEC,
         total_steps=10,
@@ -176,7 +176,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
         make(expectile=1.0)
     with pytest.raises(ConfigError, match="needs a loss"):
         build(
-            {"_target_": "embodied.learners.iql.Iql"},
+            {"_target_": "embodied.learners.offline.iql.Iql"},
             policy=build({"_target_": "policies.random.Random"}, spec=SPEC),
             spec=SPEC,
             total_steps=1,

@@ -14,19 +14,19 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
-from embodied.data.rollout import Rollout
-from embodied.learners.ppo import Ppo, clip_norm, value_error
-from embodied.loops.keeper import Every, Keeper
-from embodied.loops.rollout import RolloutLoop
+from embodied.learners.on_policy.ppo import Ppo, clip_norm, value_error
+from embodied.training.collector import Rollout
+from embodied.training.on_policy import RolloutLoop
+from embodied.training.trainer import Every, Keeper
 from envs.gym import Config as GymConfig
 from envs.gym import Gym
-from tests.loops.test_rollout import Silent
-from tests.worlds import Config, Counter, Reach
+from tests.toy_envs import Config, Counter, Reach
+from tests.training.test_on_policy import Silent
 
 BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
 NODES: dict[str, dict[str, Any]] = {
-    "normal": {"_target_": "policies.normal.Normal", "hidden": [8], "head": 1.0},
+    "normal": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], "head": 1.0},
     "categorical": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
 }
 MEMORY = {"_target_": "policies.recurrent.Recurrent", "width": 5}
@@ -38,7 +38,7 @@ def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: 
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
-    learner = {"_target_": "embodied.learners.ppo.Ppo", **given}
+    learner = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **given}
     return build(learner, policy=build(node, spec=spec), spec=spec, total_decisions=240)
 
 
@@ -317,7 +317,12 @@ def test_deviation_that_does_not_learn() -> None:
     node = {**NODES["normal"], "learn_std": False, "log_std": -1.0}
     spec = learner.policy.spec
     fixed = build(
-        {"_target_": "embodied.learners.ppo.Ppo", "horizon": 6, "batch_size": 12, "epochs": 1},
+        {
+            "_target_": "embodied.learners.on_policy.ppo.Ppo",
+            "horizon": 6,
+            "batch_size": 12,
+            "epochs": 1,
+        },
         policy=build(node, spec=spec),
         spec=spec,
     )
@@ -328,9 +333,14 @@ def test_deviation_that_does_not_learn() -> None:
 def test_only_the_played_part_of_a_chunk_counts() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {"_target_": "policies.normal.Normal", "chunk": 3, "hidden": [4]}
+    node = {"_target_": "policies.diagonal_gaussian.Normal", "chunk": 3, "hidden": [4]}
     learner = build(
-        {"_target_": "embodied.learners.ppo.Ppo", "horizon": 4, "batch_size": 4, "epochs": 1},
+        {
+            "_target_": "embodied.learners.on_policy.ppo.Ppo",
+            "horizon": 4,
+            "batch_size": 4,
+            "epochs": 1,
+        },
         policy=build(node, spec=env.spec),
         spec=env.spec,
         execute=2,
@@ -352,9 +362,9 @@ def steps(loop: RolloutLoop, count: int) -> None:
 
 def test_policies_without_a_density_are_refused() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({"_target_": "policies.flow.Flow", "width": 8}, spec=spec)
+    policy = build({"_target_": "policies.generative.flow.Flow", "width": 8}, spec=spec)
     with pytest.raises(ConfigError, match="policy=normal"):
-        build({"_target_": "embodied.learners.ppo.Ppo"}, policy=policy, spec=spec)
+        build({"_target_": "embodied.learners.on_policy.ppo.Ppo"}, policy=policy, spec=spec)
     with pytest.raises(ConfigError, match='no observation "truth"'):
         make(value={"obs": ["truth"]})
 
@@ -362,7 +372,7 @@ def test_policies_without_a_density_are_refused() -> None:
 def train(env: VecEnv, policy: dict[str, Any], count: int, **settings: Any) -> Ppo:
     torch.manual_seed(0)
     learner = build(
-        {"_target_": "embodied.learners.ppo.Ppo", **settings},
+        {"_target_": "embodied.learners.on_policy.ppo.Ppo", **settings},
         policy=build(policy, spec=env.spec),
         spec=env.spec,
     )
@@ -383,7 +393,7 @@ def score(learner: Ppo, env: VecEnv, length: int) -> float:
 
 def test_reach_is_learned() -> None:
     env = Reach(8)
-    node = {"_target_": "policies.normal.Normal", "hidden": [32], "log_std": -0.5}
+    node = {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [32], "log_std": -0.5}
     settings = {"horizon": 40, "batch_size": 80, "epochs": 8, "lr": 2e-3, "gamma": 0.9}
     untrained = train(env, node, 0, **settings)
     learner = train(env, node, 6400, **settings)

@@ -10,27 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, build
-from embodied.core.episodes import Episodes
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.data.dataset import transitions
-from embodied.data.rollout import Rollout
-from embodied.learners.qchunk import QChunk
-from tests.worlds import Config, Counter
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import transitions
+from embodied.learners.offline.qchunking import QChunk
+from embodied.training.collector import Rollout
+from tests.toy_envs import Config, Counter
 
 GAMMA = 0.9
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.flow.Flow", "width": 16, "depth": 1}
-CRITIC = {"_target_": "embodied.learners.critic.Critic", "n": 2}
+FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
+CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
 
 
 def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings: Any) -> QChunk:
     torch.manual_seed(0)
     critic = {**CRITIC, "hidden": list(hidden)}
-    node = {"_target_": "policies.best.Best", "base": FLOW, "critic": critic, "n": n}
+    node = {"_target_": "policies.wrappers.best_of_n.Best", "base": FLOW, "critic": critic, "n": n}
     policy = build({**node, "chunk": chunk}, spec=SPEC)
     given = {"batch_size": 16, "gamma": GAMMA, **settings}
-    return build({"_target_": "embodied.learners.qchunk.QChunk", **given}, policy=policy)
+    return build({"_target_": "embodied.learners.offline.qchunking.QChunk", **given}, policy=policy)
 
 
 class Known(nn.Module):
@@ -172,7 +172,7 @@ def test_each_step_moves_its_own_part() -> None:
 def test_refusals() -> None:
     flow = build(FLOW, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=best"):
-        build({"_target_": "embodied.learners.qchunk.QChunk"}, policy=flow)
+        build({"_target_": "embodied.learners.offline.qchunking.QChunk"}, policy=flow)
     with pytest.raises(ConfigError, match="rows hold 1 steps a decision and the policy plans 2"):
         learner = make(2)
         learner._clone_loss(two_modes(4))

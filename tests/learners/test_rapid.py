@@ -13,13 +13,13 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
-from embodied.learners.rapid import Best, Episode, Rapid
-from embodied.loops.log import Log
-from embodied.loops.run import train
+from embodied.learners.on_policy.ppo_rapid import Best, Episode, Rapid
+from embodied.training.logger import Log
+from embodied.training.train import train
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
 
-TARGET = "embodied.learners.rapid.Rapid"
+TARGET = "embodied.learners.on_policy.ppo_rapid.Rapid"
 
 
 def make(name: str = "categorical", seed: int = 0, **settings: Any) -> Rapid:
@@ -198,7 +198,7 @@ def test_it_goes_on_exactly() -> None:
 
 def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
     """In MiniGrid, between two batches and in the middle of episodes."""
-    world = {"_target_": "envs.minigrid.MiniGrid", "id": "MiniGrid-Empty-5x5-v0", "num_envs": 4}
+    world = {"_target_": "envs.minigrid.env.MiniGrid", "id": "MiniGrid-Empty-5x5-v0", "num_envs": 4}
     node = {
         "name": "rapid",
         "env": {**world, "backend": "gymnasium", "threads": 1},

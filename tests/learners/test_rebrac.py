@@ -12,8 +12,8 @@ import yaml
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.rebrac import Rebrac, behaved_loss
-from embodied.learners.td3 import Td3
+from embodied.learners.off_policy.td3 import Td3
+from embodied.learners.offline.rebrac import Rebrac, behaved_loss
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CONFIGS = Path(__file__).parents[2] / "configs" / "learner"

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.adam import Adam
+from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
-from embodied.core.ensemble import Ensemble
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.data.replay import Replay
-from embodied.data.rollout import Rollout
-from embodied.learners.sac import Sac, actor_loss, critic_loss, temperature_slope
-from tests.worlds import Reach
+from embodied.learners.off_policy.sac import Sac, actor_loss, critic_loss, temperature_slope
+from embodied.nn.ensemble import Ensemble
+from embodied.nn.optim import Adam
+from embodied.training.collector import Rollout
+from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -27,7 +27,9 @@ def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "zero_head": zero_head}
     policy = build(node, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build({"_target_": "embodied.learners.sac.Sac", **given}, policy=policy, spec=spec)
+    return build(
+        {"_target_": "embodied.learners.off_policy.sac.Sac", **given}, policy=policy, spec=spec
+    )
 
 
 def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
@@ -227,7 +229,7 @@ def test_learns_to_reach() -> None:
     policy = build(node, spec=env.spec)
     settings = {"hidden": [64, 64], "batch_size": 128, "initial_temperature": 0.1}
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
-    node = {"_target_": "embodied.learners.sac.Sac", **settings, **lrs}
+    node = {"_target_": "embodied.learners.off_policy.sac.Sac", **settings, **lrs}
     learner = build(node, policy=policy, spec=env.spec)
     replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
     for step in range(700):
@@ -257,7 +259,7 @@ def test_refusals() -> None:
         make(spec)
     policy = build({"_target_": "policies.random.Random"}, spec=SPEC)
     with pytest.raises(ConfigError, match="density"):
-        build({"_target_": "embodied.learners.sac.Sac"}, policy=policy, spec=SPEC)
+        build({"_target_": "embodied.learners.off_policy.sac.Sac"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         make(cuda_graph=True).update(batch_of(4))
 

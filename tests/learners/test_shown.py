@@ -12,12 +12,12 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.shown import Shown, remaining
-from embodied.loops.log import Log
-from embodied.loops.run import train
+from embodied.learners.on_policy.ppo_demos import Shown, remaining
+from embodied.training.logger import Log
+from embodied.training.train import train
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
-from tests.loops.test_teaching import NODE, PPO
+from tests.training.test_teaching import NODE, PPO
 
 CLONE = {"before": 30, "warm": 1, "beside": 2, "clone_batch": 8, "clone_lr": 0.02}
 
@@ -26,7 +26,7 @@ def make(name: str = "categorical", rows: int = 40, **settings: Any) -> Shown:
     torch.manual_seed(0)
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
-    node = {"_target_": "embodied.learners.shown.Shown", **given, **settings}
+    node = {"_target_": "embodied.learners.on_policy.ppo_demos.Shown", **given, **settings}
     learner: Shown = build(
         node, policy=build(NODES[name], spec=spec), spec=spec, total_decisions=240
     )
@@ -121,14 +121,14 @@ def test_what_it_does_not_take() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
     policy = build({**MEMORY, "inner": NODES["normal"]}, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
-        build({"_target_": "embodied.learners.shown.Shown"}, policy=policy, spec=spec)
+        build({"_target_": "embodied.learners.on_policy.ppo_demos.Shown"}, policy=policy, spec=spec)
     with pytest.raises(ConfigError, match="length of the run"):
-        node = {"_target_": "embodied.learners.shown.Shown", "fade": 0.5}
+        node = {"_target_": "embodied.learners.on_policy.ppo_demos.Shown", "fade": 0.5}
         build(node, policy=build(NODES["normal"], spec=spec), spec=spec)
 
 
 def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
     node = {**NODE, **PPO, "teacher": None, "output": str(tmp_path / "run")}
-    shown = {**PPO["learner"], "_target_": "embodied.learners.shown.Shown"}  # type: ignore[dict-item]
+    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.Shown"}  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="demos=DIR"):
         train({**node, "learner": shown}, Log(tmp_path, silent=True))

@@ -7,16 +7,16 @@ import copy
 import pytest
 import torch
 
-from embodied.core.adam import Adam
+from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
-from embodied.core.ensemble import Ensemble
-from embodied.core.nets import ACTIVATIONS
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.data.replay import Replay
-from embodied.data.rollout import Rollout
-from embodied.learners.td3 import Td3
-from tests.worlds import Reach
+from embodied.learners.off_policy.td3 import Td3
+from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import ACTIVATIONS
+from embodied.nn.optim import Adam
+from embodied.training.collector import Rollout
+from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -25,7 +25,9 @@ def make(spec: Spec = SPEC, **settings: object) -> Td3:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build({"_target_": "embodied.learners.td3.Td3", **given}, policy=policy, spec=spec)
+    return build(
+        {"_target_": "embodied.learners.off_policy.td3.Td3", **given}, policy=policy, spec=spec
+    )
 
 
 def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
@@ -221,7 +223,7 @@ def test_learns_to_reach() -> None:
     node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
     policy = build(node, spec=env.spec)
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
-    node = {"_target_": "embodied.learners.td3.Td3", **lrs}
+    node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
     learner = build(node, policy=policy, spec=env.spec)
     replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
     for step in range(700):
@@ -240,7 +242,7 @@ def test_learns_to_reach() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "policies.gaussian.Gaussian"}, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=deterministic"):
-        build({"_target_": "embodied.learners.td3.Td3"}, policy=policy, spec=SPEC)
+        build({"_target_": "embodied.learners.off_policy.td3.Td3"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="at least 1"):
         make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):

@@ -15,24 +15,35 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.best import Best, repeat, select_by_q
-from policies.edit import Edit
+from policies.wrappers.best_of_n import Best, repeat, select_by_q
+from policies.wrappers.edit import Edit
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.flow.Flow", "width": 16, "chunk": 2}
+FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 2}
 GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
-LINEAR = {"_target_": "embodied.learners.critic.Critic", "n": 2, "hidden": []}
+LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 
 def best(**settings: Any) -> Best:
     torch.manual_seed(0)
-    node = {"_target_": "policies.best.Best", "base": FLOW, "critic": LINEAR, "n": 4, **settings}
+    node = {
+        "_target_": "policies.wrappers.best_of_n.Best",
+        "base": FLOW,
+        "critic": LINEAR,
+        "n": 4,
+        **settings,
+    }
     return build(node, spec=SPEC)
 
 
 def edit(**settings: Any) -> Edit:
     torch.manual_seed(0)
-    node = {"_target_": "policies.edit.Edit", "base": FLOW, "critic": LINEAR, "edit": GAUSSIAN}
+    node = {
+        "_target_": "policies.wrappers.edit.Edit",
+        "base": FLOW,
+        "critic": LINEAR,
+        "edit": GAUSSIAN,
+    }
     return build({**node, "n": 4, **settings}, spec=SPEC)
 
 
@@ -122,7 +133,12 @@ def test_any_base_and_what_its_critic_judges() -> None:
     """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
     torch.manual_seed(1)
     flow = build(FLOW, spec=SPEC)
-    latent = {"_target_": "policies.latent.Latent", "bound": 2.0, "base": FLOW, "inner": GAUSSIAN}
+    latent = {
+        "_target_": "policies.steering.dsrl.Latent",
+        "bound": 2.0,
+        "base": FLOW,
+        "inner": GAUSSIAN,
+    }
     steered = build(latent, spec=SPEC)
     steered.base.load_state_dict(flow.state_dict())
     policy = best(base=latent, n=5)

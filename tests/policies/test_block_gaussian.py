@@ -12,7 +12,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from policies.block_gaussian import BlockGaussian
-from policies.blocks import BatchNorm, Blocks
+from policies.networks.residual_blocks import BatchNorm, Blocks
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 

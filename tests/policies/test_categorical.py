@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributions import Categorical as Theirs
 
 from embodied.core.build import ConfigError
-from embodied.core.episodes import EpisodeWriter, read_episodes
 from embodied.core.spec import Leaf, Spec
-from embodied.data.dataset import Dataset, chunks
-from embodied.learners.imitate import Config as ImitateConfig
-from embodied.learners.imitate import Imitate
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
+from embodied.datasets.transitions import Dataset, chunks
+from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
+from embodied.learners.imitation.behavior_cloning import Imitate
 from policies.categorical import Categorical, Config
 
 CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")

@@ -13,17 +13,22 @@ from torch.distributions import Normal
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from policies.chain import Chain
-from policies.noisy_diffusion import NoisyDiffusion
-from policies.noisy_flow import NoisyFlow
-from policies.relay import Relay
+from policies.denoising_mdp.chain import Chain
+from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from policies.denoising_mdp.noisy_flow import NoisyFlow
+from policies.denoising_mdp.partial_finetune import Relay
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
-    "flow": {"_target_": "policies.flow.Flow", "chunk": 3, "steps": 4, "width": 16},
-    "one step": {"_target_": "policies.flow.Flow", "chunk": 3, "steps": 1, "width": 16},
-    "shortcut": {"_target_": "policies.shortcut.Shortcut", "chunk": 3, "steps": 2, "width": 16},
-    "diffusion": {"_target_": "policies.diffusion.Diffusion", "chunk": 3, "width": 16},
+    "flow": {"_target_": "policies.generative.flow.Flow", "chunk": 3, "steps": 4, "width": 16},
+    "one step": {"_target_": "policies.generative.flow.Flow", "chunk": 3, "steps": 1, "width": 16},
+    "shortcut": {
+        "_target_": "policies.generative.shortcut.Shortcut",
+        "chunk": 3,
+        "steps": 2,
+        "width": 16,
+    },
+    "diffusion": {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 3, "width": 16},
 }
 
 

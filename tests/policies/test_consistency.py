@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from policies.consistency import Config, Consistency
+from policies.generative.consistency import Config, Consistency
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -90,4 +90,6 @@ def test_only_the_noisier_side_learns() -> None:
 def test_steps_that_do_not_fit_are_refused() -> None:
     for settings in ({"steps": 0}, {"steps": 9, "levels": 8}):
         with pytest.raises(ConfigError, match="steps="):
-            build({"_target_": "policies.consistency.Consistency", **settings}, spec=SPEC)
+            build(
+                {"_target_": "policies.generative.consistency.Consistency", **settings}, spec=SPEC
+            )

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.norm import Range, Standard
 from embodied.core.spec import Leaf
-from policies.encoders import Encoder, ImageConfig
+from embodied.nn.normalizers import Range, Standard
+from policies.networks.encoders import Encoder, ImageConfig
 
 OBS = {
     "b": Leaf((2,)),

@@ -11,7 +11,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.featured import Featured
+from policies.steering.dsrl_features import Featured
 
 SPEC = Spec(
     {
@@ -23,7 +23,7 @@ SPEC = Spec(
     dt=0.1,
 )
 BASE = {
-    "_target_": "policies.flow.Flow",
+    "_target_": "policies.generative.flow.Flow",
     "chunk": 3,
     "width": 16,
     "images": {"channels": [4], "features": 7},
@@ -33,7 +33,7 @@ INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
 
 def made(**base: Any) -> Featured:
     torch.manual_seed(0)
-    node = {"_target_": "policies.featured.Featured", "bound": 2.0}
+    node = {"_target_": "policies.steering.dsrl_features.Featured", "bound": 2.0}
     policy = Featured.on(build(BASE | base, spec=SPEC), node, INNER)
     assert isinstance(policy, Featured)
     return policy
@@ -76,4 +76,4 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
 def test_a_base_without_an_encoder_is_refused() -> None:
     base = build({"_target_": "policies.random.Random"}, spec=SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
-        Featured.on(base, {"_target_": "policies.featured.Featured"}, INNER)
+        Featured.on(base, {"_target_": "policies.steering.dsrl_features.Featured"}, INNER)

@@ -10,10 +10,10 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.nets import mlp
 from embodied.core.spec import Leaf, Spec
-from policies.layers import Layers, layers
-from policies.normal import Density, Normal
+from embodied.nn.networks import mlp
+from policies.diagonal_gaussian import Density, Normal
+from policies.networks.layers import Layers, layers
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
@@ -21,7 +21,9 @@ SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 
 def make(**settings: Any) -> Normal:
     torch.manual_seed(0)
-    return build({"_target_": "policies.normal.Normal", "hidden": [8], **settings}, spec=SPEC)
+    return build(
+        {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], **settings}, spec=SPEC
+    )
 
 
 def test_density_and_entropy_by_hand() -> None:
@@ -80,7 +82,7 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 def test_discrete_actions_are_refused() -> None:
     spec = SPEC.with_act(Leaf((), "int64", 0, 3))
     with pytest.raises(ConfigError, match="continuous"):
-        build({"_target_": "policies.normal.Normal"}, spec=spec)
+        build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=spec)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

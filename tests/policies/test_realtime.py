@@ -15,31 +15,31 @@ from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
+from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
-from embodied.loops.evaluate import evaluate
-from envs.planar import Config as GapConfig
-from envs.planar import TwoGap
-from policies.realtime import Past, Realtime, pulled, weights
-from policies.strides import Stride, sample
+from envs.toy.two_gap import Config as GapConfig
+from envs.toy.two_gap import TwoGap
+from policies.generative.guidance import Stride, sample
+from policies.wrappers.real_time_chunking import Past, Realtime, pulled, weights
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.flow.Flow", "width": 16, "chunk": 6}
+FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 6}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "flow": FLOW,
-    "shortcut": {**FLOW, "_target_": "policies.shortcut.Shortcut", "steps": 2},
-    "consistency": {**FLOW, "_target_": "policies.consistency.Consistency", "steps": 3},
-    "diffusion": {**FLOW, "_target_": "policies.diffusion.Diffusion"},
-    "stochastic": {**FLOW, "_target_": "policies.diffusion.Diffusion", "eta": 1.0},
+    "shortcut": {**FLOW, "_target_": "policies.generative.shortcut.Shortcut", "steps": 2},
+    "consistency": {**FLOW, "_target_": "policies.generative.consistency.Consistency", "steps": 3},
+    "diffusion": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
+    "stochastic": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion", "eta": 1.0},
     "relay": {
-        "_target_": "policies.relay.Relay",
-        "base": {**FLOW, "_target_": "policies.diffusion.Diffusion"},
+        "_target_": "policies.denoising_mdp.partial_finetune.Relay",
+        "base": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
     },
 }
 
 
 def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> Realtime:
     torch.manual_seed(0)
-    node = {"_target_": "policies.realtime.Realtime", "base": base, **settings}
+    node = {"_target_": "policies.wrappers.real_time_chunking.Realtime", "base": base, **settings}
     policy: Realtime = build(node, spec=SPEC)
     action = torch.rand(50, 2) * torch.tensor([0.4, 1.6]) - 0.2
     policy.fit({"obs/state": 2 * torch.randn(50, 3), "action": action.clamp(-1, 1)})
@@ -304,7 +304,10 @@ def test_an_actor_goes_on_exactly(tmp_path: Path) -> None:
 
 def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
     base = realtime().base
-    node = {**realtime(delay=3, mode="hard").node, "base": {"_target_": "policies.act.Act"}}
+    node = {
+        **realtime(delay=3, mode="hard").node,
+        "base": {"_target_": "policies.generative.act.Act"},
+    }
     policy = asked_for(base, node, tmp_path, {})
     assert isinstance(policy, Realtime) and policy.config.delay == 3 and policy.chunk == 6
     for name, value in base.state_dict().items():

@@ -11,7 +11,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.encoders import Encoder
+from policies.networks.encoders import Encoder
 from policies.recurrent import Memory, Recurrent
 
 OBS = {"state": Leaf((3,))}
@@ -79,6 +79,9 @@ def test_gradients_reach_the_first_observation() -> None:
 
 
 def test_inner_policies_without_a_density_are_refused() -> None:
-    node = {"_target_": "policies.recurrent.Recurrent", "inner": {"_target_": "policies.flow.Flow"}}
+    node = {
+        "_target_": "policies.recurrent.Recurrent",
+        "inner": {"_target_": "policies.generative.flow.Flow"},
+    }
     with pytest.raises(ConfigError, match="density"):
         build(node, spec=Spec(OBS, ACTS["normal"], dt=0.1))

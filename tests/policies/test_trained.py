@@ -9,10 +9,10 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
-from embodied.core.episodes import read_episodes
 from embodied.core.spec import Leaf, Spec, SpecMismatch
-from embodied.data.collect import CollectConfig, collect
-from policies.trained import Trained
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.datasets.lerobot.reader import read_episodes
+from policies.scripted.checkpoint import Trained
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -27,7 +27,7 @@ def saved(folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = SPEC, chun
 
 
 def trained(run: Path, spec: Spec = SPEC, **settings: object) -> Trained:
-    node = {"_target_": "policies.trained.Trained", "run": str(run), **settings}
+    node = {"_target_": "policies.scripted.checkpoint.Trained", "run": str(run), **settings}
     return build(node, spec=spec)
 
 
@@ -88,12 +88,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_collecting_from_a_run(tmp_path: Path) -> None:
-    from tests.worlds import Reach
+    from tests.toy_envs import Reach
 
     run = saved(tmp_path / "run", spec=Reach(1).spec)
     settings = CollectConfig(
-        env={"_target_": "tests.worlds.Reach"},
-        demonstrator={"_target_": "policies.trained.Trained", "run": str(run), "random": 0.5},
+        env={"_target_": "tests.toy_envs.Reach"},
+        demonstrator={
+            "_target_": "policies.scripted.checkpoint.Trained",
+            "run": str(run),
+            "random": 0.5,
+        },
         episodes=6,
         out=str(tmp_path / "set"),
         num_envs=3,

@@ -7,7 +7,7 @@ import resource
 import signal
 import time
 
-from real_robot.requests import MOST_BYTES, Request, Verb
+from real_robot.daemon.requests import MOST_BYTES, Request, Verb
 from real_robot.safety.checks import FreshConfig
 from tests.fakes.servo_bus import Faults
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings

@@ -24,10 +24,10 @@ from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from real_robot.arm import Floats
+from real_robot.control.arm_state import Floats
 from real_robot.deployment import Deployment
-from real_robot.mailbox import memory_folder
-from real_robot.messages import Mode
+from real_robot.ipc.mailbox import memory_folder
+from real_robot.ipc.messages import Mode
 from real_robot.safety.checks import FreshConfig
 from tests.fakes.servo_bus import FakeBus
 from tests.real_robot.test_control import LIMITS
@@ -204,7 +204,7 @@ def deployment(folder: Path, settings: Settings, bus: FakeBus | None) -> Deploym
     fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
     return Deployment(
         driver=sim if bus is None else servos(settings, bus),
-        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(folder / "policy" / "0", policy, 0)),
         hertz=HERTZ,
@@ -226,7 +226,7 @@ def servos(settings: Settings, bus: FakeBus) -> dict[str, Any]:
         for i, (name, zero) in enumerate(zip(fr3.JOINTS, ZEROS, strict=True), 1)
     ]
     return {
-        "_target_": "real_robot.drivers.servo_bus.ServoBus",
+        "_target_": "real_robot.drivers.servos.driver.ServoBus",
         "protocol": "dynamixel",
         "port": bus.path,
         "joints": joints,

@@ -23,11 +23,11 @@ from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.flight import Flight
-from real_robot.counterparts.crazyflie_firmware import LOCK_AFTER
+from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
-from real_robot.drivers.crazyflie import ASK, SPEED
-from real_robot.observe import names_of
-from real_robot.requests import Verb
+from real_robot.drivers.crazyflie.driver import ASK, SPEED
+from real_robot.emulators.crazyflie.firmware import LOCK_AFTER
+from real_robot.policy.observer import names_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.blows import SAY, end_daemon
 from tests.real_robot.chaos import Blow, Scene, Settings, ended, place

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real_robot.arm import Arm, Floats
+from real_robot.control.arm_state import Arm, Floats
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from real_robot.safety.energy import Config as EnergyConfig
-from real_robot.safety.energy import Energy
+from real_robot.safety.energy_tank import Config as EnergyConfig
+from real_robot.safety.energy_tank import Energy
 from real_robot.safety.limits import Limiter
 from tests.real_robot.test_chain import DT, LIMITS, START, within
 

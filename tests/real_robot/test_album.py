@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.episodes import EpisodeWriter, read_episodes
-from real_robot.album import KEPT, Album
-from real_robot.camera import CameraError, Picture
-from real_robot.messages import Mode
-from real_robot.observe import Observer
-from real_robot.record import Scribe, seen_spec
-from real_robot.view import Shown, View, box
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
+from real_robot.cameras.camera import CameraError, Picture
+from real_robot.cameras.frame_history import KEPT, Album
+from real_robot.cameras.shared_frames import Shown, View, box
+from real_robot.ipc.messages import Mode
+from real_robot.policy.observer import Observer
+from real_robot.recording.recorder import Scribe, seen_spec
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_record import ticks
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from real_robot.blackbox import BlackBox, BlackBoxError, keep_newest
-from real_robot.mailbox import MailboxError
+from real_robot.ipc.mailbox import MailboxError
+from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest
 
 RECORD = np.dtype([("tick", "<i8"), ("q", "<f8", (64,))])
 

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.camera import Camera, CameraError, Frame, fitted
-from real_robot.cameras import Folder, FolderConfig, Rendered, RenderedConfig, Video, VideoConfig
+from real_robot.cameras.camera import Camera, CameraError, Frame, fitted
+from real_robot.cameras.sources import (
+    Folder,
+    FolderConfig,
+    Rendered,
+    RenderedConfig,
+    Video,
+    VideoConfig,
+)
 
 PATIENT = 60.0
 

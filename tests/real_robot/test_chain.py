@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.arm import Arm, Floats, Limits
+from real_robot.control.arm_state import Arm, Floats, Limits
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import (
     Enabled,

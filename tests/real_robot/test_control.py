@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from embodied.embodiments import fr3
-from embodied.embodiments.cartesian import CartesianDelta
-from embodied.embodiments.cartesian import Config as CartesianConfig
-from real_robot.arm import Floats, Limits
-from real_robot.control import Boxes, Control
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.cartesian_delta import Config as CartesianConfig
+from real_robot.control.arm_state import Floats, Limits
+from real_robot.control.chunk_follower import Chunk, Follower
+from real_robot.control.loop import Boxes, Control
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
-from real_robot.follow import Chunk, Follower
-from real_robot.messages import Mode, Wish
+from real_robot.ipc.messages import Mode, Wish
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter

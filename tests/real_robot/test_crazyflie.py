@@ -14,16 +14,16 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
-from envs.crazyflie_flown import PLACES
-from real_robot.arm import Limits
-from real_robot.boxes import Boxes
-from real_robot.control import Control
-from real_robot.counterparts.crazyflie_firmware import State
-from real_robot.drivers.crazyflie import Config, Crazyflie, Phase
+from envs.hardware_sim.crazyflie_flight import PLACES
+from real_robot.control.arm_state import Limits
+from real_robot.control.chunk_follower import Follower
+from real_robot.control.homing import Homing
+from real_robot.control.loop import Control
+from real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
 from real_robot.drivers.driver import DriverError
-from real_robot.follow import Follower
-from real_robot.homing import Homing
-from real_robot.messages import Mode, Wish
+from real_robot.emulators.crazyflie.firmware import State
+from real_robot.ipc.channels import Boxes
+from real_robot.ipc.messages import Mode, Wish
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
 from real_robot.safety.limits import Limiter
@@ -188,7 +188,12 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
     """A motion capture system sees it; when nobody does any more, that is a fault."""
     folder = tmp_path / "seen"
     folder.mkdir()
-    seen = {"_target_": "real_robot.seen.Seen", "folder": str(folder), "names": PLACES, "age": 2.0}
+    seen = {
+        "_target_": "real_robot.ipc.external_state.Seen",
+        "folder": str(folder),
+        "names": PLACES,
+        "age": 2.0,
+    }
     with (
         FakeCrazyflie(folder, external=True, place=(0.4, 0.3, 0.0)) as fake,
         driver(fake, tracker=seen) as arm,

@@ -13,13 +13,13 @@ from cflib.crazyflie.commander import Commander
 from cflib.crazyflie.high_level_commander import HighLevelCommander
 from cflib.crtp.crtpstack import CRTPPacket
 
-from envs.crazyflie import Config
-from envs.crazyflie_flown import STEP, Flown
-from real_robot.counterparts import crtp
-from real_robot.counterparts.crazyflie_firmware import Config as FirmwareConfig
-from real_robot.counterparts.crazyflie_firmware import Firmware, State
-from real_robot.counterparts.crazyflie_server import Server
-from real_robot.counterparts.crazyflie_setpoint import OFF, Order, Setpoint, generic, legacy, order
+from envs.hardware_sim.crazyflie import Config
+from envs.hardware_sim.crazyflie_flight import STEP, Flown
+from real_robot.emulators.crazyflie import crtp
+from real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
+from real_robot.emulators.crazyflie.firmware import Firmware, State
+from real_robot.emulators.crazyflie.server import Server
+from real_robot.emulators.crazyflie.setpoint import OFF, Order, Setpoint, generic, legacy, order
 
 FRAMES = 100_000
 UP = Setpoint("place", "place", "angle", (0.0, 0.0, 0.5))

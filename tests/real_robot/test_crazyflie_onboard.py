@@ -15,16 +15,16 @@ import pytest
 import torch
 import yaml
 
-from embodied.commands.deploy.site import site
 from embodied.compose import compose
 from embodied.core.build import build
 from embodied.core.checkpoint import save
+from embodied.deploy.site import site
 from embodied.embodiments.crazyflie import PAPER
 from embodied.export.crazyflie import export_app
-from envs.crazyflie_flown import CPU
-from envs.quadrotor import Config, Quadrotor
-from envs.quadrotor_pilot import QUICK, Pilot
-from real_robot.drivers.crazyflie import Crazyflie
+from envs.hardware_sim.crazyflie_flight import CPU
+from envs.quadrotor.cascade_controller import QUICK, Pilot
+from envs.quadrotor.hover_env import Config, Quadrotor
+from real_robot.drivers.crazyflie.driver import Crazyflie
 from real_robot.drivers.driver import DriverError
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.test_crazyflie import driver, near, take_off, towards, until
@@ -76,7 +76,7 @@ def like_the_pilot() -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     save(folder / "checkpoints" / "00000000", like_the_pilot(), 0)
-    node = {"_target_": "envs.quadrotor.Quadrotor", "vehicle": "paper"}
+    node = {"_target_": "envs.quadrotor.hover_env.Quadrotor", "vehicle": "paper"}
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": node}))
     return folder
 

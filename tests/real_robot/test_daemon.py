@@ -27,12 +27,12 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.embodiments import fr3
+from real_robot.daemon.client import ToolError, ask, connect
+from real_robot.daemon.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
+from real_robot.daemon.server import PATIENCE, SOCKET, Desk, DeskError
 from real_robot.deployment import Deployment
-from real_robot.desk import PATIENCE, SOCKET, Desk, DeskError
-from real_robot.messages import Mode
-from real_robot.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
+from real_robot.ipc.messages import Mode
 from real_robot.safety.checks import FreshConfig
-from real_robot.tool import ToolError, ask, connect
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_decide import GOAL, SPEC
 
@@ -66,7 +66,7 @@ class Bridge:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "real_robot.daemon", str(self.folder)],
+            [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=(self.folder / "daemon.err").open("wb"),
         )
@@ -117,11 +117,11 @@ class Bridge:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    node = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     place = tmp_path_factory.mktemp("policy")
     return Deployment(
         driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(place / "0", build(node, spec=SPEC), 0)),
         hertz=HERTZ,

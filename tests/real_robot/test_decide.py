@@ -11,12 +11,12 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
-from real_robot.arm import Floats
-from real_robot.decide import Decider
-from real_robot.messages import Mode, Wish
-from real_robot.observe import Observer
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from real_robot.control.arm_state import Floats
+from real_robot.ipc.messages import Mode, Wish
+from real_robot.policy.decider import Decider
+from real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, STEP, Bench
 
 GOAL = {"goal_x": 0.5, "goal_y": 0.15, "goal_z": 0.2}
@@ -47,7 +47,7 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
     torch.manual_seed(0)
     bench = Bench(tmp_path, noise=1e-4)
     policy = build(
-        {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}, spec=SPEC
+        {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}, spec=SPEC
     )
     observer = Observer(SPEC, 7, tool, GOAL)
     state, chunk = bench.there.state, bench.there.chunk

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.arm import Arm, Limits
+from real_robot.control.arm_state import Arm, Limits
 from real_robot.safety.chain import Chain
-from real_robot.safety.energy import (
+from real_robot.safety.energy_tank import (
     Config,
     Energy,
     Impedance,

@@ -16,12 +16,12 @@ import yaml
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import require_same
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
-from real_robot.env import Config, RealEnv
-from real_robot.guest import GuestError
-from real_robot.messages import Mode
-from real_robot.requests import Verb
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from real_robot.daemon.requests import Verb
+from real_robot.ipc.messages import Mode
+from real_robot.rl.robot_env import Config, RealEnv
+from real_robot.rl.session import GuestError
 
 PATIENT = 90.0  # s
 
@@ -35,7 +35,7 @@ def robot() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    world = {"_target_": "envs.fr3.Fr3", "task": "reach"}
+    world = {"_target_": "envs.fr3.env.Fr3", "task": "reach"}
     made = RealEnv(Config(robot(), world, horizon=60, patience=PATIENT))
     yield made
     made.close()
@@ -45,7 +45,7 @@ def env() -> Iterator[RealEnv]:
 def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
     require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
     torch.manual_seed(0)
-    node = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     actor = Actor(build(node, spec=env.spec), 1)
     obs, first = env.reset(), torch.tensor([True])
     goals, ends = [], []
@@ -113,7 +113,7 @@ def test_two_may_share_an_arm_one_after_the_other(env: RealEnv) -> None:
 
 
 def test_what_an_arm_cannot_be(env: RealEnv) -> None:
-    world = {"_target_": "envs.fr3.Fr3", "task": "reach"}
+    world = {"_target_": "envs.fr3.env.Fr3", "task": "reach"}
     with pytest.raises(ConfigError, match="one arm"):
         RealEnv(Config(robot(), world, num_envs=2))
     with pytest.raises(ConfigError, match="can't be set"):
@@ -125,7 +125,7 @@ def test_what_an_arm_cannot_be(env: RealEnv) -> None:
 
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:
     node = {**robot(), "seconds": 5.0}  # not the other tests' arm
-    other = RealEnv(Config(node, {"_target_": "envs.fr3.Fr3", "task": "reach"}))
+    other = RealEnv(Config(node, {"_target_": "envs.fr3.env.Fr3", "task": "reach"}))
     assert other.guest is not env.guest
     other.reset()
     os.kill(other.guest.daemon.pid, signal.SIGKILL)

@@ -13,23 +13,23 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.data.collect import CollectConfig, collect
-from embodied.rewards.classifier import Classifier
-from embodied.rewards.watched import PICTURE
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
-from envs.fr3_posed import Config as PosedConfig
-from envs.fr3_posed import Posed
-from real_robot.camera import CameraError
-from real_robot.env import Config, RealEnv
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.rewards.success.classifier import Classifier
+from embodied.rewards.wrappers.render_caption import PICTURE
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from envs.fr3.rendered_camera import Config as PosedConfig
+from envs.fr3.rendered_camera import Posed
+from real_robot.cameras.camera import CameraError
+from real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 
 SIZE = 32
-LIFT = {"_target_": "policies.scripted.Scripted", "task": "lift", "quality": 1.0}
+LIFT = {"_target_": "policies.scripted.fr3.Scripted", "task": "lift", "quality": 1.0}
 CAMERA = {
-    "_target_": "real_robot.cameras.Rendered",
+    "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "lift", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "lift", "size": SIZE},
 }
 
 
@@ -53,7 +53,7 @@ def test_a_posed_picture_is_the_simulations() -> None:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    world = {"_target_": "envs.fr3.Fr3", "task": "lift"}
+    world = {"_target_": "envs.fr3.env.Fr3", "task": "lift"}
     made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=CAMERA, age=30.0))
     yield made
     made.close()
@@ -61,16 +61,16 @@ def env() -> Iterator[RealEnv]:
 
 def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
     """What a run does with reward=classifier, which has learned from pictures of the simulation."""
-    world = {"_target_": "envs.fr3.Fr3", "task": "lift", "drawing": "light", "threads": 1}
-    photographed = {"_target_": "embodied.rewards.photographed.Photographed", "size": SIZE}
-    pictured = {"_target_": "envs.wrapper.Wrapped", "env": world, "wrappers": [photographed]}
+    world = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "drawing": "light", "threads": 1}
+    photographed = {"_target_": "embodied.rewards.wrappers.photographed.Photographed", "size": SIZE}
+    pictured = {"_target_": "envs.wrappers.stack.Wrapped", "env": world, "wrappers": [photographed]}
     config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)
     # The arm is told to stop within some steps of where the simulation was: all of these look won.
     how = {"views": [PICTURE], "channels": [16, 32], "hidden": [32], "lr": 0.003}
     how |= {"last": 3, "margin": 4}
     node: dict[str, Any] = {
-        "_target_": "embodied.rewards.classifier.Classifier",
+        "_target_": "embodied.rewards.success.classifier.Classifier",
         "data": str(tmp_path / "won"),
         "training": {**how, "updates": 500, "batch_size": 64},
         "refit_every": 0,
@@ -109,4 +109,4 @@ def test_no_camera_and_an_old_picture(env: RealEnv) -> None:
     with pytest.raises(CameraError, match="nothing new"):
         env.sight.watch.newest(-1.0)
     with pytest.raises(ConfigError, match="scene"):
-        build({"_target_": "real_robot.cameras.Rendered", "scenes": {}})
+        build({"_target_": "real_robot.cameras.sources.Rendered", "scenes": {}})

@@ -16,20 +16,20 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import require_same
-from envs.fr3 import Config as Fr3Config
-from envs.fr3 import Fr3
-from envs.fr3_posed import Config as PosedConfig
-from envs.fr3_posed import Posed
-from real_robot.camera import CameraError
-from real_robot.env import Config, RealEnv
-from real_robot.messages import Mode
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from envs.fr3.rendered_camera import Config as PosedConfig
+from envs.fr3.rendered_camera import Posed
+from real_robot.cameras.camera import CameraError
+from real_robot.ipc.messages import Mode
+from real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 from tests.real_robot.trouble import Trouble
 
 pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE = 32
 WORLD: dict[str, Any] = {
-    "_target_": "envs.fr3.Fr3",
+    "_target_": "envs.fr3.env.Fr3",
     "task": "reach",
     "cameras": ["front"],
     "image_size": SIZE,
@@ -37,11 +37,11 @@ WORLD: dict[str, Any] = {
     "threads": 1,
 }
 FRONT = {
-    "_target_": "real_robot.cameras.Rendered",
+    "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "reach", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "reach", "size": SIZE},
 }
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
+FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
 FLOW |= {"images": {"channels": [8, 16], "features": 16}}
 
 
@@ -161,7 +161,7 @@ def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
 
 
 def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    node = {"_target_": "real_robot.cameras.Folder", "path": str(tmp_path / "nowhere")}
+    node = {"_target_": "real_robot.cameras.sources.Folder", "path": str(tmp_path / "nowhere")}
     made = RealEnv(Config(seeing(front=node), WORLD, patience=PATIENT))
     try:
         with pytest.raises(ConfigError, match="no PNG or JPEG files"):

@@ -16,12 +16,12 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy, save
-from embodied.core.episodes import Episodes, read_episodes
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
-from real_robot.requests import Verb
 from real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import Bridge, until
@@ -32,13 +32,13 @@ from tests.real_robot.test_record import recorded
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE, SMALL = 32, (12, 16)
 SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
 FLOW |= {"images": {"channels": [8, 16], "features": 16}}
 FILES = 40
 FRONT = {
-    "_target_": "real_robot.cameras.Rendered",
+    "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 30.0,
-    "scene": {"_target_": "envs.fr3_posed.Posed", "task": "reach", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "reach", "size": SIZE},
 }
 
 
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, Any]:
     folder.mkdir()
     for k in range(FILES):
         cv2.imwrite(str(folder / f"{k:03d}.png"), np.full((24, 32, 3), 6 * k, np.uint8))
-    return {"_target_": "real_robot.cameras.Folder", "path": str(folder), "fps": 30.0}
+    return {"_target_": "real_robot.cameras.sources.Folder", "path": str(folder), "fps": 30.0}
 
 
 def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
@@ -61,7 +61,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("filmed")
     return Deployment(
         driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=policy(place / "first"),
         hertz=100.0,
@@ -204,7 +204,7 @@ def test_another_policy_takes_over_the_same_cameras(
     bridge: Bridge, deployment: Deployment, tmp_path: Path
 ) -> None:
     """One device can be opened once: newcomer and predecessor look at what the cameras show."""
-    from real_robot.tool import ask
+    from real_robot.daemon.client import ask
 
     before = bridge.running()
     larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))

@@ -21,23 +21,23 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import fr3
-from embodied.embodiments.cartesian import CartesianDelta
-from embodied.embodiments.cartesian import Config as CartesianConfig
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
-from envs.franky import Config as FrankyConfig
-from envs.franky import Franky
-from real_robot.arm import Limits
-from real_robot.control import Boxes, Control
+from envs.hardware_sim.franka import Config as FrankyConfig
+from envs.hardware_sim.franka import Franky
+from real_robot.control.arm_state import Limits
+from real_robot.control.chunk_follower import Follower
+from real_robot.control.loop import Boxes, Control
 from real_robot.drivers.driver import DriverError
-from real_robot.drivers.franka import Franka
-from real_robot.drivers.franka_calls import explain
-from real_robot.drivers.franka_limits import Own, allowed, misfit, own
-from real_robot.drivers.franka_springs import Tool
-from real_robot.follow import Follower
-from real_robot.messages import Mode, Wish
+from real_robot.drivers.franka.driver import Franka
+from real_robot.drivers.franka.errors import explain
+from real_robot.drivers.franka.impedance import Tool
+from real_robot.drivers.franka.limits import Own, allowed, misfit, own
+from real_robot.ipc.messages import Mode, Wish
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
@@ -72,7 +72,7 @@ def until(so: Callable[[], Any], what: str) -> None:
 @pytest.fixture(scope="module")
 def settings() -> Iterator[dict[str, Any]]:
     """A Franka that is not there, before a cube."""
-    world = {"_target_": "envs.wired.Wired", "task": "lift"}
+    world = {"_target_": "envs.hardware_sim.fr3_task.Wired", "task": "lift"}
     counterpart = Franky(FrankyConfig(world=world))
     try:
         yield counterpart.start()

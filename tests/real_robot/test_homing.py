@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from embodied.embodiments import fr3
-from real_robot.blackbox import BlackBox
-from real_robot.boxes import Boxes
-from real_robot.drivers.dry import Dry
+from real_robot.control.homing import SHARE, Homing
+from real_robot.drivers.dry_run import Dry
 from real_robot.drivers.sim import Config, Sim
-from real_robot.homing import SHARE, Homing
-from real_robot.messages import Mode, Wish
+from real_robot.ipc.channels import Boxes
+from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.ring_buffer import BlackBox
 from tests.real_robot.test_control import LIMITS, Bench, within
 
 AWAY = fr3.HOME + np.array([0.4, 0.2, -0.3, 0.3, 0.2, 0.1, -0.5])

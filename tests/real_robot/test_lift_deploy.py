@@ -18,10 +18,10 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.core.checkpoint import save
-from embodied.core.episodes import read_episodes
-from real_robot.arm import Limits
+from embodied.datasets.lerobot.reader import read_episodes
+from real_robot.control.arm_state import Limits
 from real_robot.deployment import Deployment
-from real_robot.mailbox import MailboxError
+from real_robot.ipc.mailbox import MailboxError
 
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
@@ -87,7 +87,9 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
     """Delays, noise and another arm in training change nothing of what is seen and done."""
     world = yaml.safe_load((ROOT / "configs/env/fr3_lift_deploy.yaml").read_text())
     env = build(world | {"num_envs": 1})
-    policy = build({"_target_": "policies.flow.Flow", "width": 32, "chunk": 4}, spec=env.spec)
+    policy = build(
+        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 4}, spec=env.spec
+    )
     save(tmp_path / "checkpoints" / "00000000", policy, 0)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
     with pytest.raises(SystemExit) as left:

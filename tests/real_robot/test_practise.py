@@ -15,11 +15,11 @@ from embodied.compose import compose
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from real_robot.observe import Observer
-from real_robot.practise import Config, lasting
+from real_robot.policy.observer import Observer
+from real_robot.rl.reset_free import Config, lasting
 from tests.real_robot.test_env import PATIENT, robot
 
-PUSH = {"_target_": "policies.scripted.Scripted", "task": "push", "quality": 1.0}
+PUSH = {"_target_": "policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 GOALS = [{"goal_x": 0.44, "goal_y": -0.08, "goal_z": 0.025}] * 2
 
 
@@ -66,7 +66,7 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
 
 
 def test_what_practising_needs() -> None:
-    world = {"_target_": "envs.fr3.Fr3", "task": "push"}
+    world = {"_target_": "envs.fr3.env.Fr3", "task": "push"}
     with pytest.raises(ConfigError, match="two goals or more"):
         Config(robot(), world, ({"goal_x": 0.4},))
     with pytest.raises(ConfigError, match="the same names"):
@@ -75,7 +75,7 @@ def test_what_practising_needs() -> None:
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}
     text = yaml.safe_load(Path("configs/env/robot_shuttle.yaml").read_text())
-    assert text["env"]["_target_"] == "real_robot.practise.Practising"
+    assert text["env"]["_target_"] == "real_robot.rl.reset_free.Practising"
 
 
 def test_what_is_given_counts_before_what_is_sensed() -> None:

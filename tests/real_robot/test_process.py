@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from embodied.commands.deploy import Pace
-from real_robot.counterparts import played
-from real_robot.counterparts.process import Process
-from real_robot.counterparts.servo_arm import Config, ServoArm
-from real_robot.counterparts.ur_arm import Config as UrConfig
-from real_robot.counterparts.ur_arm import UrArm
 from real_robot.drivers.driver import DriverError
+from real_robot.emulators import physics_link
+from real_robot.emulators.process import Process
+from real_robot.emulators.servos.process import Config, ServoArm
+from real_robot.emulators.ur.process import Config as UrConfig
+from real_robot.emulators.ur.process import UrArm
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def test_one_that_ends_without_a_word_did_not_start() -> None:
 
 
 def test_the_last_words_of_one_that_does_not_start_are_told() -> None:
-    process = Process("real_robot.counterparts.ur_arm_main", Settings(), "UR")
+    process = Process("real_robot.emulators.ur.main", Settings(), "UR")
     with pytest.raises(DriverError, match=r'the UR did not start: .*no setting "wrong"'):
         process.start()
 
@@ -68,7 +68,7 @@ def test_time_that_is_not_caught_up_with_is_lost(monkeypatch: pytest.MonkeyPatch
     """Steps of 0.1 s, of which 0.5 s are caught up with; the machine has 3 s for other things."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pace = played.Pace(0.1, 0.5)
+    pace = physics_link.Pace(0.1, 0.5)
     seen = Pace(pace.behind)
     assert pace.next() == pytest.approx(0.1) and pace.behind() == 0
     now = 103.0  # due at 100.2 after this step, 2.8 s late: 2.3 are lost

@@ -15,23 +15,23 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.checkpoint import load_policy, save
-from embodied.core.episodes import read_episodes
 from embodied.core.policy import Policy
+from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
-from real_robot.decide import observed
+from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
-from real_robot.mailbox import Mailbox
-from real_robot.messages import RECORDED, VERSION, Mode, state_record
-from real_robot.observe import Observer
-from real_robot.record import Scribe, seen_spec
-from real_robot.record_main import Recorder
-from real_robot.requests import Verb
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import RECORDED, VERSION, Mode, state_record
+from real_robot.policy.decider import observed
+from real_robot.policy.observer import Observer
+from real_robot.recording.main import Recorder
+from real_robot.recording.recorder import Scribe, seen_spec
 from real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
 
 
 def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
@@ -121,7 +121,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("recorded")
     return Deployment(
         driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=flow(place),
         hertz=100.0,

@@ -16,12 +16,12 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from policies.bresa import Reflexive
-from real_robot.arm import Arm, Limits
+from policies.wrappers.reflex_override import Reflexive
+from real_robot.control.arm_state import Arm, Limits
 from real_robot.safety.chain import Chain, Tick
 from real_robot.safety.checks import Finite
+from real_robot.safety.learned_reflex import Config, Reflex
 from real_robot.safety.limits import Limiter
-from real_robot.safety.reflex import Config, Reflex
 
 DT = 0.02
 SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)
@@ -33,7 +33,7 @@ def policy(armed: bool = True) -> Reflexive:
     torch.manual_seed(2)
     base = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
     node = {
-        "_target_": "policies.bresa.Reflexive",
+        "_target_": "policies.wrappers.reflex_override.Reflexive",
         "base": base,
         "ticks": 1,
         "above": 0.5,
@@ -158,5 +158,5 @@ def test_a_reflex_that_never_learned_is_refused(tmp_path: Path) -> None:
 
 
 def test_there_is_no_torch_in_it() -> None:
-    code = "import real_robot.safety.reflex, sys; sys.exit('torch' in sys.modules)"
+    code = "import real_robot.safety.learned_reflex, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

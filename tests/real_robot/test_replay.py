@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.episodes import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import EpisodeWriter
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.replay import Config, Replay
-from real_robot.messages import state_record
+from real_robot.ipc.messages import state_record
 
 
 def never_over(steps: int) -> dict[str, torch.Tensor]:

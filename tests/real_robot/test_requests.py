@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_robot.requests import (
+from real_robot.daemon.requests import (
     MOST_BYTES,
     PROTOCOL,
     STALE,

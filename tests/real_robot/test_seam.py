@@ -16,26 +16,26 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from policies.realtime import Realtime
-from real_robot.arm import Floats
-from real_robot.decide import Decider
+from policies.wrappers.real_time_chunking import Realtime
+from real_robot.control.arm_state import Floats
+from real_robot.control.chunk_follower import Follower
+from real_robot.control.rtc_alignment import Seam
+from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
-from real_robot.fit import joined
-from real_robot.follow import Follower
-from real_robot.messages import Mode, Wish
-from real_robot.observe import Observer
-from real_robot.requests import Verb
-from real_robot.seam import Seam
+from real_robot.ipc.messages import Mode, Wish
+from real_robot.policy.compatibility import joined
+from real_robot.policy.decider import Decider
+from real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
 from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
-BASE = {"_target_": "policies.flow.Flow", "width": 32, "chunk": 12}
-REALTIME = {"_target_": "policies.realtime.Realtime", "base": BASE}
+BASE = {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 12}
+REALTIME = {"_target_": "policies.wrappers.real_time_chunking.Realtime", "base": BASE}
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
 DEPLOYMENT: dict[str, Any] = {
     "driver": {"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
-    "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+    "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
     "kinematics": "embodied.embodiments.fr3.forward",
     "hertz": 100.0,
     "step": STEP,

@@ -9,7 +9,7 @@ import pytest
 
 from embodied.core.build import ConfigError
 from real_robot.drivers.driver import DriverError
-from real_robot.seen import Config, Seen, Seer
+from real_robot.ipc.external_state import Config, Seen, Seer
 
 
 class Clock:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, build
-from real_robot.arm import Arm, Floats, Limits
-from real_robot.control import Boxes, Control
-from real_robot.drivers import feetech_codec, serial_port
+from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.chunk_follower import Chunk, Follower, Reference
+from real_robot.control.loop import Boxes, Control
 from real_robot.drivers.driver import DriverError
-from real_robot.drivers.serial_port import SerialPort
-from real_robot.drivers.servo_bus import Config, Hand, Joint, ServoBus
-from real_robot.follow import Chunk, Follower, Reference
-from real_robot.messages import Mode, Wish
+from real_robot.drivers.servos import feetech_codec, serial_port
+from real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
+from real_robot.drivers.servos.serial_port import SerialPort
+from real_robot.ipc.messages import Mode, Wish
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
@@ -285,7 +285,7 @@ def test_an_adapter_that_keeps_bytes_back_is_named(
 
 def test_settings() -> None:
     joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "sign": -1}]
-    node = {"_target_": "real_robot.drivers.servo_bus.ServoBus", "protocol": "feetech"}
+    node = {"_target_": "real_robot.drivers.servos.driver.ServoBus", "protocol": "feetech"}
     node |= {"port": "/dev/ttyACM0", "joints": joints}
     assert build(node).joints == ("a",)
     with pytest.raises(ConfigError, match="different"):

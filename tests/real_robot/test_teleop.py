@@ -17,8 +17,8 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import fr3
-from real_robot.counterparts.servo_bus import FakeBus
-from real_robot.devices import (
+from real_robot.emulators.servos.bus import FakeBus
+from real_robot.teleop.devices import (
     Gamepad,
     GamepadConfig,
     Keyboard,
@@ -30,7 +30,7 @@ from real_robot.devices import (
     pressed,
     sticks,
 )
-from real_robot.teleop import NOBODY, Config, Held, Intervening, Person
+from real_robot.teleop.teleop import NOBODY, Config, Held, Intervening, Person
 
 NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
@@ -90,7 +90,7 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    node = {"_target_": "real_robot.teleop.Intervening", "device": NODE}
+    node = {"_target_": "real_robot.teleop.teleop.Intervening", "device": NODE}
     hand = build(node, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     assert isinstance(hand, Intervening)
     Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
@@ -181,7 +181,7 @@ def test_a_leader_is_read_and_never_held() -> None:
             for i, (name, zero) in enumerate(zip(fr3.JOINTS, zeros, strict=True), 1)
         ]
         arm = {
-            "_target_": "real_robot.drivers.servo_bus.ServoBus",
+            "_target_": "real_robot.drivers.servos.driver.ServoBus",
             "protocol": "feetech",
             "port": bus.path,
             "joints": joints,

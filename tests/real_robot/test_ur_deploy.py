@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.core.episodes import read_episodes
-from real_robot.counterparts.ur_arm import Config, UrArm
-from real_robot.counterparts.ur_joints import SPEED, UrJoints
-from real_robot.drivers.ur import UR
-from real_robot.drivers.ur import Config as DriverConfig
+from embodied.datasets.lerobot.reader import read_episodes
+from real_robot.drivers.ur.driver import UR
+from real_robot.drivers.ur.driver import Config as DriverConfig
+from real_robot.emulators.ur.joints import SPEED, UrJoints
+from real_robot.emulators.ur.process import Config, UrArm
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import folder, said, start, status
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.counterparts import ur_visitors
-from real_robot.counterparts.rtde import STOPPED
 from real_robot.drivers.driver import DriverError
-from real_robot.drivers.ur_rtde import Config, UrRtde
+from real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
+from real_robot.emulators.ur import clients
+from real_robot.emulators.ur.controller import STOPPED
 from tests.fakes.rtde import FakeUR
 from tests.real_robot.test_daemon import gone
 from tests.real_robot.test_ur import PATIENT, until
@@ -95,7 +95,7 @@ def test_silent_hands_stop_it(fake: FakeUR) -> None:
 
 CLIENT = """
 import sys, time
-from real_robot.drivers.ur_rtde import Config, UrRtde
+from real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
 
 with UrRtde(Config(sys.argv[1], 125.0, watchdog=float(sys.argv[2]), patience=60.0)) as arm:
     to = arm.read().q
@@ -128,7 +128,7 @@ def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None
 
 ORPHAN = """
 import sys, time
-from real_robot.drivers.ur_rtde import BEGIN, Config, UrRtde
+from real_robot.drivers.ur.ur_rtde_driver import BEGIN, Config, UrRtde
 
 arm = UrRtde(Config(sys.argv[1], 125.0, patience=5.0))
 arm._start()
@@ -234,7 +234,7 @@ def test_what_does_not_start(fake: FakeUR, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*30004"):
         UrRtde(Config("127.9.9.9", patience=PATIENT)).connect()
     with monkeypatch.context() as patch:
-        patch.setitem(ur_visitors.SAID, "is in remote control", "false")
+        patch.setitem(clients.SAID, "is in remote control", "false")
         with pytest.raises(DriverError, match="enable remote control"):
             UrRtde(config(fake)).connect()
     fake.mute = True

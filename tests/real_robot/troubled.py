@@ -13,8 +13,8 @@ from torch import Tensor
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from real_robot.arm import Arm
-from real_robot.camera import CameraError, Frame
+from real_robot.cameras.camera import CameraError, Frame
+from real_robot.control.arm_state import Arm
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
 from tests.real_robot.trouble import Trouble

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from embodied.foundation.chat import Message
-from embodied.foundation.endpoint import Config, Endpoint
-from embodied.rewards.subgoals import ROLE, SCHEMA
-from envs.minigrid_beacons import asked
-from envs.minigrid_text import COLOURS, KIND
+from embodied.llm.chat import Message
+from embodied.llm.client import Config, Endpoint
+from embodied.rewards.language.subgoals import ROLE, SCHEMA
+from envs.minigrid.describe import COLOURS, KIND
+from envs.minigrid.subgoals import asked
 
 MODEL = "scripted-planner"
 

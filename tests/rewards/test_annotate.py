@@ -14,18 +14,18 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.core.reward import Clocked, Kept, Noting, Termed, Watching
 from embodied.core.tensors import nest
-from embodied.rewards.annotate import Annotate
-from embodied.rewards.caption_models import Classification, Ranking
-from embodied.rewards.reading import CONTRADICTED, Reader
-from embodied.rewards.simulated_reader import Config as Rules
-from embodied.rewards.simulated_reader import SimulatedReader
-from embodied.rewards.told import TIMES
-from embodied.rewards.watched import CAPTION
-from envs.minigrid import Config, MiniGrid
-from tests.foundation.server import says, serving
+from embodied.rewards.language.annotate import Annotate
+from embodied.rewards.language.caption_models import Classification, Ranking
+from embodied.rewards.language.prompts import CONTRADICTED, Reader
+from embodied.rewards.language.rule_reader import Config as Rules
+from embodied.rewards.language.rule_reader import SimulatedReader
+from embodied.rewards.wrappers.event_captions import TIMES
+from embodied.rewards.wrappers.render_caption import CAPTION
+from envs.minigrid.env import Config, MiniGrid
+from tests.llm.server import says, serving
 
 JUDGE = {
-    "_target_": "embodied.rewards.simulated_reader.SimulatedReader",
+    "_target_": "embodied.rewards.language.rule_reader.SimulatedReader",
     "helpful": ["unlocked", "picked up"],
 }
 
@@ -34,7 +34,7 @@ def made(folder: Path, **settings: Any) -> Annotate:
     world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
     judge = settings.pop("judge", {})
     node = {
-        "_target_": "embodied.rewards.annotate.Annotate",
+        "_target_": "embodied.rewards.language.annotate.Annotate",
         "judge": judge if "_target_" in judge else JUDGE | judge,
         "synchronous": True,
         **settings,
@@ -252,7 +252,7 @@ def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
     """Two captions are judged, the newest first; what is said of a third is no JSON, twice."""
     with serving(says('{"1": "helpful", "2": "unhelpful"}'), says("It helps, I think.")) as server:
         limits = {"retries": 0, "backoff": 0.001}
-        judge = {"_target_": "embodied.foundation.endpoint.Endpoint", "url": server.url}
+        judge = {"_target_": "embodied.llm.client.Endpoint", "url": server.url}
         node = {**judge, "model": "m", "cache": str(tmp_path / "chat.jsonl"), "limits": limits}
         reward = made(tmp_path, judge=node)
         noted(reward, rows_of(reward, ["you turn", "you unlocked the red door"], [1, 1]))

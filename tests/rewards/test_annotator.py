@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from embodied.foundation.chat import BudgetSpent, ChatError
-from embodied.rewards.annotator import Annotator, Label, Question
+from embodied.llm.chat import BudgetSpent, ChatError
+from embodied.rewards.language.annotator import Annotator, Label, Question
 
 
 class Judged:

@@ -13,11 +13,11 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Kept, Noting, Termed, Watching
 from embodied.core.tensors import Tensors, nest
-from embodied.foundation.chat import Answer, ChatError
-from embodied.rewards.beacons import BONUS, Beacons, Led
-from envs.minigrid import Config, MiniGrid
-from policies.minigrid import Config as PlannerConfig
-from policies.minigrid import Planner
+from embodied.llm.chat import Answer, ChatError
+from embodied.rewards.language.subgoal_bonus import BONUS, Beacons, Led
+from envs.minigrid.env import Config, MiniGrid
+from policies.scripted.minigrid import Config as PlannerConfig
+from policies.scripted.minigrid import Planner
 
 RECORDED = Path(__file__).parents[1] / "learning" / "recorded" / "beacons_scripted.jsonl"
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
@@ -28,7 +28,7 @@ def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> M
 
 
 def made(folder: Path, seed: int = 0, **settings: Any) -> Beacons:
-    node = {"_target_": "embodied.rewards.beacons.Beacons", **settings}
+    node = {"_target_": "embodied.rewards.language.subgoal_bonus.Beacons", **settings}
     return build(node, folder=folder, seed=seed)
 
 
@@ -151,7 +151,7 @@ def test_without_answers_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_recording_leads_as_it_says(tmp_path: Path) -> None:
     """What a scripted planner said through a real endpoint; see scripted_planner.py."""
-    chat = {"_target_": "embodied.foundation.recorded.Recorded", "cache": str(RECORDED)}
+    chat = {"_target_": "embodied.llm.cached_chat.Recorded", "cache": str(RECORDED)}
     for id in ("MiniGrid-DoorKey-8x8-v0", "MiniGrid-UnlockPickup-v0"):
         reward = made(tmp_path / id, chat=chat)
         env = led(reward, inner := world(id, count=16))
@@ -238,4 +238,4 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"accuracy=1\.5"):
         made(tmp_path, accuracy=1.5)
     with pytest.raises(ConfigError, match="no subgoals"):
-        made(tmp_path).watch(build({"_target_": "envs.planar.TwoGap"}))
+        made(tmp_path).watch(build({"_target_": "envs.toy.two_gap.TwoGap"}))

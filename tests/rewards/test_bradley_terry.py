@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Leaf
-from embodied.rewards.bradley_terry import Fit, Pictures, Ranker, loss_of, scores_of
+from embodied.rewards.preferences.bradley_terry import Fit, Pictures, Ranker, loss_of, scores_of
 
 CPU = torch.device("cpu")
 

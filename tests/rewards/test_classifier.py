@@ -14,22 +14,22 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
-from embodied.core.recording import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.collect import CollectConfig, collect
-from embodied.rewards.calibration import calibrate, coolest, reliability, threshold_for
-from embodied.rewards.classifier import Classifier
-from embodied.rewards.newest import Newest
-from embodied.rewards.outcomes import Training, labelled, split
-from embodied.rewards.watched import PICTURE
-from envs.planar import Config as PlanarConfig
-from envs.planar import TwoGap
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.rewards.success.calibration import calibrate, coolest, reliability, threshold_for
+from embodied.rewards.success.classifier import Classifier
+from embodied.rewards.success.labels import Training, labelled, split
+from embodied.rewards.success.recent_buffer import Newest
+from embodied.rewards.wrappers.render_caption import PICTURE
+from envs.toy.two_gap import Config as PlanarConfig
+from envs.toy.two_gap import TwoGap
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
 NODE = {
-    "_target_": "embodied.rewards.classifier.Classifier",
+    "_target_": "embodied.rewards.success.classifier.Classifier",
     "training": {"hidden": [16], "updates": 200, "lr": 0.01},
     "refit_every": 0,
 }
@@ -310,9 +310,11 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
     """Recorded in a world that shows the reward's picture; trained in the same world without it:
     the policy sees what it saw, the reward sees the end of an episode."""
     pictured = {
-        "_target_": "envs.wrapper.Wrapped",
-        "env": {"_target_": "envs.planar.TwoGap"},
-        "wrappers": [{"_target_": "embodied.rewards.photographed.Photographed", "size": 48}],
+        "_target_": "envs.wrappers.stack.Wrapped",
+        "env": {"_target_": "envs.toy.two_gap.TwoGap"},
+        "wrappers": [
+            {"_target_": "embodied.rewards.wrappers.photographed.Photographed", "size": 48}
+        ],
     }
     script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())
     config = CollectConfig(pictured, script, 8, str(tmp_path / "won"), num_envs=4, images="png")

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.foundation import simclip
-from embodied.foundation.captions import fact, ladder, phrased
-from embodied.rewards.clip import Config, Ladders, Projected, readout_of
-from embodied.rewards.endless import Endless
-from envs.planar import Config as GapConfig
-from envs.planar import TwoGap
+from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
+from embodied.rewards.wrappers.no_termination import Endless
+from embodied.vision import simclip
+from embodied.vision.captions import fact, ladder, phrased
+from envs.toy.two_gap import Config as GapConfig
+from envs.toy.two_gap import TwoGap
 
 REACH = "the hand is touching the green ball"
 SPEC = Spec({"state": Leaf((2,)), "front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
@@ -104,7 +104,7 @@ def test_a_known_order_is_found_and_others_are_not() -> None:
 
 def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
     env = TwoGap(GapConfig(num_envs=3))
-    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH}
+    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
     reward = build(node, spec=env.spec, device=torch.device("cpu"))
     watched = reward.watch(env)
     watched.reset(0)
@@ -119,7 +119,11 @@ def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
 
 def test_change_is_potential_based() -> None:
     env = TwoGap(GapConfig(num_envs=2))
-    node = {"_target_": "embodied.rewards.clip.Clip", "value": "change", "scale": 2.0}
+    node = {
+        "_target_": "embodied.rewards.vision_language.clip.Clip",
+        "value": "change",
+        "scale": 2.0,
+    }
     reward = build(
         node | {"prompt": REACH, "picture": "front"}, spec=SPEC, device=torch.device("cpu")
     )
@@ -152,13 +156,13 @@ def test_ends_are_hidden_from_the_learner() -> None:
     ],
 )
 def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: str) -> None:
-    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH, **settings}
+    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH, **settings}
     with pytest.raises(ConfigError, match=said):
         build(node, spec=SPEC, device=torch.device("cpu"))
 
 
 def test_rows_without_the_picture_are_refused() -> None:
-    node = {"_target_": "embodied.rewards.clip.Clip", "prompt": REACH}
+    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
     reward = build(node, spec=SPEC, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"reward\.picture=LEAF"):
         reward({"reward": torch.zeros(1)})

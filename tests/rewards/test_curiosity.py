@@ -10,14 +10,14 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.rewards.icm import Icm
-from embodied.rewards.moments import Moments
-from embodied.rewards.rnd import Rnd
-from embodied.rewards.seen import Seen
+from embodied.nn.running_stats import Moments
+from embodied.rewards.intrinsic.features import Seen
+from embodied.rewards.intrinsic.icm import Icm
+from embodied.rewards.intrinsic.rnd import Rnd
 from tests.rewards.rows import SPEC, drawn, make, step
 
-RND = {"_target_": "embodied.rewards.rnd.Rnd", "own": 0.0, "hidden": [64, 64], "lr": 1e-3}
-ICM = {"_target_": "embodied.rewards.icm.Icm", "own": 0.0, "hidden": [64], "lr": 1e-3}
+RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "own": 0.0, "hidden": [64, 64], "lr": 1e-3}
+ICM = {"_target_": "embodied.rewards.intrinsic.icm.Icm", "own": 0.0, "hidden": [64], "lr": 1e-3}
 
 
 def around(place: float, n: int = 128, seed: int = 0) -> Tensors:

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.episodes import EpisodeWriter
-from embodied.core.pictures import encode_png
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.goal import Goal
-from envs.planar import Config as GapConfig
-from envs.planar import TwoGap
+from embodied.datasets.lerobot.reader import EpisodeWriter
+from embodied.datasets.lerobot.video import encode_png
+from embodied.rewards.vision_language.goal import Goal
+from envs.toy.two_gap import Config as GapConfig
+from envs.toy.two_gap import TwoGap
 
 STATE = Leaf((3,), names=("x", "y", "z"))
 SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, Leaf((2,)), dt=0.1)
 
 
 def made(**settings: object) -> Goal:
-    node = {"_target_": "embodied.rewards.goal.Goal", **settings}
+    node = {"_target_": "embodied.rewards.vision_language.goal.Goal", **settings}
     return build(node, spec=SPEC, device=torch.device("cpu"))
 
 

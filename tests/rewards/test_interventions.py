@@ -12,13 +12,13 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.data.rollout import Rollout
-from embodied.learners.dagger import Dagger
-from embodied.rewards.interventions import Config, Interventions, Watched
-from policies.intervener import Config as WatcherConfig
-from policies.intervener import Watcher
-from tests.worlds import Config as CounterConfig
-from tests.worlds import Counter
+from embodied.learners.imitation.hg_dagger import Dagger
+from embodied.rewards.success.interventions import Config, Interventions, Watched
+from embodied.training.collector import Rollout
+from policies.scripted.intervener import Config as WatcherConfig
+from policies.scripted.intervener import Watcher
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter
 
 NAMES = ("d_x", "d_y", "d_z")
 FAR = Spec({"state": Leaf((3,), names=NAMES)}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -102,7 +102,7 @@ def test_chunks_cannot_be_taken_over_from() -> None:
 
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
-    node = {"_target_": "policies.intervener.Watcher", "hand": HAND, "distance": "d"}
+    node = {"_target_": "policies.scripted.intervener.Watcher", "hand": HAND, "distance": "d"}
     rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
     assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
     assert Interventions(Config(node, pay="world"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
@@ -112,7 +112,7 @@ def test_what_was_not_a_persons_is_not_cloned() -> None:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=FAR)
     learner = build(
-        {"_target_": "embodied.learners.dagger.Dagger", "batch_size": 64, "lr": 0.01},
+        {"_target_": "embodied.learners.imitation.hg_dagger.Dagger", "batch_size": 64, "lr": 0.01},
         policy=policy,
         spec=FAR,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embodied.cli import main
-from embodied.core.episodes import EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from tests.rewards.test_preference import recording
 
 WORDS = ["reward=preference", "reward.leaf=state", "reward.labels=100", "reward.fit.epochs=3"]

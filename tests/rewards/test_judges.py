@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.rewards.judges import (
+from embodied.rewards.preferences.judges import (
     ABSTAIN,
     FIRST,
     SECOND,
@@ -27,7 +27,7 @@ from embodied.rewards.judges import (
     VisionLanguageConfig,
     label_of,
 )
-from tests.foundation.server import Server, Told, says, serving
+from tests.llm.server import Server, Told, says, serving
 
 
 def rewards(*values: float) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def test_only_a_whole_line_is_a_label(text: str, label: int | None) -> None:
 def model(server: Server, tmp_path: Path, **more: Any) -> VisionLanguage:
     limits = {"retries": 0, "backoff": 0.001, **more.pop("limits", {})}
     chat = {
-        "_target_": "embodied.foundation.endpoint.Endpoint",
+        "_target_": "embodied.llm.client.Endpoint",
         "url": server.url,
         "model": "m",
         "cache": str(tmp_path / "cache.jsonl"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from embodied.rewards import agreement
-from embodied.rewards.metrics import (
+from embodied.rewards.analysis import agreement
+from embodied.rewards.analysis.distances import (
     dard,
     dard_canonical,
     epic,

@@ -14,20 +14,20 @@ from embodied.core.build import ConfigError, allow
 from embodied.core.env import VecEnv
 from embodied.core.reward import Clocked, Kept, Noting, Watching
 from embodied.core.tensors import Tensors
-from embodied.rewards.mixed import Mixed, correlation
-from embodied.rewards.visits import VISITS, Visits
-from embodied.rewards.watched import pictured
+from embodied.rewards.handcrafted.composite import Mixed, correlation
+from embodied.rewards.wrappers.render_caption import pictured
+from embodied.rewards.wrappers.visit_counts import VISITS, Visits
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
-from tests.worlds import Config as CounterConfig
-from tests.worlds import Counter
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter
 
 allow("tests")
 NEAR = {
-    "_target_": "embodied.rewards.summed.Summed",
+    "_target_": "embodied.rewards.handcrafted.weighted_sum.Summed",
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "own": 0.0,
 }
-RND = {"_target_": "embodied.rewards.rnd.Rnd", "own": 0.0, "hidden": [8]}
+RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "own": 0.0, "hidden": [8]}
 
 
 class Looking:
@@ -51,7 +51,7 @@ class Sharper(Looking):
 
 
 def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> Mixed:
-    node = {"_target_": "embodied.rewards.mixed.Mixed", "terms": terms, **settings}
+    node = {"_target_": "embodied.rewards.handcrafted.composite.Mixed", "terms": terms, **settings}
     return make(node, folder=tmp_path)
 
 
@@ -87,8 +87,8 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
     learning = mixed(tmp_path, {"near": {"reward": NEAR}, "new": {"reward": RND}}, suspect=0)
     assert not learning.frozen and isinstance(learning, Noting) and isinstance(learning, Kept)
     scheduled = {
-        "_target_": "embodied.rewards.scheduled.Scheduled",
-        "function": "envs.quadrotor_reward.hover_rows",
+        "_target_": "embodied.rewards.handcrafted.scheduled.Scheduled",
+        "function": "envs.quadrotor.rewards.hover_rows",
         "start": {"position": 1.0},
     }
     assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Clocked)

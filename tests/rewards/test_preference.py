@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.episodes import Episodes
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
-from embodied.rewards.album import NUMBER, Album, Numbered
-from embodied.rewards.bradley_terry import Fit
-from embodied.rewards.preference import Config, Preference
-from embodied.rewards.taught import agreement, drawn, rank_correlation, split
-from embodied.rewards.watched import PICTURE
-from tests.foundation.server import says, serving
-from tests.worlds import Config as CounterConfig
-from tests.worlds import Counter, Reach
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.rewards.preferences.bradley_terry import Fit
+from embodied.rewards.preferences.image_store import NUMBER, Album, Numbered
+from embodied.rewards.preferences.offline import agreement, drawn, rank_correlation, split
+from embodied.rewards.preferences.preference import Config, Preference
+from embodied.rewards.wrappers.render_caption import PICTURE
+from tests.llm.server import says, serving
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter, Reach
 
 CPU = torch.device("cpu")
-SIMULATED = {"_target_": "embodied.rewards.judges.Simulated"}
+SIMULATED = {"_target_": "embodied.rewards.preferences.judges.Simulated"}
 QUICK = Fit(hidden=(32,), rate=1e-2, epochs=20)
 
 
@@ -227,14 +227,14 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
     torch.manual_seed(0)
     with serving(says('{"nearer": "first"}')) as server:
         chat = {
-            "_target_": "embodied.foundation.endpoint.Endpoint",
+            "_target_": "embodied.llm.client.Endpoint",
             "url": server.url,
             "model": "m",
             "cache": str(tmp_path / "cache.jsonl"),
             "limits": {"calls": 9},
         }
         judge = {
-            "_target_": "embodied.rewards.judges.VisionLanguage",
+            "_target_": "embodied.rewards.preferences.judges.VisionLanguage",
             "goal": "go to the middle",
             "swap": False,
             "chat": chat,
@@ -318,7 +318,7 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
     final = {**plain.final, "front": pictures[240:]}
     episodes = Episodes(spec, steps, plain.start, plain.length, final, plain.texts)
     judge = {
-        "_target_": "embodied.rewards.judges.Embedding",
+        "_target_": "embodied.rewards.preferences.judges.Embedding",
         "goal": "red",
         "model": {"_target_": "tests.rewards.test_judges.Colours"},
     }
@@ -373,6 +373,6 @@ def test_agreement_by_hand() -> None:
 
 
 def test_the_packaged_node_builds() -> None:
-    node = {"_target_": "embodied.rewards.preference.Preference", "judge": SIMULATED}
+    node = {"_target_": "embodied.rewards.preferences.preference.Preference", "judge": SIMULATED}
     reward = build(node, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
     assert reward.frozen is False

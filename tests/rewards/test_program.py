@@ -12,8 +12,8 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import Clocked, Kept, Termed
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.program import Program, statistics
-from embodied.rewards.variables import variables
+from embodied.rewards.handcrafted.program import Program, statistics
+from embodied.rewards.handcrafted.variables import variables
 
 NAMES = ("tool_x", "tool_y", "tool_z", "width", "goal_from_tool_x", "goal_from_tool_y")
 NAMES = (*NAMES, "goal_from_tool_z")
@@ -28,7 +28,7 @@ def reward(next_goal_from_tool, goal_from_tool, width, action):
 
 
 def node(code: str = CODE, **settings: Any) -> dict[str, Any]:
-    return {"_target_": "embodied.rewards.program.Program", "code": code, **settings}
+    return {"_target_": "embodied.rewards.handcrafted.program.Program", "code": code, **settings}
 
 
 def rows() -> dict[str, torch.Tensor]:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.recording import EpisodeWriter
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards import hops
-from embodied.rewards.progress import StepwiseProgress
+from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.rewards.demonstrations import progress_hops
+from embodied.rewards.demonstrations.progress import StepwiseProgress
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NODE = {
-    "_target_": "embodied.rewards.progress.StepwiseProgress",
+    "_target_": "embodied.rewards.demonstrations.progress.StepwiseProgress",
     "hidden": [32, 32],
     "updates": 150,
     "batch_size": 128,
@@ -91,23 +91,23 @@ def test_hops_by_hand() -> None:
     before = torch.tensor([0.2, 0.6, 0.0, 1.0, 1.0, 0.0, 0.5])
     after = torch.tensor([0.6, 0.2, 1.0, 0.0, 1.0, 0.0, 0.5])
     expected = torch.tensor([0.5, -2 / 3, 1.0, -1.0, 0.0, 0.0, 0.0])
-    torch.testing.assert_close(hops.hop(before, after), expected)
-    torch.testing.assert_close(hops.compose(before, expected), after)
+    torch.testing.assert_close(progress_hops.hop(before, after), expected)
+    torch.testing.assert_close(progress_hops.compose(before, expected), after)
 
 
 def test_hops_put_together_never_leave_the_unit_interval() -> None:
     torch.testing.assert_close(
-        hops.integrate(torch.tensor([0.5, 0.5, -1 / 3, 1.0, 1.0, -1.0])),
+        progress_hops.integrate(torch.tensor([0.5, 0.5, -1 / 3, 1.0, 1.0, -1.0])),
         torch.tensor([0.0, 0.5, 0.75, 0.5, 1.0, 1.0, 0.0]),
     )
-    walk = hops.integrate(2 * torch.rand(500) - 1)
+    walk = progress_hops.integrate(2 * torch.rand(500) - 1)
     assert walk.min() >= 0 and walk.max() <= 1
 
 
 def test_readouts_that_disagree_count_less() -> None:
     forward, backward = torch.tensor([0.4, 0.9]), torch.tensor([0.4, 0.4])
     torch.testing.assert_close(
-        hops.agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)])
+        progress_hops.agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)])
     )
 
 
@@ -115,33 +115,39 @@ def test_bins_by_hand() -> None:
     label = torch.tensor([-1.0, 1.0, 0.0, -0.9, 0.5])
     gap = torch.tensor([1.0, 0.99, 0.0, 0.25, 0.5])
     # 25 scores of width 0.08 from -1, by 4 gaps of width 0.25.
-    assert hops.cells(label, gap).tolist() == [3, 24 * 4 + 3, 12 * 4, 1 * 4 + 1, 18 * 4 + 2]
+    assert progress_hops.cells(label, gap).tolist() == [
+        3,
+        24 * 4 + 3,
+        12 * 4,
+        1 * 4 + 1,
+        18 * 4 + 2,
+    ]
 
 
 def test_every_bin_gets_its_quota_and_the_centre_the_remainder() -> None:
     cell = torch.tensor([0] * 50 + [12 * 4] * 3 + [24 * 4] * 7)
-    chosen = cell[hops.balanced(cell, 32, torch.Generator().manual_seed(0))]
+    chosen = cell[progress_hops.balanced(cell, 32, torch.Generator().manual_seed(0))]
     assert [int((chosen == k).sum()) for k in (0, 48, 96)] == [11, 11, 10]
 
 
 def test_progress_of_moments_and_labels_of_pairs() -> None:
-    frames = hops.moments(torch.tensor([3, 5]))
+    frames = progress_hops.moments(torch.tensor([3, 5]))
     torch.testing.assert_close(
         frames.progress, torch.tensor([0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0])
     )
     random = torch.Generator().manual_seed(0)
     for cross in (0.0, 1.0):
-        drawn = hops.pairs(frames, 100, zero=0.05, cross=cross, random=random)
+        drawn = progress_hops.pairs(frames, 100, zero=0.05, cross=cross, random=random)
         assert len(drawn.label) == 100
         assert torch.equal(drawn.before[95:], drawn.after[95:]) and not drawn.label[95:].any()
         mine, other = frames.episode[drawn.before[:95]], frames.episode[drawn.after[:95]]
         assert (mine != other).all() if cross else (mine == other).all()
-        label = hops.hop(frames.progress[drawn.before], frames.progress[drawn.after])
+        label = progress_hops.hop(frames.progress[drawn.before], frames.progress[drawn.after])
         torch.testing.assert_close(drawn.label, label)
 
 
 def test_episodes_that_come_to_nothing_stay_at_no_progress() -> None:
-    frames = hops.moments(torch.tensor([4]), succeeds=False)
+    frames = progress_hops.moments(torch.tensor([4]), succeeds=False)
     assert not frames.progress.any() and frames.place[-1] == 1
 
 
@@ -278,7 +284,7 @@ def test_shaping_leaves_the_optimal_policy_as_it_is() -> None:
         reward, discount = draw(6, 3, 6), 0.9 * (draw(6, 3, 6) > 0.2).double()
         phi = draw(6)
         before, after = phi[:, None, None].expand(6, 3, 6), phi.expand(6, 3, 6)
-        shaping = hops.SHAPINGS["potential"](before, after, discount)
+        shaping = progress_hops.SHAPINGS["potential"](before, after, discount)
         true = values(reward, discount, chance)
         shaped = values(reward + shaping, discount, chance)
         torch.testing.assert_close(shaped + phi[:, None], true, rtol=0, atol=1e-9)
@@ -302,9 +308,11 @@ def test_the_level_of_progress_makes_it_linger_and_the_potential_does_not() -> N
     reward = (discount == 0).double()
     best = {
         "potential": values(
-            reward + hops.SHAPINGS["potential"](before, after, discount), discount, chance
+            reward + progress_hops.SHAPINGS["potential"](before, after, discount), discount, chance
         ),
-        "gain": values(reward + hops.SHAPINGS["gain"](before, after, discount), discount, chance),
+        "gain": values(
+            reward + progress_hops.SHAPINGS["gain"](before, after, discount), discount, chance
+        ),
         "level": values(reward + after, discount, chance),
     }
     assert best["potential"][:door].argmax(1).tolist() == [1, 1, 1, 1]

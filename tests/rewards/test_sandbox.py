@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.rewards import sandbox as sandbox_module
-from embodied.rewards.sandbox import SLICE, Limits, Sandbox
-from embodied.rewards.sandbox_language import Rejected, check
-from embodied.rewards.sandbox_lock import CALLS
+from embodied.sandbox import gate as sandbox_module
+from embodied.sandbox.allow_list import Rejected, check
+from embodied.sandbox.gate import SLICE, Limits, Sandbox
+from embodied.sandbox.lock import CALLS
 from tests.rewards.sandbox_corpus import ATTACKS, FINE, RAW, body, gives
 
 LIMITS = Limits(wall=1.5, cpu=3)

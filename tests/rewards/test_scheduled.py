@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embodied.buffers.mixture import Relabel
+from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Clocked
-from embodied.data.mix import Relabel
-from embodied.data.replay import Replay
-from embodied.rewards.scheduled import Scheduled
-from envs.quadrotor_reward import hover_rows
+from embodied.rewards.handcrafted.scheduled import Scheduled
+from envs.quadrotor.rewards import hover_rows
 
 NODE = {
-    "_target_": "embodied.rewards.scheduled.Scheduled",
-    "function": "envs.quadrotor_reward.hover_rows",
+    "_target_": "embodied.rewards.handcrafted.scheduled.Scheduled",
+    "function": "envs.quadrotor.rewards.hover_rows",
     "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
     "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},
     "limit": {"position": 40.0, "velocity": 1.0, "action": 1.0},

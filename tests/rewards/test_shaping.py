@@ -11,14 +11,14 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.reward import Noting, Termed, Watching
 from embodied.core.tensors import Tensors
-from embodied.data.rollout import Window
-from embodied.rewards.factors import Factor, alignment, closeness, proximity
-from embodied.rewards.shaping import Shaping
-from embodied.rewards.summed import Summed
+from embodied.rewards.handcrafted.factors import Factor, alignment, closeness, proximity
+from embodied.rewards.handcrafted.shaping import Shaping
+from embodied.rewards.handcrafted.weighted_sum import Summed
+from embodied.training.collector import Window
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
 SHAPING = {
-    "_target_": "embodied.rewards.shaping.Shaping",
+    "_target_": "embodied.rewards.handcrafted.shaping.Shaping",
     "potential": {"of": "distance", "a": "tool", "b": "goal", "weight": -2.0},
 }
 
@@ -128,7 +128,7 @@ def test_what_is_best_stays_best() -> None:
 
 def test_summed_by_hand() -> None:
     node = {
-        "_target_": "embodied.rewards.summed.Summed",
+        "_target_": "embodied.rewards.handcrafted.weighted_sum.Summed",
         "factors": {
             "near": {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1},
             "effort": {"of": "effort", "a": "action", "weight": -1.0},

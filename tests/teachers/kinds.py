@@ -16,14 +16,14 @@ from embodied.bench.teachers import ready
 from embodied.core.build import build, resolve
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.estimates import Estimates
-from embodied.teachers.placed import Placed
-from embodied.teachers.resets import AS_USUAL
-from embodied.teachers.rivals import Beside
-from embodied.teachers.taught import Taught
-from envs.fr3 import Config, Fr3
-from envs.maze import Config as MazeConfig
-from envs.maze import Maze
+from embodied.teachers.levels.two_agent import Beside
+from embodied.teachers.resets.reset_distribution import AS_USUAL
+from embodied.teachers.resets.reset_wrapper import Placed
+from embodied.teachers.student_estimates import Estimates
+from embodied.teachers.task_wrapper import Taught
+from envs.fr3.env import Config, Fr3
+from envs.maze.env import Config as MazeConfig
+from envs.maze.env import Maze
 
 OF_THE_STUDENT = frozenset({"estimates", "rival"})
 """What a teacher needs, but not of the world."""
@@ -107,9 +107,9 @@ class Help(Box):
 
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """FR3 lift with a magnet."""
-        inner = {"_target_": "envs.fr3.Fr3", "task": "lift", "threads": 1, "horizon": 2}
-        magnet = {"_target_": "envs.magnet.Magnet", "body": "cube"}
-        wrapped = {"_target_": "envs.wrapper.Wrapped", "num_envs": 2}
+        inner = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 2}
+        magnet = {"_target_": "envs.fr3.assist_force.Magnet", "body": "cube"}
+        wrapped = {"_target_": "envs.wrappers.stack.Wrapped", "num_envs": 2}
         env = build({**wrapped, "env": inner, "wrappers": [magnet]})
         teacher = build(node, spec=env.spec, seed=0)
         return teacher, Taught(env, teacher)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.classroom import Record, choose, curriculum, probes, records
+from embodied.teachers.students.student_archive import Record, choose, curriculum, probes, records
 from tests.teachers.place import ended, made, point
 
 TARGET = "again.Again"

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from embodied.core.build import build
-from embodied.core.plain import pack, unpack
-from embodied.teachers.builder import Grammar
-from embodied.teachers.clutr import Clutr, Place
-from embodied.teachers.sentences import Sentences, Settings, beta, divergence, teach
+from embodied.core.state_codec import pack, unpack
+from embodied.teachers.levels.clutr import Clutr, Place
+from embodied.teachers.levels.level_autoencoder import Sentences, Settings, beta, divergence, teach
+from embodied.teachers.levels.level_generator import Grammar
 from embodied.teachers.teacher import Outcome
-from envs.maze import Config, Maze
+from envs.maze.env import Config, Maze
 
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
-NODE = {"_target_": "embodied.teachers.clutr.Clutr", "every": 8, "autoencoder": SMALL}
+NODE = {"_target_": "embodied.teachers.levels.clutr.Clutr", "every": 8, "autoencoder": SMALL}
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ import torch
 import yaml
 
 from embodied.core.build import ConfigError, build
-from embodied.core.plain import pack, unpack
-from embodied.teachers.estimates import Estimates
-from embodied.teachers.library import Library
-from embodied.teachers.plr import AGAIN, EDIT, NEW, Plr
-from embodied.teachers.taught import Taught
+from embodied.core.state_codec import pack, unpack
+from embodied.teachers.levels.level_buffer import Library
+from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, Plr
+from embodied.teachers.student_estimates import Estimates
+from embodied.teachers.task_wrapper import Taught
 from embodied.teachers.teacher import Outcome
-from envs.maze import Config, Maze
+from envs.maze.env import Config, Maze
 
-NODE = {"_target_": "embodied.teachers.plr.Plr", "size": 8, "fill": 0.5}
+NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.teachers.mpts import correlated, divergence, standard
+from embodied.teachers.tasks.mpts import correlated, divergence, standard
 from tests.teachers.place import ended, made
 
 TARGET = "mpts.Mpts"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.teachers.goalgan import critic_loss
-from embodied.teachers.networks import perceptron, tensor
-from embodied.teachers.setter import Flow, normal
+from embodied.teachers.tasks.goalgan import critic_loss
+from embodied.teachers.tasks.real_nvp import Flow, normal
+from embodied.teachers.torch_teacher import perceptron, tensor
 from tests.teachers.place import ended, made, point
 
 GAN = "goalgan.GoalGan"

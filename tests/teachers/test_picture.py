@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.picture import CELLS, density, draw, quarters, success
+from embodied.teachers.plots.task_density import CELLS, density, draw, quarters, success
 
 
 def test_quarters_are_of_the_time_not_of_the_episodes() -> None:

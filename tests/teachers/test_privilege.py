@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.core.plain import pack, unpack
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.privilege import Privilege
+from embodied.core.state_codec import pack, unpack
+from embodied.teachers.assistance.privilege import Privilege
 from embodied.teachers.teacher import Outcome
 
 TASK = Leaf((2,), low=0.0, high=1.0, names=("cube_x", "help"))
@@ -20,7 +20,7 @@ SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
 
 def made(**settings: Any) -> Privilege:
     node = {
-        "_target_": "embodied.teachers.privilege.Privilege",
+        "_target_": "embodied.teachers.assistance.privilege.Privilege",
         "batch": 4,
         "step": 0.25,
         "below": 0.0,
@@ -82,9 +82,12 @@ def test_no_number_no_lesson_and_an_exact_resume() -> None:
 
 def test_settings_that_mean_nothing() -> None:
     with pytest.raises(ConfigError, match="needs a world with help"):
-        build({"_target_": "embodied.teachers.privilege.Privilege", "name": "aid"}, spec=SPEC)
+        build(
+            {"_target_": "embodied.teachers.assistance.privilege.Privilege", "name": "aid"},
+            spec=SPEC,
+        )
     with pytest.raises(ConfigError, match="needs a world with help"):
-        node = {"_target_": "embodied.teachers.privilege.Privilege"}
+        node = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
         build(node, spec=replace(SPEC, task=None))
     with pytest.raises(ConfigError, match="no width"):
         made(box={"help": [0.5, 0.5]})

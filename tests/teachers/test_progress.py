@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.fitted import pick
+from embodied.teachers.tasks.gmm_teacher import pick
 from tests.teachers.place import LINE, made, point
 
 

@@ -10,17 +10,24 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.core.plain import pack, unpack
 from embodied.core.spec import Leaf, Spec
+from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.teachers.builder import Builder, Grammar, Settings, advantages, improve, surrogate
-from embodied.teachers.paired import Paired
-from embodied.teachers.regret import STUDENT, regret
-from embodied.teachers.taught import Taught
+from embodied.teachers.levels.level_generator import (
+    Builder,
+    Grammar,
+    Settings,
+    advantages,
+    improve,
+    surrogate,
+)
+from embodied.teachers.levels.paired import Paired
+from embodied.teachers.levels.regret import STUDENT, regret
+from embodied.teachers.task_wrapper import Taught
 from embodied.teachers.teacher import Outcome
-from envs.maze import Config, Maze
+from envs.maze.env import Config, Maze
 
-NODE = {"_target_": "embodied.teachers.paired.Paired", "every": 4}
+NODE = {"_target_": "embodied.teachers.levels.paired.Paired", "every": 4}
 
 
 @pytest.fixture(scope="module")

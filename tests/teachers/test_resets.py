@@ -14,26 +14,26 @@ import torch
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotSavable
-from embodied.core.plain import pack, unpack
+from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.loops.log import Log
-from embodied.loops.run import train
-from embodied.teachers.diary import FILE, Diary
-from embodied.teachers.placed import Placed
-from embodied.teachers.resets import AS_USUAL, ResetDistribution
-from embodied.teachers.reverse import Reverse
-from embodied.teachers.snapshot import Snapshot, k_means
+from embodied.teachers.episode_log import FILE, Diary
+from embodied.teachers.resets.reset_distribution import AS_USUAL, ResetDistribution
+from embodied.teachers.resets.reset_wrapper import Placed
+from embodied.teachers.resets.reverse import Reverse
+from embodied.teachers.resets.snapshot import Snapshot, k_means
+from embodied.teachers.resets.state_library import Trajectories, moved, play
 from embodied.teachers.teacher import Outcome
-from embodied.teachers.trajectories import Trajectories, moved, play
-from envs.fr3 import Config, Fr3
+from embodied.training.logger import Log
+from embodied.training.train import train
+from envs.fr3.env import Config, Fr3
 from envs.gym import Config as GymConfig
 from envs.gym import Gym
-from tests.loops.test_teaching import NODE, PPO
+from tests.training.test_teaching import NODE, PPO
 
-SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "reach", "quality": 1.0}
-SNAPSHOT = "embodied.teachers.snapshot.Snapshot"
-REVERSE = "embodied.teachers.reverse.Reverse"
+SCRIPT = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+SNAPSHOT = "embodied.teachers.resets.snapshot.Snapshot"
+REVERSE = "embodied.teachers.resets.reverse.Reverse"
 
 
 def reach(rows: int = 2, horizon: int = 20) -> Fr3:
@@ -123,7 +123,7 @@ class Fixed(ResetDistribution):
 
 
 def fixed(env: Any, **settings: Any) -> Fixed:
-    from embodied.teachers.resets import Config as Resets
+    from embodied.teachers.resets.reset_distribution import Config as Resets
 
     return Fixed(Resets(player=SCRIPT, episodes=2, every=3, **settings), env.spec, env)
 

@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.plain import pack, unpack
+from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.teachers.surprise import Surprise
-from envs.familiar import CLOCK, KNOWN, Familiar
-from envs.familiar import Config as FamiliarConfig
-from envs.rooms import Config, Rooms
+from embodied.teachers.exploration.adversarial_surprise import Surprise
+from envs.toy.rooms import Config, Rooms
+from envs.wrappers.episodic_density import CLOCK, KNOWN, Familiar
+from envs.wrappers.episodic_density import Config as FamiliarConfig
 
-NODE = {"_target_": "embodied.teachers.surprise.Surprise", "turns": 4, "steps": 3, "free": 0.34}
+NODE = {
+    "_target_": "embodied.teachers.exploration.adversarial_surprise.Surprise",
+    "turns": 4,
+    "steps": 3,
+    "free": 0.34,
+}
 STILL = torch.zeros(2, dtype=torch.int64)
 
 

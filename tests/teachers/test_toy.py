@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.teachers.toy import Config, Student, main, read, shuffled, turned
+from embodied.teachers.students.toy_student import Config, Student, main, read, shuffled, turned
 
 
 def student(**settings: object) -> Student:

@@ -9,18 +9,22 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.core.plain import pack, unpack
-from embodied.teachers.placed import Placed
-from embodied.teachers.resets import AS_USUAL
-from embodied.teachers.stitched import beside, graph, similarity
+from embodied.core.state_codec import pack, unpack
+from embodied.teachers.resets.reset_distribution import AS_USUAL
+from embodied.teachers.resets.reset_wrapper import Placed
+from embodied.teachers.resets.state_graph import beside, graph, similarity
+from embodied.teachers.resets.state_library import Trajectories, play
+from embodied.teachers.resets.trajectory import Trajectory
 from embodied.teachers.teacher import Outcome
-from embodied.teachers.trajectories import Trajectories, play
-from embodied.teachers.trajectory import Trajectory
 from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
 
 
 def made(env: Fr3, **settings: Any) -> Trajectory:
-    node = {"_target_": "embodied.teachers.trajectory.Trajectory", "player": SCRIPT, "episodes": 3}
+    node = {
+        "_target_": "embodied.teachers.resets.trajectory.Trajectory",
+        "player": SCRIPT,
+        "episodes": 3,
+    }
     return build({**node, "usual": 0.0, **settings}, spec=env.spec, env=env, seed=0)
 
 

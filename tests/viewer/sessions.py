@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from embodied.core.env import VecEnv
-from embodied.viewer.choices import choices_for
-from embodied.viewer.session import Session
+from embodied.viewer.session.policies import choices_for
+from embodied.viewer.session.session import Session
 
 
 def alone(env: VecEnv) -> Session:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied.viewer.episode import Episode, Moment
-from embodied.viewer.session import Session
-from embodied.viewer.stage import poses_at
-from embodied.viewer.witness import Sight
-from tests import worlds
+from embodied.viewer.panels.main_view import poses_at
+from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.session.session import Session
+from embodied.viewer.session.snapshot import Sight
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
 
@@ -20,7 +20,7 @@ def at(step: int, x: float, turn: list[float]) -> Moment:
 
 @pytest.fixture
 def session() -> Session:
-    session = alone(worlds.Reach(1))
+    session = alone(toy_envs.Reach(1))
     half = 0.5**0.5
     # A quarter turn about z, given as the other quaternion that means the same.
     moments = [at(0, 0.0, [1.0, 0, 0, 0]), at(1, 2.0, [-half, 0, 0, -half])]

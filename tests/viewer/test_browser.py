@@ -13,17 +13,23 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.viewer import serve
-from embodied.viewer.door import Door
-from embodied.viewer.export import export
+from embodied.viewer.app import Viewer
+from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
-from embodied.viewer.viewer import Viewer
+from embodied.viewer.server.server import Door
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import alone
 
 pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 20}
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 16, "depth": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 20}
+FLOW = {
+    "_target_": "policies.generative.flow.Flow",
+    "chunk": 4,
+    "steps": 2,
+    "width": 16,
+    "depth": 1,
+}
 WIDE, PHONE = (1100, 720), (390, 760)
 
 

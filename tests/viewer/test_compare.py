@@ -11,12 +11,12 @@ import torch
 import yaml
 
 from embodied.cli import main
-from embodied.loops.video import write_mp4
+from embodied.evaluation.video import write_mp4
 from embodied.viewer import ViewerError
-from embodied.viewer.compare import compare
-from embodied.viewer.history import density_of, history_of
+from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
-from embodied.viewer.thoughts import Checkpoints
+from embodied.viewer.panels.plans import Checkpoints
+from embodied.viewer.session.history import density_of, history_of
 
 
 def make_run(folder: Path, success: list[float], lr: float) -> Path:

@@ -16,14 +16,14 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
-from embodied.viewer.deployed import Deployed, Overheard
-from embodied.viewer.deployed_arm import DeployedArm, led
-from embodied.viewer.deployed_past import PLOTS, Past
-from embodied.viewer.deployed_viewer import DeployedViewer, watch
-from embodied.viewer.deployed_words import code
+from embodied.viewer.robot.app import DeployedViewer, watch
+from embodied.viewer.robot.arm import DeployedArm, led
+from embodied.viewer.robot.describe import code
+from embodied.viewer.robot.history import PLOTS, Past
+from embodied.viewer.robot.monitor import Deployed, Overheard
 from real_robot.deployment import Deployment
-from real_robot.mailbox import Mailbox, MailboxError
-from real_robot.messages import CHUNK, VERSION, Mode, state_record
+from real_robot.ipc.mailbox import Mailbox, MailboxError
+from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
 from tests.viewer.browser import Browser, program, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +47,8 @@ SERVO = (
 )
 JOINTS = 5
 FRANKA = {
-    "driver": {"_target_": "real_robot.drivers.franka.Franka"},
-    "controller": {"_target_": "embodied.embodiments.cartesian.CartesianDelta"},
+    "driver": {"_target_": "real_robot.drivers.franka.driver.Franka"},
+    "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
     "kinematics": "embodied.embodiments.fr3.forward",
     "policy": "",
     "hertz": 100.0,

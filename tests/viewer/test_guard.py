@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from embodied.viewer import ViewerError
-from embodied.viewer.guard import Refused, Request, check, read_head
+from embodied.viewer.app import Viewer
 from embodied.viewer.launch import require_port
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.server.auth_proxy import Refused, Request, check, read_head
+from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
 
@@ -26,14 +26,14 @@ VISER = f"viser-v{importlib.metadata.version('viser')}"
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[Viewer]:
-    with Viewer(alone(worlds.Reach(1)), port=0) as viewer:
+    with Viewer(alone(toy_envs.Reach(1)), port=0) as viewer:
         yield viewer
 
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Viewer]:
     """Open to others; only reached from here."""
-    with Viewer(alone(worlds.Reach(1)), port=0, host="0.0.0.0") as viewer:
+    with Viewer(alone(toy_envs.Reach(1)), port=0, host="0.0.0.0") as viewer:
         yield viewer
 
 

@@ -10,13 +10,13 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.viewer.app import Viewer
+from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
-from embodied.viewer.replay_charts import Lane, charts
-from embodied.viewer.viewer import Viewer
 
-REACH = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
+REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
 ACTS = {"_target_": "policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
-LEARNS = {"_target_": "embodied.learners.sac.Sac", "hidden": [8], "gamma": 0.9}
+LEARNS = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "gamma": 0.9}
 
 
 def make_run(folder: Path, **more) -> Path:
@@ -58,7 +58,7 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
 
 def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
     potential = {"of": "distance", "a": "tool", "b": "goal", "weight": -5.0}
-    reward = {"_target_": "embodied.rewards.shaping.Shaping", "potential": potential}
+    reward = {"_target_": "embodied.rewards.handcrafted.shaping.Shaping", "potential": potential}
     session = open_session(make_run(tmp_path, reward=reward))
     with Viewer(session, port=0) as viewer:
         viewer.step(4)

@@ -16,7 +16,7 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.viewer import ViewerError, serve
 from embodied.viewer.launch import read_run, require_port
 
-WALKER = {"_target_": "envs.locomotion.Locomotion", "id": "Hopper-v5"}
+WALKER = {"_target_": "envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
 
 
 def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:

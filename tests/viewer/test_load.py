@@ -13,15 +13,15 @@ import msgspec
 from websockets.sync.client import ClientConnection, connect
 
 from embodied.core.build import build
-from embodied.viewer.bell import Bell
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.server.viser_event_fix import Bell
+from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
 from tests.viewer.test_viewer import CAMERA, messages
 
 PAGES = 10
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1, "horizon": 20}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1, "horizon": 20}
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def test_another_thread_may_ring_while_many_wait() -> None:
 
 
 def test_every_page_has_a_bell() -> None:
-    with Viewer(alone(worlds.Reach(1)), port=0) as viewer, pages(viewer, 2):
+    with Viewer(alone(toy_envs.Reach(1)), port=0) as viewer, pages(viewer, 2):
         assert isinstance(viewer.server._websock_server._broadcast_buffer.message_event, Bell)
         for state in viewer.server._websock_server._client_state_from_id.values():
             assert isinstance(state.message_buffer.message_event, Bell)

@@ -14,17 +14,17 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.watched import Captions, captioned
-from embodied.viewer.episode import Moment
+from embodied.rewards.wrappers.render_caption import Captions, captioned
+from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
-from embodied.viewer.noise import coloured, grouped, noise_picture
-from embodied.viewer.saliency import heated, occluded, saliency
-from embodied.viewer.scored import SCORE, Unseen, lookout_of
-from embodied.viewer.viewer import Viewer
-from embodied.viewer.witness import Sight
+from embodied.viewer.session.episode import Moment
+from embodied.viewer.session.noise import coloured, grouped, noise_picture
+from embodied.viewer.session.reward_image import SCORE, Unseen, lookout_of
+from embodied.viewer.session.saliency import heated, occluded, saliency
+from embodied.viewer.session.snapshot import Sight
 
-REACH = {"_target_": "envs.fr3.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
-BASE = {"_target_": "policies.flow.Flow", "chunk": 2, "steps": 2, "width": 8, "depth": 1}
+REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
+BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "steps": 2, "width": 8, "depth": 1}
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
 
 
@@ -63,7 +63,7 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
 
 
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
-    node = {"_target_": "policies.latent.Latent", "base": BASE, "inner": INNER, "bound": 2.0}
+    node = {"_target_": "policies.steering.dsrl.Latent", "base": BASE, "inner": INNER, "bound": 2.0}
     with Viewer(open_session(make_run(tmp_path, REACH, node, execute=2)), port=0) as viewer:
         mind = viewer.page.mind
         assert not mind.noise.visible
@@ -100,7 +100,7 @@ def test_elements_of_the_action_are_together_and_colours_say_the_sign() -> None:
 def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) -> None:
     world = REACH | {"drawing": "light", "portraits": ["front", "wrist"]}
     clip = {
-        "_target_": "embodied.rewards.clip.Clip",
+        "_target_": "embodied.rewards.vision_language.clip.Clip",
         "prompt": "the hand is touching the green ball",
     }
     folder = make_run(tmp_path, world, {**INNER, "chunk": 1}, reward=clip)
@@ -131,7 +131,10 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
 
 
 def test_the_scored_picture_is_in_the_page(tmp_path: Path) -> None:
-    clip = {"_target_": "embodied.rewards.clip.Clip", "prompt": "the hand is touching the ball"}
+    clip = {
+        "_target_": "embodied.rewards.vision_language.clip.Clip",
+        "prompt": "the hand is touching the ball",
+    }
     world = REACH | {"drawing": "light"}
     folder = make_run(tmp_path, world, {**INNER, "chunk": 1}, reward=clip)
     with Viewer(open_session(folder), port=0) as viewer:
@@ -209,7 +212,7 @@ def test_patches_cover_a_picture_once() -> None:
 
 def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> None:
     world = {
-        "_target_": "envs.fr3.Fr3", "task": "lift", "threads": 1, "horizon": 6,
+        "_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 6,
         "cameras": ["front"], "image_size": 16, "drawing": "light", "objects": "privileged",
     }  # fmt: skip
     node = BASE | {"images": {"channels": [4], "features": 8}}

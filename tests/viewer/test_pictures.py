@@ -12,9 +12,9 @@ from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
-from embodied.viewer.pictures import cloud_of, is_picture, picture_of
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.scene.images import cloud_of, is_picture, picture_of
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
 CHOSEN = ("two_gap", "cartpole", "minigrid_doorkey", "crafter")
@@ -68,11 +68,11 @@ def test_the_demonstrator_of_the_configuration_may_act() -> None:
         assert viewer.session.episode.success
 
 
-class Signs(worlds.Counter):
+class Signs(toy_envs.Counter):
     """Discrete actions with names; an image, depth and points to look at, but no camera."""
 
     def __init__(self) -> None:
-        super().__init__(worlds.Config(num_envs=1))
+        super().__init__(toy_envs.Config(num_envs=1))
         act = Leaf((), "int64", 0, 2, names=("left", "right", "wait"))
         obs = {
             **self.spec.obs,
@@ -108,7 +108,7 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
 
 
 def test_a_world_that_refuses_its_scene_is_flat_and_says_why() -> None:
-    class Elsewhere(worlds.Reach):
+    class Elsewhere(toy_envs.Reach):
         def sub_scene(self, row: int) -> None:
             raise ValueError("rows are in other processes")
 

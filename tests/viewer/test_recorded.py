@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.episodes import EpisodeWriter, read_episodes
 from embodied.core.spec import Leaf, Spec
-from embodied.data.collect import CollectConfig, collect
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.viewer import ViewerError
+from embodied.viewer.app import Viewer
+from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
-from embodied.viewer.replay_charts import Lane, charts
-from embodied.viewer.session import Session
-from embodied.viewer.viewer import Viewer
+from embodied.viewer.session.session import Session
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "threads": 1}
-SCRIPT = {"_target_": "policies.scripted.Scripted", "task": "lift", "quality": 0.3}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1}
+SCRIPT = {"_target_": "policies.scripted.fr3.Scripted", "task": "lift", "quality": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,9 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
 
 
 def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
-    session = open_session(demos, {"_target_": "envs.locomotion.Locomotion", "id": "Hopper-v5"})
+    session = open_session(
+        demos, {"_target_": "envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
+    )
     assert session.witness.look is None
     session.close()
 

@@ -16,15 +16,21 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.viewer import ViewerError
-from embodied.viewer.export import export, replay_of
-from embodied.viewer.foresight import tip_of
+from embodied.viewer.export.export import export, replay_of
 from embodied.viewer.launch import open_session
-from embodied.viewer.session import Session
-from tests import worlds
+from embodied.viewer.session.plan_preview import tip_of
+from embodied.viewer.session.session import Session
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 12}
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 16, "depth": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 12}
+FLOW = {
+    "_target_": "policies.generative.flow.Flow",
+    "chunk": 4,
+    "steps": 2,
+    "width": 16,
+    "depth": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +141,11 @@ def test_plans_lead_where_the_world_would_go(pair: Session) -> None:
 def test_the_tool_is_found_by_its_names(pair: Session) -> None:
     name, at = tip_of(pair.spec)
     assert pair.spec.obs[name].names[at : at + 3] == ("tool_x", "tool_y", "tool_z")
-    assert tip_of(worlds.Reach(1).spec) is None
+    assert tip_of(toy_envs.Reach(1).spec) is None
 
 
 def test_what_is_written_cannot_end_the_script(tmp_path: Path) -> None:
-    session = alone(worlds.Reach(1))
+    session = alone(toy_envs.Reach(1))
     session.name = "</script><script>alert(1)</script>"
     page = export(session, tmp_path / "page.html").read_text()
     assert page.count("</script>") == 1
@@ -148,9 +154,9 @@ def test_what_is_written_cannot_end_the_script(tmp_path: Path) -> None:
 
 
 def test_a_film_has_every_moment(tmp_path: Path) -> None:
-    from embodied.loops.video import read_mp4
+    from embodied.evaluation.video import read_mp4
 
-    session = alone(build({"_target_": "envs.planar.TwoGap", "num_envs": 1, "horizon": 6}))
+    session = alone(build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1, "horizon": 6}))
     file = export(session, tmp_path / "film.mp4", seed=3)
     frames = read_mp4(file)
     assert len(frames) >= 7 and frames.shape[2] == 640
@@ -162,7 +168,7 @@ def test_a_film_has_every_moment(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    session = alone(worlds.Reach(1))
+    session = alone(toy_envs.Reach(1))
     with pytest.raises(ViewerError, match=r"should end with one of \.html, \.mp4, \.gif"):
         export(session, tmp_path / "film.avi")
     with pytest.raises(ViewerError, match=r"cannot be filmed .*Reach has no camera"):

@@ -11,16 +11,16 @@ import yaml
 from viser import ViserServer
 
 from embodied.core.build import build
-from embodied.viewer.look import Shape
-from embodied.viewer.scene import Scene
-from embodied.viewer.viewer import Viewer
+from embodied.viewer.app import Viewer
+from embodied.viewer.scene.types import Shape
+from embodied.viewer.scene.viser_scene import Scene
 from tests.viewer.sessions import alone
 from tests.viewer.test_shapes import volume
 
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
 
 # It chooses the Vulkan driver, which counts only before SAPIEN draws.
-from envs.maniskill_make import NoDriver, require_driver
+from envs.maniskill.factory import NoDriver, require_driver
 
 try:
     require_driver("cpu")
@@ -56,7 +56,7 @@ def scene() -> Iterator[object]:
 
 @pytest.fixture
 def look(scene):
-    from embodied.viewer.sapien_scene import SapienLook
+    from embodied.viewer.scene.sapien import SapienLook
 
     return SapienLook(lambda: scene)
 
@@ -92,7 +92,7 @@ def test_shapes_reach_as_far_as_they_are_long_and_have_their_colour(look) -> Non
 
 
 def test_a_mirrored_mesh_still_faces_outwards(look) -> None:
-    from embodied.viewer.sapien_scene import mesh_of
+    from embodied.viewer.scene.sapien import mesh_of
 
     box = next(iter(look.scene().entities)).find_component_by_type(
         sapien.render.RenderBodyComponent

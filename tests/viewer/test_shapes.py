@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from viser import ViserServer
 
-from embodied.viewer.look import Followed
-from embodied.viewer.mujoco_scene import ENDLESS, MujocoLook, mesh_of, rgba_of
-from embodied.viewer.scene import Scene
+from embodied.viewer.scene.mujoco import ENDLESS, MujocoLook, mesh_of, rgba_of
+from embodied.viewer.scene.types import Followed
+from embodied.viewer.scene.viser_scene import Scene
 
 SCENE = """
 <mujoco>

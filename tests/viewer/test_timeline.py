@@ -11,17 +11,17 @@ import torch
 
 from embodied.core.build import build
 from embodied.viewer import ViewerError
-from embodied.viewer import episode as kept
-from embodied.viewer.episode import Episode, Moment
-from embodied.viewer.light import lighter
-from embodied.viewer.session import Session
-from embodied.viewer.shapes import ball, box
-from embodied.viewer.viewer import Viewer
-from embodied.viewer.witness import Sight
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.scene.decimate import lighter
+from embodied.viewer.scene.shapes import ball, box
+from embodied.viewer.session import episode as kept
+from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.session.session import Session
+from embodied.viewer.session.snapshot import Sight
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
 
 
 def test_a_world_that_cannot_be_saved_says_so() -> None:
-    env = worlds.Reach(1)
+    env = toy_envs.Reach(1)
     env.get_state = lambda: (_ for _ in ()).throw(kept_error())
     session = alone(env)
     session.begin(0)

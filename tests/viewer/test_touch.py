@@ -12,16 +12,16 @@ import pytest
 
 from embodied.core.build import build
 from embodied.viewer import ViewerError
-from embodied.viewer.look import Eye
-from embodied.viewer.session import Session
-from embodied.viewer.task_map import EDGE, SIDE, Axis, Board, map_picture, meant
-from embodied.viewer.trials import Pushes
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.panels.task_image import EDGE, SIDE, Axis, Board, map_picture, meant
+from embodied.viewer.scene.types import Eye
+from embodied.viewer.session.disturbances import Pushes
+from embodied.viewer.session.session import Session
+from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_links_are_what_joints_move() -> None:
     hopper.reset(0)
     assert Pushes(hopper).links() == ["torso", "thigh", "leg", "foot"]
     hopper.close()
-    assert Pushes(worlds.Reach(1)).links() == []
+    assert Pushes(toy_envs.Reach(1)).links() == []
 
 
 def test_gestures_on_meshes_reach_the_world(viewer: Viewer) -> None:

@@ -10,14 +10,14 @@ import torch
 
 from embodied.core.build import build
 from embodied.viewer import ViewerError
-from embodied.viewer.export import replay_of
-from embodied.viewer.session import Session
-from embodied.viewer.trials import Pushes
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.export.export import replay_of
+from embodied.viewer.session.disturbances import Pushes
+from embodied.viewer.session.session import Session
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_gymnasiums_worlds_can_be_pushed_others_not() -> None:
     pushes.push("robot", 3.0, 1)
     assert np.linalg.norm(inner.qvel - before) == pytest.approx(3.0)
     hopper.close()
-    assert Pushes(worlds.Reach(1)).names == []
+    assert Pushes(toy_envs.Reach(1)).names == []
 
 
 class Watched:
@@ -92,7 +92,7 @@ class Watched:
 
 def test_delay_and_darkness_reach_who_acts_and_nobody_else() -> None:
     watched = Watched()
-    session = Session(worlds.Reach(1), {"watched": lambda: watched}, "watched")
+    session = Session(toy_envs.Reach(1), {"watched": lambda: watched}, "watched")
     session.begin(1)
     session.senses.late = 2
     for _ in range(5):

@@ -22,13 +22,19 @@ from websockets.sync.client import connect
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.viewer import ViewerError, serve
-from embodied.viewer.plots import reward_range, thinned
-from embodied.viewer.viewer import Viewer
-from tests import worlds
+from embodied.viewer.app import Viewer
+from embodied.viewer.panels.plots import reward_range, thinned
+from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
-FLOW = {"_target_": "policies.flow.Flow", "chunk": 4, "steps": 2, "width": 16, "depth": 1}
+LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
+FLOW = {
+    "_target_": "policies.generative.flow.Flow",
+    "chunk": 4,
+    "steps": 2,
+    "width": 16,
+    "depth": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +292,7 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
 
 
 def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
-    viewer = Viewer(alone(worlds.Reach(1)), port=0)
+    viewer = Viewer(alone(toy_envs.Reach(1)), port=0)
     assert viewer.page.stage.empty and viewer.page.note.visible
     viewer.step(20)
     assert viewer.session.episode.end == "out of time"
@@ -306,7 +312,7 @@ def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
 
 
 def test_an_environment_that_fails_stops_the_play_and_says_why() -> None:
-    class Broken(worlds.Reach):
+    class Broken(toy_envs.Reach):
         def step(self, action):
             raise RuntimeError("the table is on fire")
 
@@ -320,7 +326,7 @@ def test_an_environment_that_fails_stops_the_play_and_says_why() -> None:
 
 
 def test_closing_ends_the_thread_and_frees_the_port() -> None:
-    with Viewer(alone(worlds.Reach(1)), port=0) as viewer:
+    with Viewer(alone(toy_envs.Reach(1)), port=0) as viewer:
         port = viewer.server.get_port()
         viewer.play()
     viewer.close()

@@ -1,0 +1,1 @@
+"""The other side of comparisons: Stable-Baselines3 and plain PyTorch."""

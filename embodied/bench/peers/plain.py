@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodied.core.nets import mlp
 from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
 
 GAMMA, TAU, LR = 0.99, 0.005, 3e-4
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

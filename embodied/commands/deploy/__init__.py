@@ -17,8 +17,8 @@ from embodied.commands import add_overrides, require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
-    from embodied.commands.deploy.session import Session, Status
-    from embodied.commands.deploy.site import Site
+    from embodied.deploy.session import Session, Status
+    from embodied.deploy.site import Site
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.commands.deploy.site import site
+    from embodied.deploy.site import site
 
     node, policy = composed(args.words, args.config_dir)
     if not node["yes"] and not sys.stdin.isatty():
@@ -75,7 +75,7 @@ def known_file(site: Site) -> Path:
 
 def show_checks(site: Site, connect: bool = False) -> bool:
     """Print a line for each; whether none failed."""
-    from embodied.commands.deploy.check import check
+    from embodied.deploy.check import check
 
     fine = True
     known = None if site.played else known_file(site)  # what is played has no calibration
@@ -100,10 +100,10 @@ def _output(node: Node, words: list[str]) -> Path:
 def _deploy(site: Site, node: Node, output: Path) -> None:
     from dataclasses import replace
 
-    from embodied.commands.deploy.session import Session, Stopped
-    from real_robot.desk import DeskError
+    from embodied.deploy.session import Session, Stopped
+    from real_robot.daemon.client import ToolError, default_folder
+    from real_robot.daemon.server import DeskError
     from real_robot.drivers.driver import DriverError
-    from real_robot.tool import ToolError, default_folder
 
     made = replace(
         site.deployment,
@@ -214,7 +214,7 @@ def _tell(session: Session, output: Path, problem: str, pace: float) -> None:
 
 def _remember(site: Site) -> None:
     """Signs, zeros and ranges of a deployment that went well, for the next check."""
-    from embodied.commands.deploy.check import calibration
+    from embodied.deploy.check import calibration
 
     if found := calibration(site):
         KNOWN.mkdir(parents=True, exist_ok=True)

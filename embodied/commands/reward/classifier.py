@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from embodied.core.build import ConfigError, nearest, parse
 
 if TYPE_CHECKING:
-    from embodied.rewards.calibration import Calibration
+    from embodied.rewards.success.calibration import Calibration
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from embodied.rewards.outcomes import Training, labelled
-    from embodied.rewards.success import fingerprint, made, write
+    from embodied.rewards.success.labels import Training, labelled
+    from embodied.rewards.success.model import fingerprint, made, write
 
     folders = [word for word in args.words if "=" not in word]
     given = _settings([word for word in args.words if "=" in word])

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.core.build import build
-    from embodied.loops.comparison import draw
+    from embodied.reports.reward_comparison import draw
 
     names = [word for word in args.words if "=" not in word]
     wanted, words = take([word for word in args.words if "=" in word], "policy")
@@ -102,7 +102,7 @@ def choose(
     import yaml
 
     from embodied.compose import compose
-    from embodied.loops.judged import of_run
+    from embodied.reports.load_reward import of_run
 
     path, state = Path(name), None
     given: dict[str, Node] = {}
@@ -124,10 +124,10 @@ def compared(
     env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
 ) -> dict[str, Any]:
     """Everything that is measured, by name, with what it was measured on."""
-    from embodied.loops.comparison import compare
-    from embodied.loops.coverage import gather
-    from embodied.loops.judged import make_reward
-    from embodied.rewards.watching import watched_by
+    from embodied.reports.load_reward import make_reward
+    from embodied.reports.policy_episodes import gather
+    from embodied.reports.reward_comparison import compare
+    from embodied.rewards.wrappers.watching import watched_by
 
     spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
     policies = players(settings, env)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
         node, own = _fresh(words, args.config_dir)
 
     from embodied.core.build import parse
-    from embodied.design.run import DesignConfig, design, save
+    from embodied.reward_design.run import DesignConfig, design, save
 
     config: DesignConfig = parse(DesignConfig, node, "design")
     require_at_least(node, LEAST)

@@ -13,8 +13,8 @@ from embodied.core.build import ConfigError, Node
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embodied.core.episodes import Episodes
     from embodied.core.tensors import Tensors
+    from embodied.datasets.lerobot.reader import Episodes
 
 
 @runtime_checkable
@@ -56,12 +56,12 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
     """Fit, check, and write the labelled copy; how well it went, also in OUT/judged.json."""
     import torch
 
+    from embodied.core.atomic_write import write_json
     from embodied.core.build import build
-    from embodied.core.durable import write_json
-    from embodied.core.episodes import read_episodes
-    from embodied.core.rng import seed_everything
+    from embodied.core.seeding import seed_everything
     from embodied.core.spec import require_same
-    from embodied.data.dataset import joined
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.datasets.transitions import joined
 
     out = Path(node["out"])
     if (out / "meta").exists():
@@ -92,7 +92,7 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
 
 def _copy(out: Path, episodes: Episodes, paid: Tensor) -> None:
     """The recording with another reward; the old one is `world_reward`."""
-    from embodied.core.episodes import EpisodeWriter
+    from embodied.datasets.lerobot.reader import EpisodeWriter
 
     with EpisodeWriter(out, episodes.spec) as writer:
         for number in range(len(episodes)):
@@ -109,7 +109,7 @@ def _paid(reward: Teachable, episodes: Episodes) -> Tensor:
     import torch
 
     from embodied.core import tensors as tt
-    from embodied.data.dataset import transitions
+    from embodied.datasets.transitions import transitions
 
     rows = transitions(episodes, gamma=0.99)
     whole = torch.arange(tt.length(rows)).split(1000)

@@ -23,8 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.progress import Progress as Bar
 
-    from embodied.core.episodes import read_episodes
-    from embodied.loops.label import label, summary
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.reports.label_dataset import label, summary
 
     sources = [word for word in args.words if "=" not in word]
     name, words = take([word for word in args.words if "=" in word], "reward")
@@ -57,7 +57,7 @@ def chosen(name: str, words: list[str], folders: list[str]) -> tuple[Node, Any, 
     """Settings with the reward's node, what it has learned, and the hash of where that is."""
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.loops.judged import of_run
+    from embodied.reports.load_reward import of_run
 
     given: dict[str, Node] = {}
     state, origin = None, None

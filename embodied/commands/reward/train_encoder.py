@@ -11,7 +11,7 @@ from embodied.commands import device_of
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from embodied.foundation.captions import Scenes
+    from embodied.vision.captions import Scenes
 
 # Where success is a matter of centimetres, more has to be seen.
 SHARES = {"fr3_reach": 6.0, "fr3_push": 2.0, "fr3_lift": 2.0, "cartpole": 0.5, "two_gap": 0.5}
@@ -40,10 +40,10 @@ def run(args: argparse.Namespace) -> None:
     given = settings(args.words)
     import torch
 
-    from embodied.foundation.contrast import train
-    from embodied.foundation.corpus import Plan
-    from embodied.foundation.grade import publish
-    from embodied.foundation.simclip import Shape
+    from embodied.vision.corpus import Plan
+    from embodied.vision.evaluate_simclip import publish
+    from embodied.vision.simclip import Shape
+    from embodied.vision.train_simclip import train
 
     torch.set_num_threads(int(given["threads"]))
     out, seed, shape = Path(given["out"]), int(given["seed"]), Shape(views=2)
@@ -89,7 +89,7 @@ def settings(words: list[str]) -> dict[str, str]:
 
 def known() -> list[str]:
     """The worlds whose facts are told."""
-    from envs.scenes import WORLDS
+    from envs.simclip.scenes import WORLDS
 
     return list(WORLDS)
 
@@ -98,8 +98,8 @@ def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
     """Scenes of a world, from the folder if they are there; a `count` of 0 is twelve tracks."""
     from safetensors.torch import load_file, save_file
 
-    from embodied.foundation.captions import Scenes
-    from envs.scenes import collect, told_of
+    from embodied.vision.captions import Scenes
+    from envs.simclip.scenes import collect, told_of
 
     path = out / "scenes" / f"{world}-{count}-{seed}.safetensors"
     told = told_of(world)

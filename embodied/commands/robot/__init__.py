@@ -14,7 +14,7 @@ from embodied.commands.robot import identify
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from real_robot.requests import Reply
+    from real_robot.daemon.requests import Reply
 
 SAYS = {
     "status": "how it is, and what was noted last",
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _ask(args: argparse.Namespace) -> None:
-    from real_robot.requests import RequestError
-    from real_robot.tool import ToolError, ask, default_folder
+    from real_robot.daemon.client import ToolError, ask, default_folder
+    from real_robot.daemon.requests import RequestError
 
     folder, words = take(args.words, "folder")
     host, words = take(words, "host")
@@ -97,8 +97,8 @@ def _ask(args: argparse.Namespace) -> None:
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
     """From a daemon on another machine; `policy` is a folder there."""
-    from real_robot.keys import KeyFileError
-    from real_robot.remote_tool import ask_remote
+    from real_robot.remote.client import ask_remote
+    from real_robot.remote.keys import KeyFileError
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
@@ -119,7 +119,7 @@ def _understood(words: list[str], known: str) -> None:
 
 
 def _keys(args: argparse.Namespace) -> None:
-    from real_robot.keys import CLIENT, SERVER, KeyFileError, make
+    from real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")
@@ -187,7 +187,7 @@ def _number(value: float | None) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     from embodied.commands.deploy import composed, show_checks
-    from embodied.commands.deploy.site import site
+    from embodied.deploy.site import site
 
     connect, words = take(args.words, "connect")
     node, policy = composed(words, args.config_dir)

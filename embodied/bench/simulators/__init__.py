@@ -1,0 +1,1 @@
+"""Speed of environments against their own packages."""

@@ -1,0 +1,1 @@
+"""What learners sample from: replay buffers, rollout buffers, mixtures and relabelling."""

@@ -1,0 +1,120 @@
+"""MemoryMapped: a replay larger than memory, in files that the system maps and caches.
+
+The rows are those of `Replay`, in the same matrix; which of them are in memory is the system's
+business. They survive the process: a folder with rows is gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.buffers.replay import Replay
+from embodied.core import tensors as tt
+from embodied.core.atomic_write import write_durably
+from embodied.core.build import ConfigError
+from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Config:
+    """`folder` for the files (None: `replay` in the run's folder)."""
+
+    folder: str | None = None
+
+
+class MemoryMapped(Replay):
+    """A Replay on disk; batches go to `device`.
+
+    A checkpoint holds no rows, only where the ring stood: resuming is exact as long as the ring has
+    not gone around since, and the folder is still there.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        folder: Path | str = "replay",
+    ) -> None:
+        super().__init__(capacity, "cpu")
+        self.out = torch.device(device)
+        self.folder = Path(folder if config.folder is None else config.folder)
+        self.head = torch.zeros(2, dtype=torch.int64)  # stored rows, and where the next one goes
+        if (self.folder / "layout.json").exists():
+            self._reopen()
+
+    def add(self, rows: Tensors) -> None:
+        super().add(rows)
+        # After the rows: a killed process has not counted what it has not written.
+        self.head[0], self.head[1] = self.size, self.cursor
+
+    def sample(self, n: int) -> Tensors:
+        rows = super().sample(n)
+        return rows if self.out.type == "cpu" else tt.to(rows, self.out)
+
+    def get_state(self) -> dict[str, Any]:
+        facts = {"capacity": self.capacity, "cursor": self.cursor, "size": self.size}
+        return {**facts, "folder": str(self.folder.resolve())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state["capacity"] != self.capacity:
+            raise ValueError(
+                f"the saved replay has capacity {state['capacity']}, this one {self.capacity}: "
+                "resume with the saved capacity"
+            )
+        if state["size"] > self.size:
+            raise ConfigError(
+                f"{self.folder} holds {self.size} rows and the checkpoint speaks of "
+                f"{state['size']} in {state['folder']}: put that folder back"
+            )
+        self.size, self.cursor = state["size"], state["cursor"]
+
+    def _allocate(self, rows: Tensors) -> None:
+        layout = {
+            key: [list(value.shape[1:]), str(value.dtype).removeprefix("torch.")]
+            for key, value in rows.items()
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._open(layout)
+        facts = {"capacity": self.capacity, "rows": layout}
+        text = json.dumps(facts, indent=1).encode()
+        write_durably(self.folder / "layout.json", lambda sink: sink.write(text))
+
+    def _reopen(self) -> None:
+        facts = json.loads((self.folder / "layout.json").read_text())
+        if facts["capacity"] != self.capacity:
+            raise ConfigError(
+                f"{self.folder} has room for {facts['capacity']} rows, not {self.capacity}: "
+                "use that replay_size, or another folder"
+            )
+        self._open(facts["rows"])
+        self.size, self.cursor = (int(number) for number in self.head)
+
+    def _open(self, layout: dict[str, Any]) -> None:
+        """Map the files of rows with this layout, made where they do not exist."""
+        empty = {key: torch.empty(0, *s, dtype=getattr(torch, d)) for key, (s, d) in layout.items()}
+        self._lay_out(empty)
+        self._flat = self._map("rows", torch.float32, sum(self._widths))
+        self._apart = {
+            key: self._map(key.replace("/", "-"), value.dtype, math.prod(value.shape[1:])).view(
+                self.capacity, *value.shape[1:]
+            )
+            for key, value in self._apart.items()
+        }
+        self.head = self._file("head", torch.int64, 2)
+
+    def _map(self, name: str, dtype: torch.dtype, width: int) -> Tensor:
+        return self._file(name, dtype, self.capacity * width).view(self.capacity, width)
+
+    def _file(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
+        if not size:
+            return torch.empty(0, dtype=dtype)
+        path = self.folder / f"{name}.bin"
+        return torch.from_file(str(path), shared=True, size=size, dtype=dtype)

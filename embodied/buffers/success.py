@@ -1,0 +1,82 @@
+"""Successes: the rows of episodes that reached their goal, drawn more often than they happen.
+
+Self-imitation keeps what worked (Oh et al., 2018); with sparse rewards these are the few rows from
+which values can begin to spread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.buffers.replay import Replay
+from embodied.buffers.source import Source
+from embodied.core import tensors as tt
+from embodied.core.tensors import Tensors
+
+
+class Successes:
+    """A Source of the newest `capacity` rows of successful episodes; until there are any, what
+    `otherwise` has. Rows are held back until their episode has ended."""
+
+    def __init__(
+        self, capacity: int, otherwise: Source, device: torch.device | str = "cpu"
+    ) -> None:
+        self.kept, self.otherwise = Replay(capacity, device), otherwise
+        self.held: Tensors = {}  # [longest so far, B, ...]
+        self.count = self.won = torch.empty(0)
+        self.most = 0  # an upper bound of count, known without waiting for the device
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def sample(self, n: int) -> Tensors:
+        return self.kept.sample(n) if len(self.kept) else self.otherwise.sample(n)
+
+    def push(self, rows: Tensors, closed: Tensor | None, success: Tensor, ended: Tensor) -> None:
+        """What one step of B environments closed: rows of environments `closed` (None: all, in
+        order; may be no rows), whether the goal was reached in it, and which episodes ended."""
+        if len(self.count) != len(ended):
+            self.count = torch.zeros(len(ended), dtype=torch.int64, device=ended.device)
+            self.won = torch.zeros_like(ended)
+        if rows:
+            who = torch.arange(len(ended), device=ended.device) if closed is None else closed
+            self._hold(rows, who)
+        self.won = self.won | success
+        leaving = self.won & ended
+        if self.held and leaving.any():
+            times = torch.arange(len(next(iter(self.held.values()))), device=ended.device)
+            row, at = ((times < self.count[:, None]) & leaving[:, None]).nonzero(as_tuple=True)
+            if len(row):
+                self.kept.add({key: value[at, row] for key, value in self.held.items()})
+        self.count, self.won = self.count * ~ended, self.won & ~ended
+
+    def _hold(self, rows: Tensors, who: Tensor) -> None:
+        room = len(next(iter(self.held.values()))) if self.held else 0
+        if not self.held:
+            shape = (16, len(self.count))
+            self.held = tt.each(rows, lambda leaf: leaf.new_zeros(*shape, *leaf.shape[1:]))
+        elif self.most >= room:
+            self.most = int(self.count.max())
+            if self.most >= room:
+                double = tt.each(self.held, torch.zeros_like)
+                self.held = {k: torch.cat([leaf, double[k]]) for k, leaf in self.held.items()}
+        for key, value in rows.items():
+            self.held[key][self.count[who], who] = value
+        self.count[who] += 1
+        self.most += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "kept": self.kept.get_state(),
+            "held": tt.each(self.held, torch.clone),
+            "count": self.count.clone(),
+            "won": self.won,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.kept.set_state(state["kept"])
+        self.held, self.count, self.won = state["held"], state["count"], state["won"]
+        self.most = int(self.count.max()) if len(self.count) else 0

@@ -1,0 +1,155 @@
+"""Collect: demonstrations from a scripted policy, without favouring short episodes.
+
+Rows end at different times, so keeping the first N that end would keep the quick ones. Episodes are
+numbered by turn, number = turn * rows + row, and the first N of that order are kept; a row's
+episodes depend on the seed only, so the order does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.build import Node, build
+from embodied.core.env import VecEnv, require_finite
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """`episodes` to keep (of those that succeed, unless `success_only` is false), from `num_envs`
+    rows, into the dataset folder `out`."""
+
+    env: Node
+    demonstrator: Node
+    episodes: int
+    out: str
+    num_envs: int = 16
+    seed: int = 0
+    success_only: bool = True
+    images: Literal["mp4", "png"] = "mp4"
+
+
+def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:
+    """Write demonstrations; returns how many were kept and how many were played.
+
+    `tell(kept, played)` is called after each. A folder with fewer episodes of the same settings is
+    gone on with: they are played again (the same ones), not written again. DatasetError where the
+    folder has other settings, or where hardly any episode succeeds.
+    """
+    env: VecEnv = build(config.env | {"num_envs": config.num_envs})
+    try:
+        demonstrator: Policy = build(config.demonstrator, spec=env.spec).eval()
+        _require_same_settings(config)
+        with EpisodeWriter(config.out, env.spec, images=config.images) as writer:
+            return _fill(writer, config, play(demonstrator, env, config.seed), tell)
+    finally:
+        env.close()
+
+
+def _fill(
+    writer: EpisodeWriter,
+    config: CollectConfig,
+    episodes: Iterator[Tensors],
+    tell: Callable[[int, int], None],
+) -> tuple[int, int]:
+    kept = played = 0
+    there = len(writer)
+    while kept < config.episodes:
+        episode = next(episodes)
+        played += 1
+        if not config.success_only or bool(episode["success"].any()):
+            kept += 1
+            if kept > there:
+                note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
+                writer.add(episode, info=note)
+        tell(kept, played)
+        if played >= 100 and kept < played / 50:
+            raise DatasetError(
+                f"the demonstrator succeeded in {kept} of {played} episodes; "
+                "choose another one, or success_only=false"
+            )
+    return kept, played
+
+
+def _require_same_settings(config: CollectConfig) -> None:
+    """What was asked for is kept beside the dataset, so that going on means the same."""
+    settings: dict[str, Any] = {
+        "env": config.env,
+        "demonstrator": config.demonstrator,
+        "num_envs": config.num_envs,
+        "seed": config.seed,
+        "success_only": config.success_only,
+    }
+    file = Path(config.out) / "collect.yaml"
+    if file.exists():
+        if yaml.safe_load(file.read_text()) != settings:
+            raise DatasetError(
+                f"{config.out} holds demonstrations of other settings ({file}); "
+                "name another folder: out=DIR"
+            )
+    elif (file.parent / "meta").exists():
+        raise DatasetError(f"{config.out} holds another dataset; name another folder: out=DIR")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
+@torch.no_grad()
+def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
+    """Endless episodes in the order of (turn, row), as `EpisodeWriter.add` takes them.
+
+    `success` [T] is false throughout where the world knows none. Policy noise is drawn from a
+    generator state of its own, so that what happens between episodes does not change them.
+    """
+    done: dict[int, Tensors] = {}
+    number = 0
+    for place, episode in _as_they_end(policy, env, seed):
+        done[place] = episode
+        while number in done:
+            yield done.pop(number)
+            number += 1
+
+
+def _as_they_end(policy: Policy, env: VecEnv, seed: int) -> Iterator[tuple[int, Tensors]]:
+    rows = env.num_envs
+    actor = Actor(policy, rows)
+    obs, first = env.reset(seed), torch.ones(rows, dtype=torch.bool, device=env.device)
+    random = torch.Generator().manual_seed(seed).get_state()
+    tape: list[Tensors] = []
+    begin, turn = [0] * rows, [0] * rows
+    dropped = 0
+    while True:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random)
+            action = actor(obs, first)
+            random = torch.get_rng_state()
+        step = env.step(action)
+        require_finite(step.reward, step.next_obs, type(env).__name__)
+        frame = {
+            **tt.nest(obs, "obs"),
+            "action": action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "success": step.log.get("success", torch.zeros_like(step.terminated)),
+        }
+        tape.append({key: value.clone() for key, value in frame.items()})
+        obs, first = step.obs, step.ended
+        for row in first.nonzero().flatten().tolist():
+            window = tape[begin[row] - dropped :]
+            episode = tt.stack([{k: v[row] for k, v in frame.items()} for frame in window])
+            last = {f"next_obs/{name}": value[row].clone() for name, value in step.next_obs.items()}
+            yield turn[row] * rows + row, {**episode, **last}
+            begin[row], turn[row] = dropped + len(tape), turn[row] + 1
+        old = min(begin) - dropped
+        del tape[:old]
+        dropped += old

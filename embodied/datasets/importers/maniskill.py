@@ -1,0 +1,92 @@
+"""ManiSkill HDF5 with its JSON: `traj_i/{obs (T+1), actions, terminated, truncated, success,
+rewards}` (Tao et al. 2024).
+
+Groups of observations are flattened with `_` (`agent/qpos` is `agent_qpos`), flat ones are called
+`state`; camera matrices (`sensor_param`) are left out. Its actions are in [-1, 1] already; an
+element that goes beyond (absolute joint control) is divided by its largest magnitude in the file,
+and the divisor is noted in `info`. Without recorded rewards, the reward is 1 where the task is
+achieved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.importers.hdf5 import (
+    CONTROL_PERIOD,
+    Recorded,
+    flattened,
+    last_flags,
+    leaves,
+    numbered,
+    opened,
+    split,
+    tensor,
+    widest,
+)
+from embodied.datasets.lerobot.schema import DatasetError
+
+
+def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
+    """The Spec of a file, and its trajectories in the order of their numbers."""
+    about = _about(path)
+    with opened(path) as file:
+        names = numbered(file, "traj")
+        if not names:
+            raise DatasetError(f"{path} holds no traj_0; is it a ManiSkill trajectory file?")
+        first = file[names[0]]
+        observations = _observations(first)
+        if not observations:
+            raise DatasetError(
+                f"{path} has no observations (obs_mode none); record them with python -m "
+                f"mani_skill.trajectory.replay_trajectory --traj-path {path} -o state --save-traj"
+            )
+        act = Leaf((first["actions"].shape[1],), low=-1.0, high=1.0)
+        obs = leaves(observations)
+    settings = about.get("env_kwargs", {})
+    rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
+    text = str(about.get("env_id", ""))
+    return Spec(obs, act, dt or 1.0 / rate, text=text), _trajectories(path, names, text)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    file = path.with_suffix(".json")
+    if not file.exists():
+        raise DatasetError(f"{file} is missing: ManiSkill writes it beside {path.name}")
+    try:
+        return json.loads(file.read_text())["env_info"]
+    except (ValueError, KeyError) as error:
+        raise DatasetError(f"{file} is damaged ({error}); copy or download it again") from error
+
+
+def _observations(trajectory: Any) -> Tensors:
+    arrays = flattened(trajectory["obs"]) if "obs" in trajectory else {}
+    seen = {n: tensor(a) for n, a in arrays.items() if not n.startswith("sensor_param")}
+    # The live world shows flags (is_grasped) as numbers too.
+    return {n: a.float() if a.dtype == torch.bool else a for n, a in seen.items()}
+
+
+def _trajectories(path: Path, names: list[str], text: str) -> Iterator[Recorded]:
+    with opened(path) as file:
+        scale = widest(file[name]["actions"][()] for name in names)
+        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
+        for name in names:
+            one = file[name]
+            rows = split(_observations(one))
+            rows["action"] = tensor(one["actions"]).float() / scale
+            steps = len(rows["action"])
+            if "success" in one:
+                rows["success"] = tensor(one["success"]).bool()
+            if "rewards" in one:
+                rows["reward"] = tensor(one["rewards"]).float()
+            else:
+                rows["reward"] = rows.get("success", torch.zeros(steps)).float()
+            rows |= last_flags(steps, bool(one["terminated"][-1]))
+            yield Recorded(rows, text, {"trajectory": name, **notes})

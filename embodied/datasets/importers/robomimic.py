@@ -1,0 +1,82 @@
+"""robomimic HDF5: `data/demo_i/{obs/*, next_obs/*, actions, rewards, dones}`.
+
+Mandlekar et al., What Matters in Learning from Offline Human Demonstrations (2021).
+
+Its actions are in [-1, 1] already; an element that goes beyond, somewhere in the file, is divided
+by its largest magnitude, and the divisor is noted in the episode's `info`. Success is a positive
+reward (with shaped rewards: `dones`). A demonstration that ends in success terminates, any other is
+cut by the clock. Where a file keeps no `next_obs`, the last step of a demonstration that did not
+succeed has no true successor, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.importers.hdf5 import (
+    CONTROL_PERIOD,
+    Recorded,
+    flattened,
+    last_flags,
+    leaves,
+    numbered,
+    opened,
+    tensor,
+    widest,
+)
+from embodied.datasets.lerobot.schema import DatasetError
+
+
+def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
+    """The Spec of a file, and its demonstrations in the order of their numbers."""
+    with opened(path) as file:
+        data = file["data"]
+        demos = numbered(data, "demo")
+        if not demos:
+            raise DatasetError(f"{path} holds no data/demo_0; is it a robomimic file?")
+        first = data[demos[0]]
+        if "obs" not in first:
+            raise DatasetError(
+                f"{path} has no observations; extract them with robomimic's "
+                "dataset_states_to_obs.py"
+            )
+        about = json.loads(data.attrs.get("env_args", "{}"))
+        settings = about.get("env_kwargs", {})
+        period = dt or 1.0 / settings.get("control_freq", 1.0 / CONTROL_PERIOD)
+        obs = leaves({name: tensor(value[:1]) for name, value in flattened(first["obs"]).items()})
+        act = Leaf((first["actions"].shape[1],), low=-1.0, high=1.0)
+        text = str(about.get("env_name", ""))
+    return Spec(obs, act, period, text=text), _demos(path, demos, settings, text)
+
+
+def _demos(path: Path, demos: list[str], settings: dict[str, Any], text: str) -> Iterator[Recorded]:
+    with opened(path) as file:
+        data = file["data"]
+        scale = widest(data[demo]["actions"][()] for demo in demos)
+        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
+        for demo in demos:
+            rows = _rows(data[demo], bool(settings.get("reward_shaping")))
+            rows["action"] = rows["action"].float() / scale
+            yield Recorded(rows, text, {"demo": demo, **notes})
+
+
+def _rows(demo: Any, shaped: bool) -> Tensors:
+    observations = {name: tensor(value) for name, value in flattened(demo["obs"]).items()}
+    reward = tensor(demo["rewards"]).float()
+    success = tensor(demo["dones"]).bool() if shaped else reward > 0
+    steps = len(reward)
+    if "next_obs" in demo:
+        after = {n: tensor(value)[-1] for n, value in flattened(demo["next_obs"]).items()}
+    else:
+        after = {name: value[-1] for name, value in observations.items()}
+        steps -= not bool(success[-1])
+    rows = {f"obs/{name}": value[:steps] for name, value in observations.items()}
+    rows |= {f"next_obs/{name}": value for name, value in after.items()}
+    rows |= {"reward": reward[:steps], "success": success[:steps]}
+    rows["action"] = tensor(demo["actions"])[:steps]
+    return rows | last_flags(steps, bool(success[-1]))

@@ -1,0 +1,249 @@
+"""From one small file per finished episode to LeRobot's large ones; the folder reads back
+completely at every moment in between.
+
+A finished episode waits in `pending/`, complete, until the file in `meta/episodes` that lists it
+gets its name: that single rename moves it. Whatever a killed process leaves behind is either not
+listed (and cleared away next time) or listed twice (and then the listed one counts).
+"""
+
+# pyright: basic
+# (pyarrow and PyAV have no types)
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embodied.core.atomic_write import sync_folder, write_durably, write_json
+from embodied.datasets.lerobot.index import Pending, list_pending, read_index, read_info
+from embodied.datasets.lerobot.schema import (
+    DATA,
+    INDEX,
+    VIDEO,
+    Column,
+    columns_of_info,
+    tasks_table,
+)
+from embodied.datasets.lerobot.stats import pool
+from embodied.datasets.lerobot.video import join_films
+
+
+def consolidate(path: Path) -> None:
+    """Move every pending episode of `path` into the large files. The caller holds the lock."""
+    info, index = read_info(path), read_index(path)
+    listed = 0 if index is None else index.num_rows
+    waiting = list_pending(path, listed)
+    if waiting:
+        _clear_unlisted(path, info, index)
+        _move(path, info, index, waiting)
+        index = read_index(path)
+    if index is not None and info["total_episodes"] != index.num_rows:
+        _summarise(path, info, index)
+    if (path / "pending").is_dir():
+        for file in (path / "pending").iterdir():
+            file.unlink()
+        (path / "pending").rmdir()
+
+
+def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[Pending]) -> None:
+    lines = [episode.read()[1] for episode in all_]
+    texts = _add_texts(path, [line["tasks"][0].as_py()[0] for line in lines])
+    extra = _write_data(path, info, index, all_, texts)
+    for column in columns_of_info(info):
+        if column.stored == "video":
+            films = _write_films(path, info, index, all_, column, extra)
+            extra = [one | film for one, film in zip(extra, films, strict=True)]
+    chunk, file = _next_place(index, "meta/episodes", info)
+    place = {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
+    rows = [_widen(line, one | place) for line, one in zip(lines, extra, strict=True)]
+    table = pa.concat_tables(rows)
+    target = path / INDEX.format(chunk_index=chunk, file_index=file)
+    write_durably(target, lambda sink: pq.write_table(table, sink))  # from here on they are listed
+
+
+def _write_data(
+    path: Path,
+    info: dict[str, Any],
+    index: pa.Table | None,
+    waiting: Sequence[Pending],
+    texts: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Write the steps into as few files as their size allows; returns where each episode went."""
+    episode = 0 if index is None else index.num_rows
+    frame = 0 if index is None else int(np.max(index["dataset_to_index"].to_numpy()))
+    chunk, file = _next_place(index, "data", info)
+    places: list[dict[str, Any]] = []
+    for group in _grouped(waiting, lambda e: e.file.stat().st_size, info["data_files_size_in_mb"]):
+        tables = []
+        for one in group:
+            steps, line = one.read()
+            end = frame + len(steps)
+            places.append(
+                {
+                    "episode_index": episode,
+                    "data/chunk_index": chunk,
+                    "data/file_index": file,
+                    "dataset_from_index": frame,
+                    "dataset_to_index": end,
+                }
+            )
+            text = texts[line["tasks"][0].as_py()[0]]
+            counters = {
+                "episode_index": np.full(len(steps), episode),
+                "index": np.arange(frame, end),
+                "task_index": np.full(len(steps), text),
+            }
+            for name, values in counters.items():
+                steps = steps.append_column(name, pa.array(values, pa.int64()))
+            tables.append(steps.select(_stored_names(info)))
+            episode, frame = episode + 1, end
+        target = path / DATA.format(chunk_index=chunk, file_index=file)
+        write_durably(target, lambda sink, tables=tables: _write_row_groups(sink, tables))
+        chunk, file = _after(chunk, file, info)
+    return places
+
+
+def _write_films(
+    path: Path,
+    info: dict[str, Any],
+    index: pa.Table | None,
+    waiting: Sequence[Pending],
+    column: Column,
+    extra: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Join one camera's films; returns where in them each episode is (s)."""
+    at, fps = f"videos/{column.name}", info["fps"]
+    steps = {
+        e.number: x["dataset_to_index"] - x["dataset_from_index"]
+        for e, x in zip(waiting, extra, strict=True)
+    }
+    chunk, file = _next_place(index, at, info)
+    places: list[dict[str, Any]] = []
+    limit = info["video_files_size_in_mb"]
+    for group in _grouped(waiting, lambda e: e.film(column).stat().st_size, limit):
+        begin = 0
+        for one in group:
+            end = begin + steps[one.number]
+            places.append(
+                {
+                    f"{at}/chunk_index": chunk,
+                    f"{at}/file_index": file,
+                    f"{at}/from_timestamp": begin / fps,
+                    f"{at}/to_timestamp": end / fps,
+                }
+            )
+            begin = end
+        joined = join_films([one.film(column).read_bytes() for one in group])
+        name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
+        write_durably(path / name, lambda sink, joined=joined: sink.write(joined))
+        chunk, file = _after(chunk, file, info)
+    return places
+
+
+def _grouped(
+    waiting: Sequence[Pending], size: Callable[[Pending], int], limit_mb: float
+) -> Iterator[list[Pending]]:
+    """Consecutive episodes whose files are together at most `limit_mb`, at least one each."""
+    group: list[Pending] = []
+    total = 0
+    for episode in waiting:
+        bytes_ = size(episode)
+        if group and total + bytes_ > limit_mb * 1e6:
+            yield group
+            group, total = [], 0
+        group.append(episode)
+        total += bytes_
+    if group:
+        yield group
+
+
+def _write_row_groups(sink: Any, tables: Sequence[pa.Table]) -> None:
+    """One row group an episode, so that a reader can fetch one without the others."""
+    with pq.ParquetWriter(sink, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+def _stored_names(info: Mapping[str, Any]) -> list[str]:
+    return [name for name, feature in info["features"].items() if feature["dtype"] != "video"]
+
+
+def _widen(line: pa.Table, extra: Mapping[str, Any]) -> pa.Table:
+    for name, value in extra.items():
+        line = line.append_column(name, pa.array([value]))
+    return line
+
+
+def _next_place(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> tuple[int, int]:
+    """(chunk, file) after the last listed one of `what`."""
+    if index is None:
+        return 0, 0
+    chunks, files = (index[f"{what}/{kind}_index"].to_numpy() for kind in ("chunk", "file"))
+    last = int(np.max(chunks * info["chunks_size"] + files))
+    return divmod(last + 1, info["chunks_size"])
+
+
+def _after(chunk: int, file: int, info: Mapping[str, Any]) -> tuple[int, int]:
+    return divmod(chunk * info["chunks_size"] + file + 1, info["chunks_size"])
+
+
+def _add_texts(path: Path, texts: Sequence[str]) -> dict[str, int]:
+    """Number every sentence, old ones first, and write tasks.parquet where there are new ones."""
+    file = path / "meta" / "tasks.parquet"
+    known: list[str] = pq.read_table(file)["task"].to_pylist() if file.exists() else []
+    every = list(dict.fromkeys([*known, *texts]))
+    if every != known:
+        sink = io.BytesIO()
+        pq.write_table(tasks_table(every), sink)
+        write_durably(file, lambda out: out.write(sink.getvalue()))
+    return {text: number for number, text in enumerate(every)}
+
+
+def _clear_unlisted(path: Path, info: Mapping[str, Any], index: pa.Table | None) -> None:
+    """Remove large files that a killed process wrote but did not get to list."""
+    listed = set()
+    for line in [] if index is None else index.to_pylist():
+        listed.add(_file_of(path, line, "data", DATA))
+        for name in info["features"]:
+            if f"videos/{name}/file_index" in line:
+                listed.add(_file_of(path, line, f"videos/{name}", VIDEO, name))
+    for pattern in ("data/*/*.parquet", "videos/*/*/*.mp4", "*/**/.*.partial"):
+        for file in path.glob(pattern):
+            if file not in listed:
+                file.unlink()
+
+
+def _file_of(path: Path, line: Mapping[str, Any], what: str, template: str, name: str = "") -> Path:
+    chunk, file = line[f"{what}/chunk_index"], line[f"{what}/file_index"]
+    return path / template.format(video_key=name, chunk_index=chunk, file_index=file)
+
+
+def _summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
+    """Write stats.json and the totals of info.json from what is listed."""
+    stats: dict[str, dict[str, Any]] = {}
+    for name in [n for n in index.column_names if n.startswith("stats/")]:
+        column, _, kind = name.removeprefix("stats/").rpartition("/")
+        stats.setdefault(column, {})[kind] = _numbers(index[name])
+    pooled = {c: {k: v.tolist() for k, v in pool(s).items()} for c, s in stats.items()}
+    write_json(path / "meta" / "stats.json", pooled)
+    texts = {text for texts in index["tasks"].to_pylist() for text in texts}
+    info["total_episodes"] = index.num_rows
+    info["total_frames"] = int(np.sum(index["length"].to_numpy()))
+    info["total_tasks"] = len(texts)
+    info["splits"] = {"train": f"0:{index.num_rows}"}
+    write_json(path / "meta" / "info.json", info)
+    sync_folder(path / "meta")
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """A list column as one array [E, ...]; every row has the shape of the first."""
+    shape = np.shape(column[0].as_py())
+    array: Any = pa.concat_arrays(column.chunks)
+    while pa.types.is_list(array.type):
+        array = array.flatten()
+    return array.to_numpy().reshape(len(column), *shape)

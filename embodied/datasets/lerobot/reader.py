@@ -1,0 +1,281 @@
+"""Episodes: demonstrations and recordings on disk, in the LeRobotDataset v3 layout."""
+
+# pyright: basic
+# (pyarrow and PyAV have no types)
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.index import (
+    DAMAGE,
+    Pending,
+    damaged,
+    list_pending,
+    read_index,
+    read_info,
+)
+from embodied.datasets.lerobot.schema import (
+    DATA,
+    OURS,
+    VIDEO,
+    Column,
+    DatasetError,
+    columns_of_info,
+    spec_of_info,
+)
+from embodied.datasets.lerobot.video import decode_film, decode_image
+from embodied.datasets.lerobot.writer import EpisodeWriter
+
+__all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """E episodes, their steps one after the other.
+
+    `steps` [N, ...]: `obs/*` (what was acted on), `action`, `reward`, `terminated`, `truncated` and
+    whatever else was recorded (`success`, `task`, ...). Episode e is the rows from `start[e]`,
+    `length[e]` of them; `final` [E, ...] holds the observation after its last action (`<name>`, no
+    prefix). `texts` says in words what the task was, `info` what the recorder noted.
+    """
+
+    spec: Spec
+    steps: Tensors
+    start: Tensor
+    length: Tensor
+    final: Tensors
+    texts: tuple[str, ...] = ()
+    info: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def episode(self, number: int) -> Tensors:
+        """One episode as `EpisodeWriter.add` takes it."""
+        begin = int(self.start[number])
+        rows = tt.each(self.steps, lambda v: v[begin : begin + int(self.length[number])])
+        last = {f"next_obs/{name}": value[number] for name, value in self.final.items()}
+        return {**rows, **last}
+
+
+def read_episodes(path: Path | str, limit: int | None = None) -> Episodes:
+    """The first `limit` episodes of a dataset (None: all), those of a killed writer included.
+
+    Reads what LeRobot recorded, too: reward 0 and no success where it has none, an end that is not
+    marked as done is a truncation, and the last observation stands in for the final one, which
+    LeRobot does not keep. DatasetError names the file that is missing or damaged.
+    """
+    path = Path(path)
+    # In this order nothing is missed while a writer moves episodes from pending to listed.
+    info, waiting = read_info(path), list_pending(path, 0)
+    index = read_index(path)
+    listed = 0 if index is None else index.num_rows
+    waiting = [one for one in waiting if one.number >= listed]
+    if info["total_episodes"] > listed:
+        raise damaged(
+            path / "meta" / "episodes",
+            f"{listed} episodes are listed, meta/info.json promises {info['total_episodes']}",
+        )
+    if index is not None and info["total_episodes"] == listed:
+        frames = int(np.sum(index["length"].to_numpy()))
+        if frames != info["total_frames"]:
+            raise damaged(
+                path / "meta" / "info.json",
+                f"it promises {info['total_frames']} steps, meta/episodes lists {frames}",
+            )
+    wanted = range(listed if limit is None else min(limit, listed))
+    waiting = waiting if limit is None else waiting[: max(0, limit - listed)]
+    if not len(wanted) and not waiting:
+        raise DatasetError(f"{path} holds no finished episode yet")
+    return _assemble(path, info, None if index is None else index.slice(0, len(wanted)), waiting)
+
+
+def salvage(path: Path | str, out: Path | str) -> int:
+    """Copy every episode of `path` that can still be read to a new dataset; returns how many."""
+    path = Path(path)
+    info, index = read_info(path), read_index(path, whole=False)
+    spec = spec_of_info(info)
+    numbers = [] if index is None else index["episode_index"].to_pylist()
+    images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
+    with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
+        for place in range(len(numbers)):
+            assert index is not None
+            _copy(writer, path, info, index.slice(place, 1), [])
+        for one in list_pending(path, max(numbers, default=-1) + 1):
+            _copy(writer, path, info, None, [one])
+        return len(writer)
+
+
+def _copy(
+    writer: EpisodeWriter,
+    path: Path,
+    info: Mapping[str, Any],
+    index: pa.Table | None,
+    waiting: Sequence[Pending],
+) -> None:
+    try:
+        episodes = _assemble(path, info, index, waiting)
+    except DatasetError:
+        return  # that it is damaged is why we are here
+    writer.add(episodes.episode(0), episodes.texts[0], episodes.info[0])
+
+
+def _assemble(
+    path: Path, info: Mapping[str, Any], index: pa.Table | None, waiting: Sequence[Pending]
+) -> Episodes:
+    """Read the episodes listed in `index`, then those in `waiting`."""
+    columns = columns_of_info(info)
+    lines = [] if index is None or not index.num_rows else [index]
+    tables = [] if not lines else _read_data(path, lines[0])
+    for one in waiting:
+        steps, line = one.read()
+        tables.append(steps)
+        lines.append(line)
+    line = pa.concat_tables(lines, promote_options="default")
+    length = torch.from_numpy(np.array(line["length"].to_numpy()))
+    start = length.cumsum(0) - length
+    names = [column.name for column in columns if column.stored != "video"]
+    try:
+        table = pa.concat_tables([table.select(names) for table in tables])
+        steps = {c.key: _values(c, table[c.name]) for c in columns if c.stored != "video"}
+    except DAMAGE as error:
+        raise damaged(path / "data", error) from error
+    for column in columns:
+        if column.stored == "video":
+            films = _films(path, column, info["fps"], index, length, waiting)
+            steps[column.key] = _read_films(column, films, int(length.sum()))
+    spec = spec_of_info(info)
+    final = {
+        name: _final(line, steps, start + length - 1, by_key)
+        for name, by_key in ((c.key[4:], c) for c in columns if c.key.startswith("obs/"))
+    }
+    _complete(steps, start + length - 1)
+    texts = tuple((texts or [""])[0] for texts in line["tasks"].to_pylist())
+    notes = line["info"].to_pylist() if OURS in info else [None] * len(length)
+    parsed = tuple(json.loads(note) if note else {} for note in notes)
+    return Episodes(spec, steps, start, length, final, texts, parsed)
+
+
+def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
+    """The steps of the listed episodes, in order, checked against the index."""
+    number = index["episode_index"].to_numpy()
+    length = index["length"].to_numpy()
+    chunk, file = (index[f"data/{kind}_index"].to_numpy() for kind in ("chunk", "file"))
+    tables = []
+    for place in dict.fromkeys(zip(chunk.tolist(), file.tolist(), strict=True)):
+        here = (chunk == place[0]) & (file == place[1])
+        name = path / DATA.format(chunk_index=place[0], file_index=place[1])
+        try:
+            low, high = number[here].min(), number[here].max()
+            chosen = [("episode_index", ">=", int(low)), ("episode_index", "<=", int(high))]
+            # No partitioning: folders called a=b above the dataset are no columns.
+            none: Any = None
+            table = pq.read_table(name, filters=chosen, partitioning=none)
+            table = table.replace_schema_metadata(None)
+            table = table.filter(pa.array(np.isin(table["episode_index"].to_numpy(), number[here])))
+        except DAMAGE as error:
+            raise damaged(name, error) from error
+        counts = np.bincount(table["episode_index"].to_numpy() - low, minlength=high - low + 1)
+        if (counts[number[here] - low] != length[here]).any():
+            raise damaged(name, "it holds fewer or more steps than meta/episodes lists")
+        tables.append(table)
+    return tables
+
+
+def _values(column: Column, values: pa.ChunkedArray) -> Tensor:
+    if not column.stored:
+        return column.to_tensor(values)
+    pictures = [decode_image(picture["bytes"]) for picture in values.to_pylist()]
+    return torch.stack(pictures)
+
+
+@dataclass(frozen=True)
+class _Film:
+    """Where `length` pictures begin in a film, and the row they go to."""
+
+    file: Path
+    begin: int
+    length: int
+    row: int
+
+
+def _films(
+    path: Path,
+    column: Column,
+    fps: float,
+    index: pa.Table | None,
+    length: Tensor,
+    waiting: Sequence[Pending],
+) -> list[_Film]:
+    films: list[_Film] = []
+    row = 0
+    for line in [] if index is None else _places(index, column):
+        name = VIDEO.format(video_key=column.name, chunk_index=line[0], file_index=line[1])
+        steps = int(length[len(films)])
+        films.append(_Film(path / name, round(line[2] * fps), steps, row))
+        row += steps
+    for one in waiting:
+        steps = int(length[len(films)])
+        films.append(_Film(one.film(column), 0, steps, row))
+        row += steps
+    return films
+
+
+def _places(index: pa.Table, column: Column) -> list[tuple[int, int, float]]:
+    at = f"videos/{column.name}"
+    names = (f"{at}/chunk_index", f"{at}/file_index", f"{at}/from_timestamp")
+    return list(zip(*(index[name].to_pylist() for name in names), strict=True))
+
+
+def _read_films(column: Column, films: Sequence[_Film], rows: int) -> Tensor:
+    """All pictures [rows, H, W, 3]; every film is decoded once, from its beginning."""
+    pictures = torch.empty(rows, *column.shape, dtype=torch.uint8)
+    for file in dict.fromkeys(film.file for film in films):
+        here = [film for film in films if film.file == file]
+        row_of = {f.begin + i: f.row + i for f in here for i in range(f.length)}
+        last, found = max(row_of), 0
+        try:
+            for number, picture in enumerate(decode_film(file)):
+                if number in row_of:
+                    pictures[row_of[number]] = picture
+                    found += 1
+                if number == last:
+                    break
+        except (*DAMAGE, RuntimeError) as error:
+            raise damaged(file, error) from error
+        if found != len(row_of):
+            raise damaged(file, f"it ends after {found} of {len(row_of)} pictures")
+    return pictures
+
+
+def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column) -> Tensor:
+    name = f"final/{column.key[4:]}"
+    if name not in line.column_names:
+        return steps[column.key][last]
+    if column.stored:
+        return torch.stack([decode_image(data) for data in line[name].to_pylist()])
+    return column.to_tensor(line[name])
+
+
+def _complete(steps: Tensors, last: Tensor) -> None:
+    """Flags and rewards as our own rows have them, in place."""
+    rows = len(steps["action"])
+    done = steps.pop("done", torch.zeros(rows, dtype=torch.bool))
+    truncated = steps.pop("truncated", torch.zeros(rows, dtype=torch.bool))
+    truncated[last] |= ~done[last]
+    steps["terminated"] = done & ~truncated
+    steps["truncated"] = truncated
+    steps.setdefault("reward", torch.zeros(rows))

@@ -1,0 +1,134 @@
+"""Rows for learners from recorded episodes: decisions to learn values from, chunks to imitate.
+
+A decision at step t that lasts k = min(H, steps left) steps is the row
+
+    reward = sum_{i<k} gamma^i r_{t+i},   discount = gamma^k (0 where the world ended in it),
+    next_obs = the true observation after those k steps.
+
+Every step of every episode begins one row, so that chunked values learn from all of them
+(Q-chunking, Li et al. 2025); n-step returns are the same row with only the first action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """For every step [N]: its episode, and the H steps from it ([N, H] row numbers, those past the
+    end of the episode repeating its last step; `valid` says which are real)."""
+
+    episode: Tensor
+    rows: Tensor
+    valid: Tensor
+
+
+def transitions(
+    episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1, keep: Sequence[str] = ()
+) -> Tensors:
+    """A decision row for each of the N steps of `episodes`.
+
+    `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps
+    one after the other, [N, H * A] (a chunk that the episode's end cuts repeats its last action);
+    `reward` and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the
+    columns named in `keep` ("noise", "success") as they were at the decision.
+    """
+    if chunk > 1 and n_step > 1:
+        raise ValueError(f"chunk={chunk} and n_step={n_step}: a chunk's return has its own length")
+    if chunk < 1 or n_step < 1:
+        raise ValueError(f"chunk={chunk} and n_step={n_step} must be at least 1")
+    steps, windows = episodes.steps, _windows(episodes, max(chunk, n_step))
+    rows, valid = windows.rows, windows.valid
+    weight = gamma ** torch.arange(rows.shape[1], dtype=torch.float32)
+    ended = (steps["terminated"][rows] & valid).any(1)
+    lasted = valid.sum(1)
+    action = steps["action"][rows] if chunk > 1 else steps["action"]
+    successor = _successors(episodes, windows)
+    return {
+        **tt.nest(tt.under(steps, "obs"), "obs"),
+        "action": action.flatten(1) if chunk > 1 else action,
+        "reward": (steps["reward"][rows] * valid * weight).sum(1),
+        "discount": torch.where(ended, 0.0, gamma ** lasted.float()),
+        **tt.nest(successor, "next_obs"),
+        "episode": windows.episode,
+        **{key: steps[key] for key in keep},
+    }
+
+
+def chunks(episodes: Episodes, chunk: int) -> Tensors:
+    """An imitation row for each of the N steps: `obs/*` [N, ...], the next H actions `action`
+    [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64)."""
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1")
+    windows = _windows(episodes, chunk)
+    return {
+        **tt.nest(tt.under(episodes.steps, "obs"), "obs"),
+        "action": episodes.steps["action"][windows.rows],
+        "valid": windows.valid,
+        "episode": windows.episode,
+    }
+
+
+def joined(parts: Sequence[Episodes]) -> Episodes:
+    """Several recordings of one Spec as one, in order, with the columns that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
+    length = torch.cat([part.length for part in parts])
+    return Episodes(
+        parts[0].spec,
+        tt.cat([{key: part.steps[key] for key in keys} for part in parts]),
+        length.cumsum(0) - length,
+        length,
+        tt.cat([part.final for part in parts]),
+        sum((part.texts for part in parts), ()),
+        sum((part.info for part in parts), ()),
+    )
+
+
+class Dataset:
+    """A fixed set of rows on a device: a `Source`. All of it is in `rows`."""
+
+    def __init__(self, rows: Tensors, device: torch.device | str = "cpu") -> None:
+        self.rows = {key: value.to(device).contiguous() for key, value in rows.items()}
+        self.device = torch.device(device)
+        self.length = tt.length(self.rows)
+        if not self.length:
+            raise ValueError("a data set needs at least one row")
+
+    def __len__(self) -> int:
+        return self.length
+
+    def sample(self, n: int) -> Tensors:
+        """`n` rows, uniformly and with replacement, by torch's default generator."""
+        index = torch.randint(self.length, (n,), device=self.device)
+        return tt.take(self.rows, index)
+
+
+def _windows(episodes: Episodes, width: int) -> _Windows:
+    count = len(episodes.length)
+    episode = torch.repeat_interleave(torch.arange(count), episodes.length)
+    last = (episodes.start + episodes.length - 1)[episode].unsqueeze(1)
+    rows = torch.arange(len(episode)).unsqueeze(1) + torch.arange(width)
+    return _Windows(episode, torch.minimum(rows, last), rows <= last)
+
+
+def _successors(episodes: Episodes, windows: _Windows) -> Tensors:
+    """The observation after the last real step of every window."""
+    last = windows.rows[:, -1]  # past the end it repeats, so the last column is the last real step
+    total = len(last)
+    ends = (episodes.start + episodes.length - 1)[windows.episode]
+    index = torch.where(last == ends, total + windows.episode, last + 1)
+    result: Tensors = {}
+    for name, final in episodes.final.items():
+        result[name] = torch.cat([episodes.steps[f"obs/{name}"], final]).index_select(0, index)
+    return result

@@ -1,0 +1,1 @@
+"""Deploying a policy on a robot: checks, the session with its daemon, parity with simulation."""

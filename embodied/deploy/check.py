@@ -1,0 +1,265 @@
+"""What is looked at before anything moves: one line each, and whether it is fine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError, build, nearest
+from embodied.core.policy import Policy
+from embodied.deploy.site import Site
+from real_robot.cameras.camera import CameraError
+from real_robot.cameras.policy_images import Eyes, sizes
+from real_robot.cameras.sources import FIRST
+from real_robot.control.arm_state import Floats
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.policy.compatibility import joined, observer, require_actions, require_rate
+from real_robot.recording.recorder import seen_spec
+
+SAME = 1e-3  # of what a policy sees and does, in simulation and here
+DARK = 8  # of 255: the brightest spot of a picture with the cap on
+SLACK = 0.04  # rad that limits may reach beyond a calibrated range
+
+
+@dataclass(frozen=True)
+class Line:
+    """`fine` is None where that could not be looked at: no reason to stop, but to know."""
+
+    name: str
+    fine: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "FAIL", None: "?   "}[self.fine]
+        return f"  {mark} {self.name:13} {self.text}"
+
+
+def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Line]:
+    """All lines, in order; the first ones decide whether the others can be looked at. `known` is
+    the file of the last good calibration; `connect` also opens the wire (torque goes on, nothing
+    moves)."""
+    from embodied.core.checkpoint import CheckpointError, load_policy
+
+    try:
+        policy = load_policy(site.deployment.policy)
+    except CheckpointError as error:
+        yield Line("policy", False, str(error))
+        return
+    yield _checkpoint(site, policy)
+    for name, look in (
+        ("rate", _rate),
+        ("actions", _actions),
+        ("observations", _observations),
+        ("cameras", _cameras),
+        ("normaliser", _normaliser),
+        ("parity", _parity),
+        ("limits", _limits),
+        ("workspace", _workspace),
+        ("freshness", _freshness),
+        ("range", _range),
+    ):
+        yield _line(name, look, site, policy)
+    yield _calibration(site, known)
+    if connect:
+        if site.deployment.cameras:
+            yield _pictures(site, policy)
+        yield _arm(site)
+
+
+def _line(
+    name: str, look: Callable[[Site, Policy], tuple[bool | None, str]], site: Site, policy: Policy
+) -> Line:
+    try:
+        return Line(name, *look(site, policy))
+    except (ConfigError, DriverError) as error:
+        return Line(name, False, " ".join(str(error).split()))
+
+
+def _checkpoint(site: Site, policy: Policy) -> Line:
+    from embodied.core.checkpoint import file_hash, find
+
+    folder = find(site.deployment.policy)
+    file = folder / "about.json"
+    about: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    wanted = about.get("policy_sha256")
+    if wanted is not None and wanted != file_hash(folder / "policy.safetensors"):
+        return Line("policy", False, f"{folder} was changed after it was saved")
+    return Line("policy", True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}")
+
+
+def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    made = site.deployment
+    require_rate(policy.spec, made)
+    ticks = made.step * made.hertz
+    if ticks < 1:
+        return False, f"{made.hertz:g} Hz is slower than the policy's {1 / made.step:g} Hz"
+    how = "" if joined(policy, made) is policy else f", chunks joined ({made.chunks})"
+    return True, f"{made.hertz:g} Hz, the policy decides {1 / made.step:g} times a second{how}"
+
+
+def _actions(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    require_actions(policy.spec, site.deployment)
+    names = policy.spec.act.names
+    return True, ", ".join(names) if names else f"{policy.spec.act.size} numbers without names"
+
+
+def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    names = [
+        each for leaf in observer(policy.spec, site.deployment).names.values() for each in leaf
+    ]
+    from_elsewhere = [*site.deployment.given, *site.deployment.sensed]
+    more = [name for name in names if name in from_elsewhere]
+    return True, f"{len(names)} numbers" + (f"; not of the arm: {', '.join(more)}" if more else "")
+
+
+def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    eyes, cameras = sizes(policy.spec), site.deployment.cameras
+    Eyes(policy.spec, cameras, site.deployment.picture)
+    filmed = {name: size for name, size in site.deployment.filmed.items() if name not in eyes}
+    if spare := [name for name in cameras if name not in {**eyes, **filmed}]:
+        return False, (
+            f"{spare[0]} is no picture that the policy sees{nearest(spare[0], eyes)}; "
+            f"to record it: robot.filmed.{spare[0]}=[96, 96]"
+        )
+    said = [f"{name} ({high} x {wide})" for name, (high, wide) in eyes.items()]
+    said += [f"{name} ({high} x {wide}, filmed)" for name, (high, wide) in filmed.items()]
+    return True, ", ".join(said) if said else "the policy sees no pictures"
+
+
+def _pictures(site: Site, policy: Policy) -> Line:
+    """One of each, as the policy would see it, or the recording."""
+    try:
+        spec = seen_spec(policy.spec, site.deployment.filmed)
+        with Eyes(spec, site.deployment.cameras, FIRST) as eyes:
+            if eyes.scenes:
+                return Line("pictures", None, "drawn from what is measured, not taken")
+            dark = [name for name, frame in eyes.look().items() if int(frame.max()) < DARK]
+    except (CameraError, ConfigError) as error:
+        return Line("pictures", False, str(error))
+    return Line("pictures", None if dark else True, f"{dark[0]} is black" if dark else "they come")
+
+
+def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    from embodied.nn.normalizers import Range, Standard
+
+    found = [each for each in policy.modules() if isinstance(each, Standard | Range)]
+    fitted = [any(bool((b != _unfitted(k, b)).any()) for k, b in n.named_buffers()) for n in found]
+    finite = all(bool(b.isnan().logical_not().all()) for n in found for b in n.buffers())
+    if not finite:
+        return False, "it holds numbers that are none; take an earlier checkpoint"
+    if any(fitted):
+        return True, f"{sum(fitted)} of {len(found)} set from data"
+    wanted = bool((site.trained or {}).get("normalize")) or bool((site.trained or {}).get("demos"))
+    if found and wanted:
+        return False, "the run says that there is one, the checkpoint has none that was set"
+    return True, "none, as trained" if site.trained else "none"
+
+
+def _unfitted(name: str, buffer: Any) -> Any:
+    value = {"mean": 0.0, "middle": 0.0, "limit": float("inf")}.get(name, 1.0)
+    return buffer.new_full(buffer.shape, value)
+
+
+def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    """A stored observation, as the simulation shows it and as the robot's side makes it."""
+    from embodied.deploy.parity import compare
+    from envs.mujoco.cameras import NoDisplay
+
+    if site.trained is None:
+        return None, "no run.yaml beside the checkpoint: there is nothing to compare with"
+    try:
+        apart = compare(site, policy)
+    except NoDisplay as error:
+        apart = str(error)
+    if isinstance(apart, str):
+        return None, apart
+    seen, done = apart
+    words = f"seen differs by {seen:.1e}, done by {done:.1e}, from the simulation's"
+    return seen < SAME and done < 10 * SAME, words
+
+
+def _limits(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    made = site.deployment
+    made.chain()
+    home = "no home pose" if not made.home else "home is inside"
+    return True, f"set for {made.joints} joints; {home}"
+
+
+def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    made = site.deployment
+    if made.workspace is None:
+        return None, "not set: nothing keeps the tool from the table (robot.workspace.low, .high)"
+    if not made.home:
+        return True, "set"
+    from real_robot.safety.workspace import Workspace
+
+    depth = Workspace(made.workspace, made.forward()).depth(np.asarray(made.home)[None])
+    return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
+
+
+def _freshness(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    fresh, step = site.deployment.fresh, site.deployment.step
+    words = f"held after {fresh.hold:g} s without news, stopped after {fresh.stop:g} s"
+    if fresh.hold < 2 * step:
+        return False, f"{words}: a policy with steps of {step:g} s is always late (hold >= 2 steps)"
+    return True, words
+
+
+def _range(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    driver: Driver = build(site.deployment.driver)
+    reach = driver.reach()
+    if reach is None:
+        return None, "the driver knows of no calibrated range"
+    limits = site.deployment.limits
+    over: Floats = np.maximum(reach[0] - np.asarray(limits.low), np.asarray(limits.high) - reach[1])
+    joint = int(np.argmax(over))
+    if over[joint] > SLACK:
+        return False, (
+            f"the limits of {driver.joints[joint]} go {over[joint]:.2f} rad beyond what its "
+            f"calibration reaches ({reach[0][joint]:.2f} to {reach[1][joint]:.2f})"
+        )
+    return True, f"limits are inside of what {len(driver.joints)} calibrated joints reach"
+
+
+def _calibration(site: Site, known: Path | None) -> Line:
+    """Signs, zeros and ranges against those of the last deployment that went well."""
+    if known is None or not known.exists():
+        return Line("calibration", None, "no last good one; look at signs and zeros by hand")
+    good, now = json.loads(known.read_text()), calibration(site)
+    odd = [k for k in sorted({*good, *now}) if good.get(k) != now.get(k)]
+    if odd:
+        return Line(
+            "calibration",
+            False,
+            f"{odd[0]} is {now.get(odd[0])}, it was {good.get(odd[0])} in the last good "
+            f"deployment; if that is meant, remove {known}",
+        )
+    return Line("calibration", True, "as in the last good deployment")
+
+
+def calibration(site: Site) -> dict[str, Any]:
+    """What of a driver's settings says where its joints are, flat."""
+    joints = site.deployment.driver.get("joints")
+    rows = joints if isinstance(joints, list) else []
+    keys = ("id", "sign", "zero", "low", "high", "ratio")
+    return {f"{row['name']}.{key}": row[key] for row in rows for key in keys if key in row}
+
+
+def _arm(site: Site) -> Line:
+    try:
+        with site.deployment.arm() as arm:
+            q = arm.read().q
+    except DriverError as error:
+        return Line("arm", False, str(error))
+    limits = site.deployment.limits
+    out = np.maximum(np.asarray(limits.low) - q, q - np.asarray(limits.high))
+    where = ", ".join(f"{each:.2f}" for each in q)
+    if out.max() > 0:
+        name = arm.joints[int(np.argmax(out))]
+        return Line("arm", False, f"{name} is {out.max():.2f} rad outside of its limits ({where})")
+    return Line("arm", True, f"answers, at {where}")

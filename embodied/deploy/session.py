@@ -1,0 +1,265 @@
+"""A session with an arm: the daemon as a child, episodes one after the other, an orderly end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.daemon.client import ToolError, ask
+from real_robot.daemon.requests import RequestError, Verb
+from real_robot.daemon.server import private
+from real_robot.deployment import Deployment
+from real_robot.policy.success import Success
+
+PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does much else
+LOOK = 0.1  # s
+LONGEST = 15.0  # s of an episode whose success is known, where nobody says how long
+LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
+AT_REST = ("IDLE", "ESTOP", "DISCONNECTED")
+INTERRUPTED = "stopped from the keyboard"
+Status = dict[str, Any]
+Show = Callable[[Status, float, bool | None], None]
+
+
+class Stopped(RuntimeError):
+    """The session ended before it was done: one line that says why."""
+
+
+@dataclass
+class Episode:
+    """How one went: `success` is None where nobody knows; `end` is why it ended; `interventions`
+    are ticks in which each safety stage changed what was asked for; `unkept` says why it is not
+    (all) recorded."""
+
+    seconds: float
+    success: bool | None
+    end: str
+    interventions: dict[str, int]
+    missed: int
+    recorded: bool = False
+    unkept: str = ""
+
+
+@dataclass
+class Session:
+    """As a context: a daemon in `folder` that ends when this process does."""
+
+    folder: Path
+    deployment: Deployment
+    output: Path
+    show: Show
+    episodes: list[Episode] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.success = Success(self.deployment)
+
+    def __enter__(self) -> Self:
+        private(self.folder)
+        self.deployment.write(self.folder)
+        self.deployment.write(self.output)
+        self.errors = self.folder / "daemon.err"
+        with self.errors.open("wb") as errors:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder), "tied"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for us; we end it in order
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The arm comes to rest and is held, the recording is closed, nobody is left."""
+        assert self.daemon.stdin is not None
+        try:
+            self.daemon.stdin.close()
+            self.daemon.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
+        cameras = [log.stem for log in self.folder.glob("camera-*.log")]
+        for name in (*LOGS, *cameras):
+            log = self.folder / f"{name}.log"
+            if log.exists():
+                shutil.copy(log, self.output / log.name)
+
+    @property
+    def status(self) -> Status:
+        """ToolError where the daemon is gone."""
+        return ask(self.folder, Verb.STATUS, PATIENCE).status
+
+    def ready(self) -> Status:
+        """The status once the arm is held, the policy decides and the recorder looks; Stopped."""
+        return self._until(self._is_ready, "the arm is ready")
+
+    def run(self, episodes: int, seconds: float | None, home: bool) -> None:
+        """So many episodes; Stopped where an operator, a fault or a dead process ended them."""
+        if seconds is None and self.success.known:
+            seconds = LONGEST
+        for _ in range(episodes):
+            if home and self.deployment.home:
+                self._do(Verb.HOME)
+                self._until(self._is_idle, "the arm is home")
+                self._require_home()
+            self._do(Verb.ARM)
+            self._begin()
+            self._episode(seconds)
+            self._until(self._is_idle, "the arm rests")
+            self._recorded()
+
+    def stop(self) -> None:
+        """To rest, from whatever it does; a second Ctrl-C is an emergency stop."""
+        try:
+            ask(self.folder, Verb.STOP, PATIENCE)
+            self._until(lambda s: s["mode"] in AT_REST, "the arm rests", watch=False)
+            self._recorded()
+        except KeyboardInterrupt:
+            ask(self.folder, Verb.ESTOP, PATIENCE)
+        except (ToolError, RequestError, Stopped):
+            return  # there is no one to stop any more: closing waits for the control process
+
+    def summary(self) -> dict[str, Any]:
+        """What was done, for a file."""
+        rows = [asdict(each) for each in self.episodes]
+        known = [each.success for each in self.episodes if each.success is not None]
+        return {
+            "robot": self.deployment.robot,
+            "policy": self.deployment.policy,
+            "dry": self.deployment.dry,
+            "episodes": rows,
+            "successes": sum(known) if known else None,
+        }
+
+    def _begin(self) -> None:
+        """Started as soon as the policy has spoken for an armed arm."""
+        deadline = time.monotonic() + PATIENCE
+        while not (reply := ask(self.folder, Verb.START, PATIENCE)).ok:
+            self._alive(reply.status)
+            if reply.status["mode"] != "ARMED" or time.monotonic() > deadline:
+                raise Stopped(f"it does not start: {reply.reason}")
+            time.sleep(LOOK)
+
+    def _episode(self, seconds: float | None) -> None:
+        began, first = time.monotonic(), self.status
+        self.before = first.get("recorder", {}).get("ended")
+        status, end, success = first, "", self._success(first)
+        while not end:
+            try:
+                time.sleep(LOOK)
+                status, ran = self.status, time.monotonic() - began
+                success = self._success(status)
+                self.show(relative(status, first), ran, success)
+            except KeyboardInterrupt:
+                end = INTERRUPTED
+                continue
+            if status["mode"] != "RUNNING":
+                end = status["fault"] or status["control"]["died"] or "an operator stopped it"
+            elif success:
+                end = "success"
+            elif seconds is not None and ran >= seconds:
+                end = "time"
+        ran = time.monotonic() - began
+        since = relative(status, first)
+        counts = {name: stage["count"] for name, stage in since["stages"].items()}
+        self.episodes.append(Episode(ran, success, end, counts, since["control"]["missed"]))
+        if end == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status["mode"] != "RUNNING":
+            raise Stopped(end)
+        self._do(Verb.STOP)
+
+    def _success(self, status: Status) -> bool | None:
+        numbers = [*status["q"], *status["sensed"]]
+        if any(number is None for number in numbers):
+            return False if self.success.known else None
+        return self.success(np.array(status["q"]), status["sensed"])
+
+    def _recorded(self) -> None:
+        """Wait until the recorder has dealt with the episode; a broken one is only told of."""
+        if not self.deployment.recording or not self.episodes:
+            return
+        said = self._until(self._told, "the episode is recorded", watch=False)
+        why = said["recorder"]["problem"] or said["recorder"]["died"]
+        self.episodes[-1].recorded, self.episodes[-1].unkept = not why, why
+
+    def _told(self, status: Status) -> bool:
+        """Whether the recorder has dealt with the newest episode, or will not before it closes. One
+        that was started again counts afresh."""
+        recorder = status["recorder"]
+        gone = bool(recorder["died"]) or not status["control"]["pid"]
+        return gone or recorder["ended"] != self.before
+
+    def _do(self, verb: Verb) -> None:
+        reply = ask(self.folder, verb, PATIENCE)
+        if not reply.ok:
+            raise Stopped(f"{verb} was refused: {reply.reason}")
+
+    def _require_home(self) -> None:
+        status = self.status
+        pairs = zip(status["sent"], self.deployment.home, strict=True)
+        if max(abs(sent - home) for sent, home in pairs) > 0.02:
+            raise Stopped("it did not come home: it was stopped, or the workspace is in the way")
+
+    def _is_ready(self, status: Status) -> bool:
+        recorder = status.get("recorder")
+        return (
+            status["mode"] == "IDLE"
+            and status["policy"]["number"] > 0
+            and (recorder is None or recorder["ready"] or bool(recorder["died"]))
+        )
+
+    def _is_idle(self, status: Status) -> bool:
+        return status["mode"] == "IDLE"
+
+    def _until(self, so: Callable[[Status], bool], what: str, watch: bool = True) -> Status:
+        """The status once that is so; Stopped where it never is, or (`watch`) cannot be."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            if self.daemon.poll() is not None:
+                raise ConfigError(self.errors.read_text().strip() or "the daemon died")
+            try:
+                status = self.status
+            except ToolError:
+                status = None  # it has not begun yet
+            if status is not None:
+                if so(status):
+                    return status
+                if watch:
+                    self._alive(status)
+            if time.monotonic() > deadline:
+                raise Stopped(f"it was never so that {what}")
+            time.sleep(LOOK)
+
+    def _alive(self, status: Status) -> None:
+        for name in ("control", "policy"):
+            if status[name]["died"]:
+                raise Stopped(status[name]["died"])
+        if status["mode"] == "ESTOP":
+            raise Stopped(status["fault"])
+
+
+def relative(status: Status, first: Status) -> Status:
+    """`status` with what is counted since `first`."""
+    before = first["stages"]
+    stages = {
+        k: {**v, "count": v["count"] - before[k]["count"]} for k, v in status["stages"].items()
+    }
+    missed = status["control"]["missed"] - first["control"]["missed"]
+    return {**status, "stages": stages, "control": {**status["control"], "missed": missed}}

@@ -1,0 +1,133 @@
+"""A site: a robot's YAML, a policy and what plays the robot, made into one Deployment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core.build import ConfigError, Node, build, resolve
+from real_robot.deployment import Deployment, Onboard
+
+TARGET = "real_robot.deployment.Deployment"
+AS_TRAINED = "as_trained"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is deployed, and what it was trained in (None: nobody wrote that down)."""
+
+    deployment: Deployment
+    trained: Node | None
+    played: bool
+    """Whether a counterpart plays the robot, or a simulation is it."""
+    behind: Callable[[], float] = lambda: 0.0
+    """s that the counterpart's world has lost to real time so far. DriverError."""
+
+
+@contextmanager
+def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
+    """The site that a composed `deploy` node describes, with its counterpart at work; ConfigError.
+
+    Without `policy`, the script `node["demonstrator"]` is made one, below `output`.
+    """
+    robot = dict(node["robot"])
+    if robot.pop("_target_", "") != TARGET:
+        raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+    script: Node = {"env": node.get("demonstrator")}
+    trained = script if policy is None else trained_with(Path(policy))
+    robot = _as_trained(robot, trained)
+    # What the policy is and senses is known in a moment; everything else is checked before
+    # anything starts.
+    onboard = Deployment.parse({**robot, "policy": ""}).onboard
+    if policy is not None and onboard is not None and _says(policy) == onboard.names:
+        robot = _aboard(onboard, robot, policy, output)
+        node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
+    counterpart: Any = build(robot["counterpart"]) if robot.get("counterpart") else None
+    try:
+        if counterpart is not None:
+            robot["driver"] = {**robot["driver"], **counterpart.start()}
+        driver = build(robot["driver"])
+        robot["sensed"] = list(driver.sensed)
+        if policy is None:
+            policy = _scripted(node, robot, output)
+        made = Deployment.parse({**robot, "policy": str(Path(policy).resolve())})
+        trained = None if trained is script else trained
+        if counterpart is None:
+            yield Site(made, trained, hasattr(driver, "world"))
+        else:
+            yield Site(made, trained, True, counterpart.behind)
+    finally:
+        if counterpart is not None:
+            counterpart.stop()
+
+
+def _says(policy: str) -> tuple[str, ...]:
+    """The names of its actions."""
+    from embodied.core import checkpoint
+
+    act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
+    return tuple(act.get("names") or ())
+
+
+def _aboard(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
+    """`robot` with that policy on its own computer (where a counterpart plays it, on that)."""
+    folder, export = output / "onboard", resolve(onboard.export)
+    told = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
+    told["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
+    if robot.get("counterpart"):
+        told["counterpart"] = {**robot["counterpart"], "onboard": str(folder.resolve())}
+    return told
+
+
+def trained_with(policy: Path) -> Node | None:
+    """The run.yaml of the run that a policy is from, where there is one."""
+    from embodied.core import checkpoint
+
+    file = checkpoint.find(policy).parent.parent / "run.yaml"
+    return yaml.safe_load(file.read_text()) if file.exists() else None
+
+
+def _as_trained(robot: Node, trained: Node | None) -> Node:
+    """Where a world's task is "as_trained": the task, and its ranges, of the policy's run; ranges
+    that the robot names for itself count."""
+    made = dict(robot)
+    for part in ("driver", "counterpart"):
+        world = (made.get(part) or {}).get("world")
+        if world and world.get("task") == AS_TRAINED:
+            task = _task_of(trained, part)
+            ranges = {**task["ranges"], **(world.get("ranges") or {})}
+            made[part] = {**made[part], "world": {**world, **task, "ranges": ranges}}
+    return made
+
+
+def _task_of(trained: Node | None, part: str) -> Node:
+    env: Mapping[str, Any] = (trained or {}).get("env") or {}
+    while isinstance(env.get("env"), Mapping):  # wrappers around the world
+        env = env["env"]
+    if not isinstance(env.get("task"), str):
+        raise ConfigError(
+            f"nobody knows which task stands before the robot: robot.{part}.world.task=reach "
+            "(or lift, push, insert)"
+        )
+    return {"task": env["task"], "ranges": dict(env.get("ranges") or {})}
+
+
+def _scripted(node: Node, robot: Node, output: Path) -> str:
+    """A checkpoint of the demonstrator, for what this robot can see and do."""
+    from embodied.core.checkpoint import save
+    from embodied.core.spec import Leaf, Spec
+    from real_robot.policy.observer import names_of
+
+    controller: Any = build(robot["controller"])
+    # Its names are the controller's and the driver's; everything that can be seen is shown.
+    names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
+    act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
+    spec = Spec(obs={"state": Leaf((len(names),), names=names)}, act=act, dt=robot["step"])
+    policy = build(node["demonstrator"], spec=spec)
+    return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))

@@ -1,0 +1,1 @@
+"""Evaluation of policies: episodes, success rates, intervals, task grids, videos."""

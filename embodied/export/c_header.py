@@ -1,0 +1,277 @@
+"""Header: a policy that is plain layers as one C99 file, for microcontrollers.
+
+Weights are `static const float` arrays, nothing is allocated, nothing but <math.h> is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.export.decision import Decision, Export, compare
+from embodied.nn.networks import Feedforward
+
+ACTIVATIONS = {
+    nn.ReLU: "x > 0.0f ? x : 0.0f",
+    nn.Tanh: "tanhf(x)",
+    nn.SiLU: "x / (1.0f + expf(-x))",
+    nn.GELU: "0.5f * x * (1.0f + erff(x * 0.707106781f))",
+    nn.Mish: "x * tanhf(log1pf(expf(x)))",
+}
+FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+
+
+def write_header(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
+    """Write `path`: `policy_evaluate(obs, action)` without noise.
+
+    Compiled by this machine's `cc`, where it has one, and not written where it differs from PyTorch
+    by more than the tolerance (ConfigError). ConfigError for policies that are not plain layers.
+    """
+    layers = feedforward(decision)
+    source = header(layers, decision, facts)
+    compiler = shutil.which("cc")
+    difference, by = None, "nothing: there is no C compiler (cc) here; compile POLICY_SELF_TEST"
+    if compiler is not None:
+        difference, by = check(source, layers, decision, compiler), Path(compiler).name
+    path.write_text(source)
+    return Export(path, difference, by)
+
+
+def feedforward(decision: Decision) -> Feedforward:
+    """The policy as plain layers; ConfigError where it is more than that."""
+    find: Callable[[], Feedforward] | None = getattr(decision.policy, "feedforward", None)
+    if find is None:
+        name = type(decision.policy).__name__
+        raise ConfigError(f"a C header holds plain layers, and {name} is more: use --onnx")
+    try:
+        return find()
+    except ConfigError as error:
+        raise ConfigError(f"no C header: {error}; use --onnx") from error
+
+
+def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> str:
+    """The text of the file."""
+    spec, chunk = decision.policy.spec, decision.policy.chunk
+    inputs = len(layers.norm.mean)
+    leaves = [(name, spec.obs[name]) for name in layers.leaves]
+    return "\n".join(
+        [
+            _about(facts, leaves, spec.act, chunk),
+            "#ifndef POLICY_H",
+            "#define POLICY_H",
+            "#include <math.h>\n",
+            f"#define POLICY_INPUTS {inputs}",
+            f"#define POLICY_CHUNK {chunk}",
+            f"#define POLICY_ACTIONS {spec.act.size}",
+            f"#define POLICY_DT {number(spec.dt)} /* seconds */\n",
+            *_functions(layers),
+            *_network(layers, inputs),
+            *_self_test(layers, decision, inputs),
+            "#endif\n",
+        ]
+    )
+
+
+def _about(facts: dict[str, Any], leaves: list[tuple[str, Leaf]], act: Leaf, chunk: int) -> str:
+    lines = [
+        f"A policy trained with {facts['producer']} ({facts['policy']}).",
+        *([f"Task: {facts['text']}"] if facts["text"] else []),
+        *([f"Step {facts['step']}, sha256 {facts['policy_sha256']}."] if "step" in facts else []),
+        "",
+        f"policy_evaluate(obs, action): POLICY_INPUTS floats in, in their own units (they are "
+        f"normalised inside), POLICY_CHUNK x POLICY_ACTIONS floats in [-1, 1] out, step by step. "
+        f"Decide every {facts['execute']} step(s) of {facts['dt']:g} s. Histories and filters are "
+        "the caller's: elements are expected in exactly the order given here.",
+        "",
+    ]
+    start = 0
+    for name, leaf in leaves:
+        lines += [f"obs[{start}..{start + leaf.size - 1}] {name}{_described(leaf, start)}"]
+        start += leaf.size
+    lines += [f"action[0..{chunk * act.size - 1}]{_described(act, 0)}"]
+    wrapped = [w for line in lines for w in textwrap.wrap(comment(line), 96) or [""]]
+    body = "\n".join(f" * {line}".rstrip() for line in wrapped)
+    return f"/*\n{body}\n */"
+
+
+def _described(leaf: Leaf, start: int) -> str:
+    unit = f" ({leaf.unit})" if leaf.unit else ""
+    named = ", ".join(f"{start + i}={name.replace(' ', '_')}" for i, name in enumerate(leaf.names))
+    return f"{unit}: {named}" if named else unit
+
+
+def comment(text: str) -> str:
+    """`text` with only what cannot end a comment or continue a line: it comes out of a file."""
+    return re.sub(r"[^\w .,:;()\[\]+=<>%/'-]", " ", text, flags=re.ASCII)
+
+
+def _functions(layers: Feedforward) -> list[str]:
+    kinds = {type(layer) for layer in layers.net} | {nn.Tanh}
+    known = {nn.Linear, nn.LayerNorm, *ACTIVATIONS}
+    if not kinds <= known:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds - known))
+        raise ConfigError(f"a C header cannot hold layers of the kind {names}: use --onnx")
+    made = [LINEAR] + ([NORM] if nn.LayerNorm in kinds else [])
+    return made + [
+        f"static inline void policy_{kind.__name__.lower()}(float *v, int n)\n{{\n"
+        f"    for (int i = 0; i < n; i++) {{\n        const float x = v[i];\n"
+        f"        v[i] = {formula};\n    }}\n}}\n"
+        for kind, formula in ACTIVATIONS.items()
+        if kind in kinds
+    ]
+
+
+LINEAR = """\
+/* y = W x + b, W row by row */
+static inline void policy_linear(const float *x, int inputs, const float *w, const float *b,
+                                 float *y, int outputs)
+{
+    for (int i = 0; i < outputs; i++) {
+        float sum = b[i];
+        for (int j = 0; j < inputs; j++) sum += w[i * inputs + j] * x[j];
+        y[i] = sum;
+    }
+}
+"""
+NORM = """\
+static inline void policy_layernorm(float *v, int n, const float *scale, const float *shift,
+                                    float epsilon)
+{
+    float mean = 0.0f, variance = 0.0f;
+    for (int i = 0; i < n; i++) mean += v[i] / (float)n;
+    for (int i = 0; i < n; i++) variance += (v[i] - mean) * (v[i] - mean) / (float)n;
+    for (int i = 0; i < n; i++)
+        v[i] = (v[i] - mean) / sqrtf(variance + epsilon) * scale[i] + shift[i];
+}
+"""
+
+
+def _network(layers: Feedforward, inputs: int) -> list[str]:
+    """Arrays, and the function that goes through them; two buffers are swapped."""
+    norm = layers.norm
+    arrays = [array("policy_mean", norm.mean), array("policy_scale", 1 / norm.std)]
+    steps = [
+        "for (int i = 0; i < POLICY_INPUTS; i++)",
+        f"    a[i] = {clamped('(obs[i] - policy_mean[i]) * policy_scale[i]', norm.limit.item())};",
+    ]
+    width, here, there, widest = inputs, "a", "b", inputs
+    for i, layer in enumerate(layers.net):
+        if isinstance(layer, nn.Linear):
+            bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias
+            arrays += [array(f"policy_w{i}", layer.weight), array(f"policy_b{i}", bias)]
+            out = layer.out_features
+            steps += [f"policy_linear({here}, {width}, policy_w{i}, policy_b{i}, {there}, {out});"]
+            here, there, width, widest = there, here, out, max(widest, out)
+        elif isinstance(layer, nn.LayerNorm):
+            arrays += [array(f"policy_w{i}", layer.weight), array(f"policy_b{i}", layer.bias)]
+            end = f"policy_w{i}, policy_b{i}, {number(layer.eps)}"
+            steps += [f"policy_layernorm({here}, {width}, {end});"]
+        else:
+            steps += [f"policy_{type(layer).__name__.lower()}({here}, {width});"]
+    steps += [
+        f"policy_tanh({here}, {width});",
+        f"for (int i = 0; i < {width}; i++) action[i] = {here}[i];",
+    ]
+    body = "\n".join(f"    {line}" for line in [f"float a[{widest}], b[{widest}];", *steps])
+    head = "static inline void policy_evaluate(const float *obs, float *action)"
+    return [*arrays, f"{head}\n{{\n{body}\n}}\n"]
+
+
+def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str]:
+    """An input with its output, and a function that compares: for the machine that it runs on."""
+    given = decision.example(1)
+    obs = flatten(layers, decision, given)[0]
+    action = decision(*given[:-1], torch.zeros_like(given[-1])).flatten()
+    return [
+        "#ifdef POLICY_SELF_TEST",
+        array("policy_test_obs", obs),
+        array("policy_test_action", action),
+        "/* the largest difference to what PyTorch gave: below 1e-5 where all is well */",
+        "static inline float policy_self_test(void)\n{",
+        f"    float action[{len(action)}], worst = 0.0f;",
+        "    policy_evaluate(policy_test_obs, action);",
+        f"    for (int i = 0; i < {len(action)}; i++)",
+        "        worst = fmaxf(worst, fabsf(action[i] - policy_test_action[i]));",
+        "    return worst;\n}",
+        "#endif\n",
+    ]
+
+
+def clamped(value: str, limit: float) -> str:
+    """`value` between -limit and limit, or as it is where there is no limit."""
+    if math.isinf(limit):
+        return value
+    return f"fminf(fmaxf({value}, -{number(limit)}), {number(limit)})"
+
+
+def number(value: float) -> str:
+    """A C float that reads back as the same float32."""
+    text = f"{value:.9g}"
+    return f"{text}f" if set(text) & {".", "e"} else f"{text}.0f"
+
+
+def array(name: str, values: Tensor) -> str:
+    """A constant array, row by row."""
+    flat = values.detach().float().flatten().tolist()
+    if not torch.isfinite(values).all():
+        raise ConfigError(f"the policy has weights that are not finite ({name}): train it again")
+    lines = textwrap.fill(", ".join(number(v) for v in flat), 98)
+    return f"static const float {name}[{len(flat)}] = {{\n{lines}\n}};\n"
+
+
+def flatten(layers: Feedforward, decision: Decision, given: tuple[Tensor, ...]) -> Tensor:
+    """The arguments of a decision as rows [n, inputs] of `obs`."""
+    named = dict(zip(decision.leaves, given, strict=False))
+    return torch.cat([named[k].reshape(len(given[-1]), -1).float() for k in layers.leaves], 1)
+
+
+def check(source: str, layers: Feedforward, decision: Decision, compiler: str) -> float:
+    """Compile `source` and compare it with PyTorch (without noise)."""
+    policy, chunk = decision.policy, decision.policy.chunk
+    with tempfile.TemporaryDirectory() as folder:
+        evaluate = compiled(source, Path(folder), compiler)
+
+        def other(given: tuple[Tensor, ...]) -> Tensor:
+            obs = flatten(layers, decision, given).contiguous()
+            action = torch.zeros(len(obs), chunk * policy.spec.act.size)
+            for row, out in zip(obs, action, strict=True):
+                evaluate(row.data_ptr(), out.data_ptr())
+            return action.view(-1, chunk, *policy.spec.act.shape)
+
+        return compare(Calm(policy), other)
+
+
+class Calm(Decision):
+    """The same decision with the noise set to zero, whatever is given."""
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return super().forward(*given[:-1], torch.zeros_like(given[-1]))
+
+
+def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], None]:
+    """`policy_evaluate` of `source` as a function of two addresses."""
+    (folder / "policy.h").write_text(source)
+    main = '#include "policy.h"\nvoid evaluate(const float *, float *);\n'
+    main += "void evaluate(const float *obs, float *action) { policy_evaluate(obs, action); }\n"
+    (folder / "main.c").write_text(main)
+    library = folder / "policy.so"
+    words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(library), "main.c", "-lm"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{compiler} refuses the header:\n{done.stderr}")
+    function = ctypes.CDLL(str(library)).evaluate
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+    return function

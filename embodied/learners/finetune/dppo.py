@@ -1,0 +1,129 @@
+"""DPPO: policy gradients through the last denoising steps of a diffusion policy (Ren et al., 2024).
+
+Each denoising step is an action of its own, with its own ratio; all steps of a decision share its
+advantage A, and the earlier, noisier ones count less and may move less. For steps k = 0 .. K-1
+
+    rho_k  = exp(mean over elements of log p(x_{k+1}|x_k, o) - log p_old(x_{k+1}|x_k, o))
+    A_k    = g^(K-1-k) A,      eps_k = e_0 + (e_1 - e_0) (exp(c k / (K-1)) - 1) / (exp(c) - 1)
+    L      = E[ -min(rho_k A_k, clip(rho_k, 1 - eps_k, 1 + eps_k) A_k) ] + c_v E[(V(s) - R)^2] / 2
+
+Minibatches are shuffled over time, environments and steps together. A comes from decisions, by
+generalised advantage estimation that bootstraps a time limit from the true successor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, under
+from embodied.learners.finetune import ppo_on_chain
+from embodied.learners.on_policy.gae import clip_loss, normalized
+from embodied.learners.on_policy.ppo import PIECE, Before, piece, value_error
+
+
+@dataclass(frozen=True)
+class Config(ppo_on_chain.Config):
+    """`clip` of the last step, `first_clip` of the first, `growth` c between them; `fade`: discount
+    g of earlier steps; `limits` of the log-density of each element."""
+
+    first_clip: float = 0.01
+    growth: float = 3.0
+    fade: float = 0.99
+    limits: tuple[float, float] = (-5.0, 2.0)
+
+
+class Dppo(ppo_on_chain.Chained):
+    """One ratio for every denoising step."""
+
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    clips: Tensor
+    fades: Tensor
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        spec: Spec,
+        total_decisions: int = 0,
+        execute: int | None = None,
+    ) -> None:
+        super().__init__(config, policy, spec, total_decisions, execute)
+        links = self.policy.links
+        clips = clip_schedule(links, config.first_clip, config.clip, config.growth)
+        fades = config.fade ** torch.arange(links - 1.0, -1.0, -1.0)
+        self.register_buffer("clips", clips, persistent=False)
+        self.register_buffer("fades", fades, persistent=False)
+
+    @torch.no_grad()
+    def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:
+        """Decisions become steps: [N * K, ...], `action` the pairs (x_k, x_{k+1}), `step` k."""
+        decisions, metrics = super()._table(batch, carry)
+        chain, links = decisions.pop("action"), self.policy.links
+        del decisions["old"]
+        table = each(decisions, lambda leaf: leaf.repeat_interleave(links, 0))
+        table["action"] = torch.stack([chain[:, :-1], chain[:, 1:]], 2).flatten(0, 1)
+        table["step"] = torch.arange(links, device=chain.device).repeat(len(chain))
+        table["advantage"] = table["advantage"] * self.fades[table["step"]]
+        places = range(0, len(table["step"]), PIECE)
+        pieces = (each(table, partial(piece, at, PIECE)) for at in places)
+        table["old"] = torch.cat([self._assess(rows)[0] for rows in pieces])
+        return table, metrics
+
+    def _look(self, batch: Tensors, carry: Tensors) -> Before:
+        """Values alone: the densities are those of single steps."""
+        flat = each(batch, lambda leaf: leaf.flatten(0, 1))
+        parts: list[tuple[Tensor, Tensor]] = []
+        for at in range(0, len(flat["reward"]), PIECE):
+            rows = each(flat, partial(piece, at, PIECE))
+            parts.append((self._worth(rows), self.value(under(rows, "next_obs"))))
+        value, after = (
+            torch.cat(part).view_as(batch["reward"]) for part in zip(*parts, strict=True)
+        )
+        return torch.zeros_like(value), value, after, {}
+
+    def _assess(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+        """Log-densities [N] of single steps, means over their elements; their noise is fixed."""
+        x, following = rows["action"].unbind(1)
+        each_element = self.policy.log_prob(under(rows, "obs"), x, following, rows["step"])
+        log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
+        return log_prob, torch.zeros_like(log_prob)
+
+    def _slopes(self, rows: Tensors) -> dict[str, Tensor]:
+        loss, parts = self.objective(rows)
+        loss.backward()
+        return parts
+
+    def objective(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a minibatch of steps, and its parts."""
+        log_prob, _ = self._assess(rows)
+        advantage, clip = rows["advantage"], self.clips[rows["step"]]
+        if self.config.advantage == "minibatch":
+            advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
+        policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, clip)
+        value = self._worth(rows)
+        error, _ = value_error(value, rows["value"], rows["target"], self.config.value_clip)
+        loss = policy_loss.mean() + self.config.value_weight * error.mean()
+        with torch.no_grad():
+            ratio = log_ratio.exp()
+            parts = {
+                "policy_loss": policy_loss.mean(),
+                "value_loss": error.mean(),
+                "kl": (ratio - 1 - log_ratio).mean(),  # Schulman's third estimator
+                "clipped": ((ratio - 1).abs() > clip).float().mean(),
+            }
+        return loss, parts
+
+
+def clip_schedule(links: int, first: float, last: float, growth: float) -> Tensor:
+    """eps_k [links], exponentially from `first` to `last`; a single link has `last`."""
+    if links == 1:
+        return torch.tensor([last])
+    share = torch.expm1(growth * torch.arange(links) / (links - 1)) / math.expm1(growth)
+    return first + (last - first) * share

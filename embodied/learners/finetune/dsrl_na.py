@@ -1,0 +1,210 @@
+"""Aliased: soft actor-critic over the noise of a frozen policy, from executed actions.
+
+DSRL's noise-aliased variant (Wagenmaker et al., 2025). f(s, w) is the frozen sampler, b the bound,
+nothing is ever differentiated through f; w' = b u', u' ~ pi(.|s'):
+
+    y    = r + d (min_i QA'_i(s', f(s', w')) - alpha log pi(u'|s'))
+    L_A  = sum_i E (QA_i(s, a) - y)^2
+    L_W  = sum_i E 1/2 (QW_i(s, z) - QA_i(s, f(s, z)))^2,   z ~ N(0, I), or the actor's noises
+    L_pi = E (alpha log pi(u|s) - min_i QW_i(s, b u))
+
+The sampled z of the published method are all normal; an actor that acts near the corners of its box
+is judged there by extrapolation, so a share of them is the actor's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors, each, under
+from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.nn.optim import Adam
+from policies.gaussian import Gaussian
+from policies.steering import dsrl_na
+
+STEERABLE = 1e-3  # the least deviation of an action over noise, in units of half its range
+
+
+@dataclass(frozen=True)
+class Config:
+    """`distil` distillation steps an update, `actor_share` of their noises the actor's.
+    `target_entropy`: per element of the noise. With sparse rewards the temperature has to begin far
+    below the reward, or entropy stays out of the backup (`entropy_in_backup`)."""
+
+    batch_size: int = 256
+    gamma: float = 0.99
+    tau: float = 0.005
+    critics: int = 2
+    hidden: tuple[int, ...] = (256, 256)
+    layer_norm: bool = True
+    activation: str = "tanh"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    temperature_lr: float = 3e-4
+    initial_temperature: float = 0.01
+    target_entropy: float = 0.0
+    entropy_in_backup: bool = False
+    distil: int = 1
+    actor_share: float = 0.5
+    compile: bool = False
+    cuda_graph: bool = False
+
+
+class Aliased(Descent):
+    """An update is one step of the action critic, `distil` of the noise critic, one of the actor.
+
+    Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
+    """
+
+    data = "replay"
+    policy: dsrl_na.Aliased  # pyright: ignore[reportIncompatibleVariableOverride]
+    critic: Critic
+    target: Critic
+    noise_critic: Critic
+
+    def __init__(self, config: Config, policy: Policy, execute: int | None = None) -> None:
+        super().__init__()
+        if not isinstance(policy, dsrl_na.Aliased) or not isinstance(policy.inner, Gaussian):
+            raise ConfigError("this learner needs finetune=aliased with policy=gaussian")
+        if config.distil < 1 or not 0 <= config.actor_share <= 1:
+            raise ConfigError("distil should be at least 1, actor_share between 0 and 1")
+        self.config, self.policy = config, policy
+        self.batch_size, self.gamma = config.batch_size, config.gamma
+        self.execute = policy.chunk if execute is None else execute
+        self.critic = self._critic(self.execute * policy.spec.act.size)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.noise_critic = self._critic(self.actor.size)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
+        self.entropy = config.target_entropy * self.actor.size
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.averages: list[Tensor] = list(self.target.parameters())
+        self.noise_weights: list[Tensor] = list(self.noise_critic.parameters())
+        self.adams = {
+            "critic": Adam(self.weights, config.critic_lr),
+            "noise_critic": Adam(self.noise_weights, config.critic_lr),
+            "actor": Adam(self.actor.parameters(), config.actor_lr),
+            "temperature": Adam([self.log_alpha], config.temperature_lr),
+        }
+        # The one place where the same code becomes faster code.
+        self._judge = self.compiled(self._critic_loss)
+        self._distil = self.compiled(self._distil_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.steps = self.recorded(self._steps)
+
+    @property
+    def actor(self) -> Gaussian:
+        """The part of the policy that learns."""
+        assert isinstance(self.policy.inner, Gaussian)
+        return self.policy.inner
+
+    def _critic(self, size: int) -> Critic:
+        config, spec = self.config, self.policy.inner.spec
+        return Critic(
+            spec,
+            size,
+            config.critics,
+            config.hidden,
+            layer_norm=config.layer_norm,
+            activation=config.activation,
+        )
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        return self.steps(batch)
+
+    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
+        loss, q_mean = self._judge(batch)
+        self.descend("critic", loss)
+        follow(self.averages, self.weights, self.config.tau)
+        obs = under(batch, "obs")
+        for _ in range(self.config.distil):
+            distilled = self._distil(obs)
+            self.descend("noise_critic", distilled)
+        metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "distil": distilled.detach()}
+        return metrics | self._actor_step(obs)
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        q = self.critic(under(batch, "obs"), batch["action"])
+        following = under(batch, "next_obs")
+        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
+        return loss, q.detach().mean()
+
+    @torch.no_grad()
+    def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
+        u, log_prob = self.actor.sample(following, self.actor.draw(len(reward), True))
+        value = self.target(following, self._executed(following, u)).amin(0)
+        if self.config.entropy_in_backup:
+            value = value - self.log_alpha.exp() * log_prob
+        return reward + discount * value
+
+    def _executed(self, obs: Tensors, u: Tensor) -> Tensor:
+        """What the robot does at noise `u`: [n, execute * A]."""
+        return self.policy.play(obs, u)[:, : self.execute].flatten(1)
+
+    def _distil_loss(self, obs: Tensors) -> Tensor:
+        with torch.no_grad():
+            u = self._noises(obs)
+            target = self.critic(obs, self._executed(obs, u))
+        return distil_loss(self.noise_critic(obs, u), target)
+
+    def _noises(self, obs: Tensors) -> Tensor:
+        """[n, size] in units of the bound: the actor's first, then normal ones."""
+        n = len(next(iter(obs.values())))
+        own = round(self.config.actor_share * n)
+        z = self.actor.draw(n, True)
+        if not own:
+            return z / self.policy.bound
+        u, _ = self.actor.sample(each(obs, lambda v: v[:own]), z[:own])
+        return torch.cat([u, z[own:] / self.policy.bound])
+
+    def _actor_step(self, obs: Tensors) -> dict[str, Tensor]:
+        with still(self.noise_weights):
+            loss, log_prob = self._improve(obs)
+            self.descend("actor", loss)
+        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
+        self.adams["temperature"].step()
+        return {
+            "actor_loss": loss.detach(),
+            "entropy": -log_prob.mean(),
+            "temperature": self.log_alpha.detach().exp(),
+        }
+
+    def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        n = len(next(iter(obs.values())))
+        u, log_prob = self.actor.sample(obs, self.actor.draw(n, True))
+        value = self.noise_critic(obs, u).amin(0)
+        return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+
+    def fit(self, rows: Tensors) -> None:
+        """Set the normalisers; ConfigError where the base's actions hardly depend on its noise."""
+        self.actor.fit(rows)
+        for critic in (self.critic, self.target, self.noise_critic):
+            critic.encoder.fit(rows)
+        spread = self.spread(each(under(rows, "obs"), lambda v: v[:64]))
+        if spread < STEERABLE:
+            raise ConfigError(
+                f"the base acts the same whatever its noise (deviation {spread:.1e}): "
+                "there is nothing to steer; clone more varied demonstrations"
+            )
+
+    @torch.no_grad()
+    def spread(self, obs: Tensors, draws: int = 8) -> float:
+        """Deviation of the base's actions over its noise, averaged over states and elements."""
+        size = (draws, len(next(iter(obs.values()))), self.actor.size)
+        device = self.log_alpha.device
+        noises = torch.randn(size, device=device) / self.policy.bound
+        plans = [self._executed(each(obs, lambda v: v.to(device)), u) for u in noises]
+        return torch.stack(plans).std(0).mean().item()
+
+
+def distil_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Sum over members of half the mean squared error to the same member's target, both [E, N]."""
+    return 0.5 * (q - target).square().mean(1).sum()

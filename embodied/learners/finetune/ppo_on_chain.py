@@ -1,0 +1,97 @@
+"""Chained: proximal policy optimisation whose actions are the steps of a generative policy.
+
+What DPPO and ReinFlow share. The policy (policies.denoising_mdp.chain) stores every decision's
+chain of draws as
+its action; states, rewards and the critic's advantages are those of whole decisions (chunks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, under
+from embodied.learners.on_policy import ppo
+from embodied.learners.values import Value, ValueConfig
+from embodied.nn.optim import Adam
+from policies.denoising_mdp.chain import Chain
+
+
+@dataclass(frozen=True)
+class Config(ppo.Config):
+    """`warm_up`: updates of the critic alone, before the policy's first. `normalize` is of the
+    critic's observations; the policy keeps the normalisers of its clone."""
+
+    horizon: int = 16
+    epochs: int = 5
+    batch_size: int = 512
+    clip: float = 0.01
+    lr: float = 1e-4
+    critic_lr: float = 1e-3
+    grad_clip: float = 25.0
+    advantage: Literal["minibatch", "batch", "raw"] = "batch"
+    scale_rewards: bool = True
+    value: ValueConfig = field(default_factory=lambda: ValueConfig((256, 256), "mish"))
+    warm_up: int = 1
+
+
+class Chained(ppo.Ppo):
+    """PPO over a chain; `part` elements of each x were played by the robot (None: all)."""
+
+    policy: Chain  # pyright: ignore[reportIncompatibleVariableOverride]
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        spec: Spec,
+        total_decisions: int = 0,
+        execute: int | None = None,
+    ) -> None:
+        if not isinstance(policy, Chain):
+            raise ConfigError(
+                "this learner improves the steps of a cloned policy: policy=noisy_flow or "
+                "policy=noisy_diffusion, and init=RUN"
+            )
+        super().__init__(config, policy, spec, total_decisions, execute)
+        self.part, self.played = self.played, None  # the network needs the whole of every x
+        self.updates = 0
+        if len(self.adams) == 1:  # one for both cannot stand still for one of them
+            actor = [p for p in policy.parameters() if p.requires_grad]
+            groups = {"actor": actor, "critic": list(self.value.parameters())}
+            self.adams = {name: Adam(group, config.lr) for name, group in groups.items()}
+
+    def _critic(self, spec: Spec) -> Value:
+        value, clone = Value(self.config.value, spec), self.policy.encoder
+        if value.encoder.vectors == clone.vectors:
+            value.encoder.norm.load_state_dict(clone.norm.state_dict())
+        return value
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        metrics = super().update(batch)
+        self.updates += 1
+        return metrics
+
+    def _set_rates(self) -> None:
+        super()._set_rates()
+        if self.updates < self.config.warm_up:
+            self.adams["actor"].param_groups[0]["lr"].zero_()
+
+    def _observe(self, batch: Tensors) -> None:
+        """Only the critic's normaliser follows; the clone's belongs to its weights."""
+        if self.config.normalize:
+            obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
+            self.critic_seen.follow(self.value.encoder, obs, batch["valid"].flatten())
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"updates": self.updates}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.updates = state["updates"]

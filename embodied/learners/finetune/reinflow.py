@@ -1,0 +1,97 @@
+"""ReinFlow: policy gradients for flow policies, down to one step (Zhang et al., 2025).
+
+Learned noise on each of K Euler steps (policies.denoising_mdp.noisy_flow) gives the chain x_0 ..
+x_K an exact
+density, and every decision one ratio, that of its whole chain:
+
+    l     = (log N(x_0; 0, I) + sum_k log N(x_{k+1}; mean_k, std_k)) / ((K + 1) elements)
+    rho   = exp(l - l_old)
+    L     = PPO's, with the entropy of the chain, divided likewise,  + w |ODE(z) - ODE_clone(z)|^2
+
+The division makes clip and entropy weight mean the same for other K and chunks. `narrow`: the
+noise's upper bound stays for `hold` of the run, then falls along a cosine by up to 0.3 of its way
+to the lower one. Afterwards the flow acts without noise, as before.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.finetune import ppo_on_chain
+from policies.denoising_mdp.noisy_flow import NoisyFlow
+
+FALL = 0.3  # of the way from the upper bound of the noise to the lower
+
+
+@dataclass(frozen=True)
+class Config(ppo_on_chain.Config):
+    """`limits` of a chain's log-density (the authors: -1 to 1, which noise below 0.05 exceeds);
+    `stay`: weight w of staying with the clone, without noise; `narrow`: whether the noise falls."""
+
+    entropy: float = 0.03
+    limits: tuple[float, float] = (-5.0, 5.0)
+    stay: float = 0.0
+    narrow: bool = False
+    hold: float = 0.35
+
+
+class Reinflow(ppo_on_chain.Chained):
+    """One ratio for a whole chain."""
+
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        spec: Spec,
+        total_decisions: int = 0,
+        execute: int | None = None,
+    ) -> None:
+        super().__init__(config, policy, spec, total_decisions, execute)
+        if not isinstance(policy, NoisyFlow):
+            raise ConfigError("reinflow learns the noise on a flow's steps: policy=noisy_flow")
+        if config.narrow and not total_decisions:
+            raise ConfigError("narrow=true needs to know the length of the run")
+        self.clone = copy.deepcopy(policy.inner).requires_grad_(False) if config.stay else None
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        metrics = super().update(batch)
+        if self.config.narrow:  # now, when what the next batch is made by may change
+            bound = 1 - FALL * fallen(self.done / self.total, self.config.hold)
+            cast(NoisyFlow, self.policy).narrow(bound)
+        return metrics
+
+    def _assess(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+        log_prob, entropy = self.policy.assess(under(rows, "obs"), rows["action"], self.part)
+        return log_prob.clamp(*self.config.limits), entropy
+
+    def _slopes(self, rows: Tensors) -> dict[str, Tensor]:
+        metrics = super()._slopes(rows)
+        if self.clone is None:
+            return metrics
+        left = self.left(under(rows, "obs"), torch.randn_like(rows["action"][:, 0]))
+        (self.config.stay * left).backward()
+        return metrics | {"left_clone": left.detach()}
+
+    def left(self, obs: Tensors, z: Tensor) -> Tensor:
+        """Squared distance of the flow's actions to the clone's, at the same noise `z`."""
+        assert self.clone is not None, "there is a clone where stay > 0"
+        apart = self.policy.inner.act(obs, {}, z)[0] - self.clone.act(obs, {}, z)[0]
+        return apart.square().mean()
+
+
+def fallen(progress: float, hold: float) -> float:
+    """0 for `hold` of the run, then along a cosine to 1 at its end."""
+    past = min(max(progress - hold, 0.0) / (1 - hold), 1.0)
+    return 0.5 - 0.5 * math.cos(math.pi * past)

@@ -1,0 +1,84 @@
+"""Imitate: behaviour cloning of any policy that has a loss, with averaged weights.
+
+What acts and is saved is the exponential moving average of the trained weights, which diffusion
+and flow policies need (Chi et al., 2023).
+
+    averaged <- ema averaged + (1 - ema) trained
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from embodied.learners.gradient_learner import follow
+from embodied.learners.learner import Learner
+
+
+@dataclass(frozen=True)
+class Config:
+    """`lr` falls along a cosine to a tenth over the run; `ema`: decay of the average (0: none),
+    smaller at first, so that the initial weights are soon forgotten."""
+
+    batch_size: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-6
+    ema: float = 0.995
+    grad_clip: float = 10.0
+
+
+class Imitate(Learner):
+    """One AdamW step on the mean loss per update."""
+
+    data = "offline"
+    rows = "chunks"
+
+    def __init__(self, config: Config, policy: Policy, total_steps: int) -> None:
+        super().__init__()
+        self.config, self.batch_size = config, config.batch_size
+        self.online = policy
+        self.policy = copy.deepcopy(policy).requires_grad_(False)
+        self.adam = torch.optim.AdamW(
+            policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        self.done, self.total = 0, max(total_steps, 1)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
+        self.adam.zero_grad()
+        loss = self.online.loss(batch).mean()
+        loss.backward()
+        distributed.average_gradients(self.online.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self.online.parameters(), self.config.grad_clip)
+        self.adam.step()
+        self.done += 1
+        ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
+        follow(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
+        return {"loss": loss.detach(), "grad_norm": norm}
+
+    def fit(self, rows: Tensors) -> None:
+        self.online.fit(rows)
+        self.policy.fit(rows)
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"adam": self.adam}
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "done": self.done}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.done = state["done"]
+
+
+def cosine(lr: float, progress: float) -> float:
+    """From `lr` at progress 0 to a tenth of it at 1, and no further."""
+    return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))

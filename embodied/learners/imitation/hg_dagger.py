@@ -1,0 +1,56 @@
+"""Dagger: clone what people did, from demonstrations and from where they took over, as it comes in.
+
+    minimise  E_{rows that were a person's} loss(policy; obs, action)
+
+HG-DAgger (Kelly et al., 2019; DAgger: Ross et al., 2011). What it is worth is bounded by what the
+people are worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+
+
+@dataclass(frozen=True)
+class Config:
+    """`gamma` is only how rewards are shown: it learns from none."""
+
+    batch_size: int = 256
+    lr: float = 1e-3
+    gamma: float = 0.99
+
+
+class Dagger(Learner):
+    """Fed from a replay; rows without the column `intervened` are all somebody's."""
+
+    data = "replay"
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        super().__init__()
+        self.config, self.policy, self.spec = config, policy, spec
+        self.batch_size, self.gamma = config.batch_size, config.gamma
+        self.adam = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        action = batch["action"].unflatten(1, (self.policy.chunk, -1))
+        theirs = batch.get("intervened", torch.ones(len(action), dtype=torch.bool)).to(action)
+        valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
+        errors = self.policy.loss({**batch, "action": action, "valid": valid})
+        loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)
+        self.adam.zero_grad()
+        loss.backward()
+        distributed.average_gradients(self.policy.parameters())
+        self.adam.step()
+        return {"loss": loss.detach(), "share": theirs.mean()}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"adam": self.adam}

@@ -1,0 +1,1 @@
+"""Learners from a replay buffer: SAC and its relatives, TD3."""

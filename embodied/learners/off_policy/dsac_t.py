@@ -1,0 +1,254 @@
+"""DSAC-T: soft actor-critic whose critics learn the normal distribution of the return.
+
+Duan et al., "DSAC-T: distributional soft actor-critic with three refinements" (2023). Each critic
+answers with a mean Q and a deviation sigma. With j the target critic of the smaller mean at
+(s', a'), a' from the target policy, l' = log pi'(a'|s'), e ~ N(0, 1) cut off at 3:
+
+    y_q = r + d (Q'_j - alpha l')                        what the means learn
+    y_z = r + d (Q'_j + sigma'_j e - alpha l')           a sample, for the deviations only
+    y_b = Q_i + clip(y_z - Q_i, -b_i, b_i),   b_i = 3 S_i
+    L_i = E w_i [ H(Q_i - y_q) + sigma_i (sigma_i^2 - H(Q_i - y_b)) / (sigma_i + 0.1) ]
+    w_i = clip(S_i^2 / (sigma_i^2 + 0.1), 0.1, 10),   S_i a running mean of sigma_i
+
+where all but Q_i in the first term and the factor sigma_i of the second is constant and H is
+Huber's function of threshold 50. This is the authors' later code; as H is half a square, deviations
+end near 0.68 of the true ones. form="squares" is the equation as printed:
+
+    L_i = S_i^2 E [ (Q_i - y_q)^2 / 2 / (sigma_i^2 + 0.1)
+                    + sigma_i (sigma_i^2 - (Q_i - y_b)^2) / (sigma_i^3 + 0.1) ]
+
+The policy, the temperature and every target move at each second update. Rows bring their own
+discount d (gamma^k, 0 where the world ended).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError
+from embodied.core.cuda_graph import Update
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import Critic
+from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.nn.optim import Adam
+from policies.gaussian import Gaussian
+
+EPS = 0.1  # keeps the divisions by sigma finite
+DELTA = 50.0  # where Huber's function turns from a parabola into a line
+NEAR = 3.0  # deviations at which samples are cut off
+
+
+@dataclass(frozen=True)
+class Config:
+    """The three refinements can be left out, each by its switch: `expected` (the means learn y_q,
+    not the sample y_z), `twin` (two critics and the smaller of them, not one) and `adjust` (S_i in
+    the bound and in the weight; without it the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)).
+
+    `delay`: updates from one step of the policy, the temperature and the targets to the next.
+    `target_entropy`: per action element. `compile` and `cuda_graph` change speed only and are for
+    GPUs."""
+
+    batch_size: int = 256
+    gamma: float = 0.99
+    n_step: int = 1
+    tau: float = 0.005
+    hidden: tuple[int, ...] = (256, 256)
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    temperature_lr: float = 3e-4
+    initial_temperature: float = 0.2
+    target_entropy: float = -1.0
+    delay: int = 2
+    form: Literal["huber", "squares"] = "huber"
+    expected: bool = True
+    twin: bool = True
+    adjust: bool = True
+    bound: float = 10.0
+    scale_tau: float = 0.005
+    compile: bool = False
+    cuda_graph: bool = False
+
+
+class Dsact(Descent):
+    """`update` is one critic step and, when it is due, one of everything else on the same rows."""
+
+    data = "replay"
+    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
+    target_policy: Gaussian
+    critic: Critic
+    target: Critic
+    scale: Tensor
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        super().__init__()
+        if not isinstance(policy, Gaussian):
+            raise ConfigError("this learner needs a policy with a density: policy=gaussian")
+        if config.delay < 1:
+            raise ConfigError(f"delay={config.delay} should be at least 1 (every update)")
+        self.config, self.policy = config, policy
+        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
+        critics, activation = 2 if config.twin else 1, config.activation
+        self.critic = Critic(
+            spec, policy.size, critics, config.hidden, activation=activation, out=2
+        )
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.target_policy = copy.deepcopy(policy).requires_grad_(False)
+        self.register_buffer("scale", torch.zeros(critics))  # S; 0 until the first batch
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
+        self.entropy = config.target_entropy * policy.size
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.moving: list[Tensor] = [*self.weights, *policy.parameters()]
+        self.averages: list[Tensor] = [*self.target.parameters(), *self.target_policy.parameters()]
+        self.adams = {
+            "critic": Adam(self.weights, config.critic_lr),
+            "actor": Adam(policy.parameters(), config.actor_lr),
+            "temperature": Adam([self.log_alpha], config.temperature_lr),
+        }
+        self.updates = 0
+        self.improved: Tensors = {}  # metrics of the newest policy step
+        # The one place where the same code becomes faster code.
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.steps = {act: self._plan(act) for act in (False, True)}
+
+    def _plan(self, act: bool) -> Update:
+        return self.recorded(partial(self._step, act))
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        self.updates += 1
+        act = self.updates % self.config.delay == 0
+        metrics = self.steps[act](batch)
+        if act:
+            self.improved = {key: metrics[key] for key in IMPROVED}
+        return metrics | self.improved
+
+    def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
+        loss, q, sigma, clipped = self._judge(batch)
+        self.descend("critic", loss)
+        metrics = {
+            "critic_loss": loss.detach(),
+            "q_mean": q,
+            "sigma": sigma,
+            "weight_clipped": clipped,
+        }
+        if act:
+            metrics |= self._actor_step(batch)
+            follow(self.averages, self.moving, self.config.tau)
+        return metrics
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:
+        q, sigma = distribution(self.critic(under(batch, "obs"), batch["action"]))
+        mean, sample = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
+        if not self.config.expected:
+            mean = sample
+        bound, weight = self._adjustment(sigma.detach())
+        loss = value_loss(q, sigma, mean, sample, bound, weight, self.config.form)
+        at_rim = (weight >= RIM[1]).float().mean()  # of deviations that collapsed, all
+        return loss, q.detach().mean(), sigma.detach().mean(), at_rim
+
+    @torch.no_grad()
+    def _backup(
+        self, reward: Tensor, discount: Tensor, following: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        """y_q and y_z, [N] each."""
+        noise = self.target_policy.draw(len(reward), True)
+        action, log_prob = self.target_policy.sample(following, noise)
+        q, sigma = distribution(self.target(following, action))
+        value, least = q.min(0)
+        sigma = sigma.gather(0, least[None]).squeeze(0)
+        e = torch.randn_like(value).clamp_(-NEAR, NEAR)
+        value = value - self.log_alpha.exp() * log_prob
+        return reward + discount * value, reward + discount * (value + sigma * e)
+
+    @torch.no_grad()
+    def _adjustment(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """The bound [E, 1] of what the deviations learn, and the weight [E, N] of the losses."""
+        if not self.config.adjust:
+            one = torch.ones_like(self.scale)[:, None]
+            return self.config.bound * one, weights(sigma, one, self.config.form, clip=False)
+        now = sigma.mean(1)
+        moved = self.scale.lerp(now, self.config.scale_tau)
+        self.scale.copy_(torch.where(self.scale == 0, now, moved))
+        scale = self.scale[:, None]
+        return NEAR * scale, weights(sigma, scale, self.config.form)
+
+    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("actor", loss)
+        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
+        self.adams["temperature"].step()
+        temperature = self.log_alpha.detach().exp()
+        return dict(zip(IMPROVED, (loss.detach(), -log_prob.mean(), temperature), strict=True))
+
+    def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        obs = under(batch, "obs")
+        action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
+        q = distribution(self.critic(obs, action))[0].amin(0)
+        return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+
+    def fit(self, rows: Tensors) -> None:
+        for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
+            part.fit(rows)
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"updates": self.updates}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.updates = state["updates"]
+
+
+IMPROVED = ("actor_loss", "entropy", "temperature")
+RIM = (0.1, 10.0)  # of the weights in the Huber form
+
+
+def distribution(answer: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [E, N] from a critic's two numbers [E, N, 2]."""
+    q, raw = answer.unbind(-1)
+    return q, functional.softplus(raw)
+
+
+def weights(sigma: Tensor, scale: Tensor, form: str, clip: bool = True) -> Tensor:
+    """S^2 / (sigma^2 + 0.1), in the Huber form within RIM; `sigma` [E, N], `scale` [E, 1]."""
+    weight = scale.square() / (sigma.square() + EPS)
+    return weight.clamp(*RIM) if clip and form == "huber" else weight
+
+
+def value_loss(
+    q: Tensor,
+    sigma: Tensor,
+    mean: Tensor,
+    sample: Tensor,
+    bound: Tensor,
+    weight: Tensor,
+    form: str,
+) -> Tensor:
+    """Sum over critics of the mean of L_i; `q`, `sigma`, `weight` [E, N], `mean`, `sample` [N],
+    `bound` [E, 1]. `weight` is what multiplies the loss of the mean."""
+    error, fixed = q - mean, sigma.detach()
+    near = (sample - q.detach()).clamp(-bound, bound)
+    if form == "squares":
+        # weight = S^2 / (sigma^2 + eps) gives S^2 back
+        turn = weight * (fixed.square() + EPS) / (fixed.pow(3) + EPS)
+        spread = turn * sigma * (fixed.square() - near.square())
+        return (weight * error.square() / 2 + spread).mean(1).sum()
+    spread = sigma * (fixed.square() - huber(near)) / (fixed + EPS)
+    return (weight * (huber(error) + spread)).mean(1).sum()
+
+
+def huber(error: Tensor) -> Tensor:
+    """x^2 / 2, beyond DELTA a line."""
+    return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=DELTA)

@@ -1,0 +1,167 @@
+"""SAC: soft actor-critic, with the options that make it RLPD or REDQ.
+
+Haarnoja et al. (2018); REDQ, Chen et al. (2021): n critics, a random subset in the target, many
+updates a step; RLPD, Ball et al. (2023): LayerNorm, half of every batch from demonstrations.
+
+    y   = r + d (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(.|s')
+    L_Q = sum_i E (Q_i(s, a) - y)^2
+    L_pi = E (alpha log pi(a~|s) - Q(s, a~)),   L_alpha = -alpha E (log pi(a~|s) + H)
+
+Rows bring their own discount d (gamma^k, 0 where the world ended): chunks and n-step returns need
+nothing here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, under
+from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.nn.optim import Adam
+from policies.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Config:
+    """`utd` critic steps an update, each on its own `batch_size` rows; `subset` of the `critics` in
+    the target. `target_entropy`: per action element (the usual total of -A is -1 here). `compile`
+    and `cuda_graph` change speed only and are for GPUs (compiled, a CPU took 27% longer)."""
+
+    batch_size: int = 256
+    utd: int = 1
+    gamma: float = 0.99
+    n_step: int = 1
+    tau: float = 0.005
+    critics: int = 2
+    subset: int = 2
+    hidden: tuple[int, ...] = (256, 256)
+    layer_norm: bool = False
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    temperature_lr: float = 3e-4
+    initial_temperature: float = 1.0
+    target_entropy: float = -1.0
+    entropy_in_backup: bool = True
+    actor_objective: Literal["min", "mean"] = "min"
+    compile: bool = False
+    cuda_graph: bool = False
+
+
+class Sac(Descent):
+    """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
+
+    data = "replay"
+    policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
+    critic: Critic
+    target: Critic
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        super().__init__()
+        if not isinstance(policy, Gaussian):
+            raise ConfigError("this learner needs a policy with a density: policy=gaussian")
+        if not 1 <= config.subset <= config.critics:
+            raise ConfigError(f"subset={config.subset} is not in 1..{config.critics} (critics)")
+        self.config, self.policy = config, policy
+        self.gamma, self.n_step = config.gamma, config.n_step
+        self.batch_size = config.utd * config.batch_size
+        self.critic = Critic(
+            spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
+        )
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
+        self.entropy = config.target_entropy * policy.size
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.averages: list[Tensor] = list(self.target.parameters())
+        self.adams = {
+            "critic": Adam(self.weights, config.critic_lr),
+            "actor": Adam(policy.parameters(), config.actor_lr),
+            "temperature": Adam([self.log_alpha], config.temperature_lr),
+        }
+        # The one place where the same code becomes faster code.
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.steps = self.recorded(self._steps)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        return self.steps(batch)
+
+    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
+        size, metrics = self.config.batch_size, {}
+        self.missed: list[Tensor] = []  # by how much, in each slice
+        for at in range(0, self.batch_size, size):
+            part = batch if self.config.utd == 1 else each(batch, lambda v: v[at : at + size])  # noqa: B023
+            metrics |= self._critic_step(part)
+        if self.missed:
+            self.priority = torch.cat(self.missed)
+        return metrics | self._actor_step(part)
+
+    def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
+        loss, q_mean = self._judge(batch)
+        self.descend("critic", loss)
+        follow(self.averages, self.weights, self.config.tau)
+        return {"critic_loss": loss.detach(), "q_mean": q_mean}
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        q = self.critic(under(batch, "obs"), batch["action"])
+        following = under(batch, "next_obs")
+        backup = self._backup(batch["reward"], batch["discount"], following)
+        loss = critic_loss(q, backup, batch.get("weight"))
+        if "weight" in batch:
+            self.missed.append((q.detach() - backup).abs().mean(0))
+        return loss, q.detach().mean()
+
+    @torch.no_grad()
+    def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
+        action, log_prob = self.policy.sample(following, self.policy.draw(len(reward), True))
+        q = self.target(following, action)
+        if self.config.subset < self.config.critics:
+            # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
+            lots = torch.rand(self.config.critics, device=q.device)
+            q = q.index_select(0, lots.topk(self.config.subset).indices)
+        alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
+        return reward + discount * (q.amin(0) - alpha * log_prob)
+
+    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
+        with still(self.weights):
+            loss, log_prob = self._improve(batch)
+            self.descend("actor", loss)
+        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
+        self.adams["temperature"].step()
+        return {
+            "actor_loss": loss.detach(),
+            "entropy": -log_prob.mean(),
+            "temperature": self.log_alpha.detach().exp(),
+        }
+
+    def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        obs = under(batch, "obs")
+        action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
+        q = self.critic(obs, action)
+        value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
+        return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+
+    def fit(self, rows: Tensors) -> None:
+        self.policy.fit(rows)
+        self.critic.encoder.fit(rows)
+        self.target.encoder.fit(rows)
+
+
+def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """mean(alpha log pi - Q), all [N]."""
+    return (alpha * log_prob - value).mean()
+
+
+def temperature_slope(log_prob: Tensor, target: float) -> Tensor:
+    """d/d log alpha of -log alpha mean(log pi + H): the root of L_alpha, and a slope that does not
+    fade with alpha (under Adam, which remembers the first slopes, that took 40% more updates)."""
+    return -(log_prob + target).mean()

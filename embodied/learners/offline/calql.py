@@ -1,0 +1,93 @@
+"""Cal-QL: conservative Q-learning that stays above the returns it has seen; offline, then online.
+
+Nakamoto et al. (2023), on CQL (Kumar et al., 2020) and SAC. Values of actions outside the data are
+pushed down, those of the data's actions up, but the policy's own values no lower than the data's
+returns to go R: a start from which online learning does not first have to unlearn.
+
+    L_Q = SAC's + alpha sum_i E [ logsumexp_a~ q_i(s, a~) - Q_i(s, a) ]
+    q_i(s, a~) = max(Q_i(s, a~), R) - log pi(a~)     a~ ~ pi(.|s) and pi(.|s')
+               = Q_i(s, a~) + A log 2                a~ uniform in [-1, 1]^A
+
+The logarithm of each sample's density makes the sum an estimate of log integral exp Q. Without
+`calibrate` it is CQL.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, under
+from embodied.learners.critics import critic_loss
+from embodied.learners.off_policy import sac
+
+
+@dataclass(frozen=True)
+class Config(sac.Config):
+    """SAC's settings and: `conservative`, alpha; `samples` of each of the three kinds of actions;
+    `calibrate`: hold the policy's values above the returns seen (false: CQL)."""
+
+    entropy_in_backup: bool = False
+    conservative: float = 5.0
+    samples: int = 10
+    calibrate: bool = True
+
+
+class CalQl(sac.Sac):
+    """`update` as SAC's; rows need `returns` where values are calibrated."""
+
+    data = "offline"
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        super().__init__(config, policy, spec)
+        self.settings = config
+        self.columns = ("returns",) if config.calibrate else ()
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        obs, following = under(batch, "obs"), under(batch, "next_obs")
+        q = self.critic(obs, batch["action"])
+        backup = self._backup(batch["reward"], batch["discount"], following)
+        actions, log_prob = self._elsewhere(obs, following)
+        floor = batch["returns"] if self.settings.calibrate else None
+        values = calibrated(self.critic.each(obs, actions), log_prob, floor)
+        gap = conservative_gap(values, q)
+        loss = critic_loss(q, backup) + self.settings.conservative * gap
+        return loss, q.detach().mean()
+
+    @torch.no_grad()
+    def _elsewhere(self, obs: Tensors, following: Tensors) -> tuple[Tensor, Tensor]:
+        """Actions [N, 3 K, size] of the policy here, of the policy there and uniform ones, and the
+        logarithms [N, 3 K] of their densities."""
+        k = self.settings.samples
+        actions: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for seen in (obs, following):
+            many = each(seen, lambda leaf: leaf.repeat_interleave(k, 0))
+            n = len(next(iter(many.values())))
+            action, log_prob = self.policy.sample(many, self.policy.draw(n, True))
+            actions.append(action.unflatten(0, (-1, k)))
+            log_probs.append(log_prob.unflatten(0, (-1, k)))
+        uniform = torch.rand_like(actions[0]).mul_(2).sub_(1)
+        actions.append(uniform)
+        log_probs.append(torch.full_like(log_probs[0], -math.log(2) * uniform.shape[2]))
+        return torch.cat(actions, 1), torch.cat(log_probs, 1)
+
+
+def calibrated(q: Tensor, log_prob: Tensor, floor: Tensor | None) -> Tensor:
+    """Terms [E, N, 3 K] of the log sum; `q` of the same shape, the last K of uniform actions, and
+    `floor` [N] below which the others' values are not pushed (None: nowhere)."""
+    if floor is not None:
+        own = 2 * q.shape[2] // 3
+        held = torch.maximum(q[:, :, :own], floor[:, None])
+        q = torch.cat([held, q[:, :, own:]], 2)
+    return q - log_prob
+
+
+def conservative_gap(values: Tensor, q: Tensor) -> Tensor:
+    """Sum over critics of mean(logsumexp values - q); `values` [E, N, M], `q` [E, N]."""
+    return (values.logsumexp(2) - q).mean(1).sum()

@@ -1,0 +1,131 @@
+"""FQL: flow Q-learning (Park et al., 2025), offline and on.
+
+A flow v imitates, a one-step network mu is distilled from it and improved by the critics; nothing
+is differentiated through the integration. With z, z' ~ N(0, I):
+
+    y    = r + d agg_i Q'_i(s', clip mu(s', z'))
+    L_Q  = sum_i E (Q_i(s, a) - y)^2
+    L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
+
+lambda = 1, or 1 / sg mean |Q|, which makes alpha mean the same in every world. Rows bring their own
+discount d and may be chunks.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.imitation.bc_rows import behaviour
+from embodied.nn.optim import Adam
+from policies.generative.one_step import OneStep
+
+
+@dataclass(frozen=True)
+class Config:
+    """`alpha`: weight of the distillation, the setting that decides (with `normalize_q` 0.03 to 10,
+    without it 10 to 1,000); `aggregate`: of the target critics. `compile` and `cuda_graph` change
+    speed only and are for GPUs."""
+
+    batch_size: int = 256
+    gamma: float = 0.99
+    tau: float = 0.005
+    alpha: float = 1.0
+    normalize_q: bool = True
+    aggregate: Literal["mean", "min"] = "mean"
+    critics: int = 2
+    hidden: tuple[int, ...] = (256, 256)
+    layer_norm: bool = True
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    compile: bool = False
+    cuda_graph: bool = False
+
+
+class Fql(Descent):
+    """`update` is a critic step and a step of flow and one-step network, on the same rows."""
+
+    data = "offline"
+    policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
+    critic: Critic
+    target: Critic
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        super().__init__()
+        if not isinstance(policy, OneStep):
+            raise ConfigError("this learner distils a flow into one step: policy=onestep")
+        self.config, self.policy = config, policy
+        self.batch_size, self.gamma = config.batch_size, config.gamma
+        self.critic = Critic(
+            spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
+        )
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.averages: list[Tensor] = list(self.target.parameters())
+        self.adams = {
+            "critic": Adam(self.weights, config.critic_lr),
+            "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
+        }
+        # The one place where the same code becomes faster code.
+        self._judge = self.compiled(self._critic_loss)
+        self._improve = self.compiled(self._actor_loss)
+        self.step = self.recorded(self._step)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        return self.step(batch)
+
+    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+        loss, q_mean = self._judge(batch)
+        self.descend("critic", loss)
+        metrics = {"critic_loss": loss.detach(), "q_mean": q_mean}
+        with still(self.weights):
+            flow, distil, value = self._improve(batch)
+            self.descend("actor", flow + self.config.alpha * distil + value)
+        follow(self.averages, self.weights, self.config.tau)
+        parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
+        return metrics | {name: part.detach() for name, part in parts.items()}
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        q = self.critic(under(batch, "obs"), batch["action"])
+        following = under(batch, "next_obs")
+        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
+        return loss, q.detach().mean()
+
+    @torch.no_grad()
+    def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
+        noise = self.policy.draw(reward.shape[0], True)
+        q = self.target(following, self.policy(following, noise).clamp(-1, 1))
+        value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
+        return torch.addcmul(reward, discount, value)
+
+    def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """The three terms, alpha not yet applied."""
+        obs, rows = under(batch, "obs"), behaviour(batch, self.policy)
+        noise = self.policy.draw(batch["reward"].shape[0], True)
+        action = self.policy(obs, noise)
+        q = self.critic(obs, action.clamp(-1, 1)).mean(0)
+        return (
+            self.policy.flow.loss(rows).mean(),
+            (action - self.policy.teacher(obs, noise)).square().mean(),
+            value_loss(q, self.config.normalize_q),
+        )
+
+    def fit(self, rows: Tensors) -> None:
+        for part in (self.policy, self.critic.encoder, self.target.encoder):
+            part.fit(rows)
+
+
+def value_loss(q: Tensor, normalize: bool) -> Tensor:
+    """-mean Q, divided by the mean of |Q| where asked; `q` [N]."""
+    scale = 1 / q.detach().abs().mean().clamp(min=1e-6) if normalize else 1.0
+    return -scale * q.mean()

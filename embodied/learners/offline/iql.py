@@ -1,0 +1,192 @@
+"""IQL: implicit Q-learning, which never asks for the value of an action that is not in the data.
+
+Kostrikov, Nair and Levine (2022). V is an upper expectile of Q over the data's actions, Q backs up
+V, and the policy imitates the data's actions, the better ones more (advantage-weighted regression).
+
+    L_V  = E |tau - 1[u < 0]| u^2,   u = min_i Q'_i(s, a) - V(s)
+    L_Q  = sum_i E (r + d V(s') - Q_i(s, a))^2
+    L_pi = E min(exp(beta u), 100) imitation(s, a)
+
+`imitation` is the policy's own loss, so that any policy can be extracted: with policy=gaussian
+policy.imitate=nll it is the paper's -log pi(a|s), deterministic and flow policies regress. Rows
+bring their own discount d (gamma^k, 0 where the world ended).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.cuda_graph import Graph
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.gradient_learner import Descent, follow
+from embodied.nn.ensemble import Ensemble
+from embodied.nn.optim import Adam
+from policies.networks.encoders import Encoder
+
+
+@dataclass(frozen=True)
+class Config:
+    """`expectile` tau: 0.5 values the data's average action, towards 1 its best; `beta`: inverse
+    temperature of the policy, in units of 1 / value; `clip`: the largest weight; `cosine`: the
+    policy's rate falls to 0 along a cosine over the run. `compile` and `cuda_graph` change speed
+    only and are for GPUs."""
+
+    batch_size: int = 256
+    gamma: float = 0.99
+    n_step: int = 1
+    tau: float = 0.005
+    expectile: float = 0.7
+    beta: float = 3.0
+    clip: float = 100.0
+    critics: int = 2
+    hidden: tuple[int, ...] = (256, 256)
+    layer_norm: bool = False
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    value_lr: float = 3e-4
+    cosine: bool = True
+    compile: bool = False
+    cuda_graph: bool = False
+
+
+class Value(nn.Module):
+    """V(s) [N] of everything that critics see."""
+
+    def __init__(self, spec: Spec, hidden: Sequence[int], layer_norm: bool) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, asymmetric=True)
+        self.net = Ensemble(1, self.encoder.size, hidden, 1, layer_norm)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        return self.net(self.encoder(obs)).flatten()
+
+
+class Iql(Descent):
+    """`update` is one step of the value, the policy and the critics on the same rows."""
+
+    data = "offline"
+    critic: Critic
+    target: Critic
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec, total_steps: int) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this learner needs continuous actions")
+        if type(policy).loss is Policy.loss:
+            raise ConfigError("this learner imitates the better actions: the policy needs a loss")
+        if not 0 < config.expectile < 1:
+            raise ConfigError(f"expectile={config.expectile} should be between 0 and 1")
+        self.config, self.policy, self.act = config, policy, spec.act
+        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
+        self.done, self.total = 0, max(total_steps, 1)
+        size = policy.chunk * spec.act.size
+        self.critic = Critic(
+            spec, size, config.critics, config.hidden, layer_norm=config.layer_norm
+        )
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.value = Value(spec, config.hidden, config.layer_norm)
+        self.weights: list[Tensor] = list(self.critic.parameters())
+        self.averages: list[Tensor] = list(self.target.parameters())
+        self.adams = {
+            "value": Adam(self.value.parameters(), config.value_lr),
+            "actor": Adam(policy.parameters(), config.actor_lr),
+            "critic": Adam(self.weights, config.critic_lr),
+        }
+        # The one place where the same code becomes faster code.
+        self._losses = self.compiled(self._loss)
+        self.steps = self.recorded(self._step)
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        if self.config.cosine:
+            self._schedule(self.config.actor_lr * falling(self.done / self.total), batch["reward"])
+        self.done += 1
+        return self.steps(batch)
+
+    def _schedule(self, lr: float, like: Tensor) -> None:
+        group = self.adams["actor"].param_groups[0]
+        if not isinstance(self.steps, Graph):
+            group["lr"] = lr
+        elif isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:  # a graph would keep the number that it was recorded with
+            group["lr"] = torch.tensor(lr, device=like.device)
+
+    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+        losses, metrics = self._losses(batch)
+        losses.sum().backward()  # three losses of three sets of parameters
+        for adam in self.adams.values():
+            adam.step()
+        follow(self.averages, self.weights, self.config.tau)
+        return metrics
+
+    def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
+        """The losses of value, policy and critics [3], and metrics."""
+        obs, config = under(batch, "obs"), self.config
+        with torch.no_grad():
+            best = self.target(obs, batch["action"]).amin(0)
+            backup = batch["reward"] + batch["discount"] * self.value(under(batch, "next_obs"))
+        value = self.value(obs)
+        advantage = best - value.detach()
+        weight = awr_weight(advantage, config.beta, config.clip)
+        q = self.critic(obs, batch["action"])
+        losses = torch.stack(
+            [
+                expectile_loss(best - value, config.expectile),
+                (weight * self.policy.loss(self._shown(batch))).mean(),
+                critic_loss(q, backup),
+            ]
+        )
+        value_loss, actor_loss, q_loss = losses.detach().unbind()
+        metrics = {
+            "value_loss": value_loss,
+            "actor_loss": actor_loss,
+            "critic_loss": q_loss,
+            "q_mean": q.detach().mean(),
+            "advantage": advantage.mean(),
+            "weight": weight.mean(),
+        }
+        return losses, metrics
+
+    def _shown(self, batch: Tensors) -> Tensors:
+        """Rows as the policy's loss takes them."""
+        action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
+        valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
+        return {**batch, "action": action, "valid": valid}
+
+    def fit(self, rows: Tensors) -> None:
+        self.policy.fit(rows)
+        for part in (self.critic, self.target, self.value):
+            part.encoder.fit(rows)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "done": self.done}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.done = state["done"]
+
+
+def expectile_loss(gap: Tensor, tau: float) -> Tensor:
+    """Mean of |tau - 1[gap < 0]| gap^2, `gap` [N] = Q - V: least at V = the tau-expectile of Q."""
+    return (torch.where(gap < 0, 1 - tau, tau) * gap.square()).mean()
+
+
+def awr_weight(advantage: Tensor, beta: float, clip: float) -> Tensor:
+    """min(exp(beta A), clip), [N]; finite however large A is."""
+    return (beta * advantage).clamp(max=math.log(clip)).exp()
+
+
+def falling(progress: float) -> float:
+    """From 1 at progress 0 to 0 at 1 along half a cosine, and no further."""
+    return 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))

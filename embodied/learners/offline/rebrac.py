@@ -1,0 +1,88 @@
+"""ReBRAC: TD3 that stays near the data, in the actor and, apart from that, in the critic.
+
+Tarasov, Kurenkov, Nikulin and Kolesnikov (2023), after BRAC (Wu et al., 2019); TD3+BC (Fujimoto
+and Gu, 2021) is a setting of it (td3_bc.yaml). With a' the data's next action and a~' the target
+policy's, noise included:
+
+    y    = r + d (min_i Q'_i(s', a~') - beta_c |a~' - a'|^2)
+    L_Q  = sum_i E (Q_i(s, a) - y)^2
+    L_mu = E beta_a |mu(s) - a|^2 - E min_i Q_i(s, mu(s)) / mean |Q|
+
+Where the data do not say what came next (their last row before a time limit) the critic's penalty
+is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import critic_loss
+from embodied.learners.off_policy import td3
+
+
+@dataclass(frozen=True)
+class Config(td3.Config):
+    """TD3's settings and: `actor_bc` and `critic_bc`, how much a squared distance from the data's
+    action costs, summed over the action's elements or (`distance: mean`) averaged; `value`: the
+    policy climbs the smallest of the critics or the first of them."""
+
+    layer_norm: bool = True
+    actor_bc: float = 0.01
+    critic_bc: float = 0.01
+    distance: Literal["sum", "mean"] = "sum"
+    value: Literal["min", "first"] = "min"
+
+
+class Rebrac(td3.Td3):
+    """`update` as TD3's; rows need `next_action` where the critic is penalised."""
+
+    data = "offline"
+
+    def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
+        if config.atoms:
+            raise ConfigError("this learner's critics answer with one number: atoms=0")
+        super().__init__(config, policy, spec)
+        self.settings = config
+        self.columns = ("next_action",) if config.critic_bc else ()
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        q = self.critic(under(batch, "obs"), batch["action"])
+        with torch.no_grad():
+            following = under(batch, "next_obs")
+            action = self._explored(self.target_policy(following))
+            value = self.target(following, action).amin(0)
+            if self.settings.critic_bc:
+                # Unknown next actions are NaN: those rows keep their own value.
+                apart = self._distance(action, batch["next_action"]).nan_to_num(0.0)
+                value = value - self.settings.critic_bc * apart
+            backup = torch.addcmul(batch["reward"], batch["discount"], value)
+        return critic_loss(q, backup), q.detach().mean()
+
+    def _explored(self, action: Tensor) -> Tensor:
+        noise = torch.randn_like(action).mul_(self.settings.target_noise)
+        noise.clamp_(-self.settings.noise_clip, self.settings.noise_clip)
+        return noise.add_(action).clamp_(-1, 1)
+
+    def _actor_loss(self, batch: Tensors) -> Tensor:
+        obs = under(batch, "obs")
+        action = self.policy(obs)
+        q = self.critic(obs, action, 1 if self.settings.value == "first" else None).amin(0)
+        apart = self._distance(action, batch["action"])
+        return behaved_loss(q, apart, self.settings.actor_bc)
+
+    def _distance(self, one: Tensor, other: Tensor) -> Tensor:
+        apart = (one - other).square()
+        return apart.sum(1) if self.settings.distance == "sum" else apart.mean(1)
+
+
+def behaved_loss(q: Tensor, apart: Tensor, weight: float) -> Tensor:
+    """mean(weight * apart - q / mean |q|), all [N]: values count in units of their own size."""
+    return weight * apart.mean() - q.mean() / q.detach().abs().mean()

@@ -1,0 +1,138 @@
+"""Shown: PPO that is shown a few demonstrations before and while it learns.
+
+Offline data for procedurally generated worlds (Andres et al., 2023): two trajectories of MiniGrid
+can be enough. Before anything else `before` steps of cloning; then `warm` updates in which only
+values learn, as a cold critic would spoil what was cloned; then PPO, and after each of its updates
+`beside` more steps of cloning, fewer and fewer over the share `fade` of the run:
+
+    L = - mean log pi(a | o)     over (o, a) of the demonstrations
+
+(or what else the policy's own `loss` is: a normal one imitates by its mean).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, take
+from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo import Ppo, clip_norm
+from embodied.nn.optim import Adam
+
+
+@dataclass(frozen=True)
+class Config(ppo.Config):
+    """`before`, `warm`, `beside`: as above, 0 is none; `fade` 0: as many to the end; cloning is of
+    `clone_batch` rows at the rate `clone_lr`."""
+
+    before: int = 1000
+    warm: int = 5
+    beside: int = 5
+    fade: float = 0.0
+    clone_lr: float = 1e-3
+    clone_batch: int = 256
+
+
+class Shown(Ppo):
+    """`show` gives it the demonstrations; without any it is PPO, less its first batches.
+
+    The batch before cloning was played by nobody that matters any more: only normalisers take it.
+    """
+
+    rows = "chunks"
+    free: Tensor
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        spec: Spec,
+        total_decisions: int = 0,
+        execute: int | None = None,
+    ) -> None:
+        super().__init__(config, policy, spec, total_decisions, execute)
+        if self.remembers or not hasattr(policy, "loss"):
+            raise ConfigError("this learner needs a policy without memory that can imitate")
+        if config.fade and not total_decisions:
+            raise ConfigError(f"fade={config.fade:g} needs to know the length of the run")
+        self.config: Config = config
+        self.register_buffer("free", torch.ones(()))  # 0 while only values learn
+        weights = [p for p in policy.parameters() if p.requires_grad]
+        self.cloner = Adam(weights, config.clone_lr)
+        self.shown: Tensors | None = None
+        self.updates = 0
+        self.estimates = None  # its first batch says nothing about the student
+
+    def show(self, rows: Tensors) -> None:
+        """The demonstrations' rows: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
+        self.shown = {key: value for key, value in rows.items() if key != "episode"}
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        first, self.updates = self.updates == 0, self.updates + 1
+        if first and self.shown is not None and self.config.before:
+            self._observe({key: v for key, v in batch.items() if not key.startswith("carry/")})
+            self.done += batch["valid"].numel()
+            return {"clone_loss": self._clone(self.config.before)}
+        cold = self.config.warm + bool(self.config.before)
+        self.free.fill_(float(self.shown is None or self.updates > cold))
+        metrics = super().update(batch)
+        steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
+        if self.shown is not None and steps and bool(self.free):
+            metrics["clone_loss"] = self._clone(steps)
+        return metrics
+
+    def _clone(self, steps: int) -> Tensor:
+        """So many steps; the mean loss."""
+        assert self.shown is not None
+        device = self.free.device
+        count, losses = tt.length(self.shown), []
+        for _ in range(steps):
+            index = torch.randint(count, (self.config.clone_batch,))
+            loss = self.policy.loss(tt.to(take(self.shown, index), device)).mean()  # type: ignore[attr-defined]
+            fit_step(self.cloner, loss, self.config.grad_clip)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _loss(
+        self, rows: Tensors, log_prob: Tensor, value: Tensor, entropy: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        parts, slopes = super()._loss(rows, log_prob, value, entropy)
+        return parts, [slopes[0] * self.free, slopes[1], slopes[2] * self.free]
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {**super().optimizers(), "clone": self.cloner}
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"updates": self.updates}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.updates = state["updates"]
+
+
+def remaining(done: int, fade: float, total: int) -> float:
+    """Share of the steps of cloning that are still made after `done` of `total` decisions, from 1
+    to 0 over the share `fade` of them (0: always 1)."""
+    return max(1 - done / (fade * total), 0.0) if fade else 1.0
+
+
+def fit_step(adam: Adam, loss: Tensor, most: float) -> None:
+    """One step of `adam` down `loss`, gradients of a norm of at most `most` (0: any)."""
+    loss.backward()
+    weights = adam.param_groups[0]["params"]
+    for weight in weights:  # what the deviation of a policy's actions has no part in
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    if most:
+        distributed.average_gradients(weights)
+        clip_norm([weight.grad for weight in weights], most)
+    adam.step()

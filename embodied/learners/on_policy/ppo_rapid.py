@@ -1,0 +1,275 @@
+"""Rapid: PPO that also imitates the best episodes it has played itself.
+
+Source: Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021 (RAPID), the exploring baseline of
+Andres et al., 2023. Of an episode with T decisions, of which D saw something else than all before,
+and where N(s) counts how often an observation was seen in the whole of training,
+
+    S = w_0 R + w_1 D / T + w_2 1/T sum_t N(s_t)^(-1/2),    L = - mean log pi(a | o)
+
+R is the undiscounted return. The decisions of the best episodes are kept, at most `size` of them,
+and ranked again with every batch, as counts grow; after each of PPO's updates `beside` steps on L.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, nest, take, under
+from embodied.learners.on_policy import ppo
+from embodied.learners.on_policy.ppo import Ppo
+from embodied.learners.on_policy.ppo_demos import fit_step, remaining
+from embodied.nn.optim import Adam
+
+UNSEEN = ("critic/", "privileged/")  # observations that the policy does not have
+DIGEST = 16  # bytes that stand for an observation
+
+
+@dataclass(frozen=True)
+class Config(ppo.Config):
+    """`size`: decisions kept. `weights` w_0, w_1, w_2; a weight of 0 for the last counts nothing
+    (in worlds whose observations never come again counting is of no use and grows with the run).
+    `beside` steps on `own_batch` decisions at the rate `own_lr` (0: PPO's), fewer and fewer over
+    the share `fade` of the run (0: as many to the end). Published: 5 for each episode."""
+
+    size: int = 10_000
+    weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
+    beside: int = 5
+    fade: float = 0.0
+    own_lr: float = 0.0
+    own_batch: int = 256
+
+
+class Rapid(Ppo):
+    """What is kept, counted and still being played is saved: a resumed run goes on exactly."""
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        spec: Spec,
+        total_decisions: int = 0,
+        execute: int | None = None,
+    ) -> None:
+        super().__init__(config, policy, spec, total_decisions, execute)
+        if self.remembers:
+            raise ConfigError("this learner needs a policy without memory")
+        if min(config.size, config.own_batch) < 1 or config.beside < 0 or min(config.weights) < 0:
+            raise ConfigError(
+                f"learner: size={config.size} and own_batch={config.own_batch} should be at least "
+                f"1, beside={config.beside} and weights={list(config.weights)} not below 0"
+            )
+        if config.fade and not total_decisions:
+            raise ConfigError(f"fade={config.fade:g} needs to know the length of the run")
+        self.config: Config = config
+        weights = [p for p in policy.parameters() if p.requires_grad]
+        self.imitator = Adam(weights, config.own_lr or config.lr)
+        self.best = Best(config.size, config.weights)
+        self.open: list[Episode] = []  # of each row, what it has played of its episode
+
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
+        metrics = super().update(batch)
+        self.best.take(self._ended(batch))
+        device = batch["reward"].device
+        told = {name: torch.tensor(value) for name, value in self.best.metrics().items()}
+        metrics |= tt.to(told, device)
+        steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
+        if steps and distributed.least(len(self.best)):
+            metrics["own_loss"] = self._imitate(steps)
+        return metrics
+
+    def _ended(self, batch: Tensors) -> list[Episode]:
+        """The episodes that ended in a batch [T, B], in the order of rows."""
+        obs = {k: v for k, v in under(batch, "obs").items() if not k.startswith(UNSEEN)}
+        rows = tt.each({**nest(obs, "obs"), "action": batch["action"]}, Tensor.cpu)
+        if self.played is not None and rows["action"].ndim > 2:
+            rows["action"] = rows["action"][..., : self.played]
+        valid = batch["valid"] & batch["learn"] if "learn" in batch else batch["valid"]
+        valid, reward = valid.cpu(), batch["reward"].cpu()
+        over, first = batch["ended"].cpu(), batch["first"].cpu()
+        count = valid.shape[1]
+        self.open = self.open if len(self.open) == count else [Episode() for _ in range(count)]
+        ended: list[Episode] = []
+        for row in range(count):
+            at = valid[:, row].nonzero().flatten()
+            mine = tt.each(rows, lambda leaf, at=at, row=row: leaf[at, row])
+            marks = (first[at, row].tolist(), over[at, row].tolist())
+            ended += self._cut(row, mine, reward[at, row], *marks)
+        return ended
+
+    def _cut(
+        self, row: int, mine: Tensors, reward: Tensor, first: list[bool], over: list[bool]
+    ) -> list[Episode]:
+        """One row's decisions [n, ...], cut where episodes begin and end."""
+        ended: list[Episode] = []
+        begun = 0
+        for at, (new, end) in enumerate(zip(first, over, strict=True)):
+            if new:  # what was open was broken off
+                self.open[row], begun = Episode(), at
+            if end or at == len(first) - 1:
+                piece = slice(begun, at + 1)
+                part = tt.each(mine, lambda leaf, piece=piece: leaf[piece])
+                self.open[row] = self.open[row].longer(part, float(reward[piece].sum()))
+                begun = at + 1
+            if end:
+                ended.append(self.open[row])
+                self.open[row] = Episode()
+        return ended
+
+    def _imitate(self, steps: int) -> Tensor:
+        """So many steps; the mean loss."""
+        losses: list[Tensor] = []
+        for _ in range(steps):
+            index = torch.randint(len(self.best), (self.config.own_batch,))
+            rows = tt.to(take(self.best.table, index), self.rates.device)
+            loss = -self._assess(rows)[0].mean()
+            fit_step(self.imitator, loss, self.config.grad_clip)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {**super().optimizers(), "imitator": self.imitator}
+
+    def get_state(self) -> dict[str, Any]:
+        running = [episode.get_state() for episode in self.open]
+        return super().get_state() | {"best": self.best.get_state(), "open": running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.best.set_state(state["best"])
+        self.open = [Episode(**episode) for episode in state["open"]]
+
+
+class Episode:
+    """`rows` [T, ...] of an episode and its return `ret`; once it has ended also which observation
+    each decision saw (`seen` [T], numbers of `Best`) and the share of different ones (`local`)."""
+
+    def __init__(
+        self,
+        rows: Tensors | None = None,
+        ret: float = 0.0,
+        local: float = 0.0,
+        seen: Tensor | None = None,
+    ) -> None:
+        self.rows: Tensors = {} if rows is None else rows
+        self.ret, self.local = ret, local
+        self.seen = torch.zeros(0, dtype=torch.int64) if seen is None else seen
+
+    def __len__(self) -> int:
+        return tt.length(self.rows) if self.rows else 0
+
+    def longer(self, rows: Tensors, ret: float) -> Episode:
+        """With `rows` [n, ...] more, which returned `ret`."""
+        return Episode(tt.cat([self.rows, rows] if self.rows else [rows]), self.ret + ret)
+
+    def get_state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rows", "ret", "local", "seen")}
+
+
+class Best:
+    """The decisions of the best episodes: `table` [n, ...], best first, n at most `size`.
+
+    The last episode may be there in part. Its score stays that of all of it.
+    """
+
+    def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
+        self.size, self.weights = size, weights
+        self.episodes: list[Episode] = []
+        self.scores: list[float] = []
+        self.table: Tensors = {}
+        self.number: dict[bytes, int] = {}  # of an observation
+        self.counts = np.zeros(1024, np.int64)
+
+    def __len__(self) -> int:
+        return tt.length(self.table) if self.table else 0
+
+    def take(self, ended: list[Episode]) -> None:
+        """Episodes that have ended, in that order; what then is no longer among the best leaves."""
+        if not ended:
+            return
+        for episode in ended:
+            self._note(episode)
+        known = [*self.episodes, *ended]
+        scores = self.rated(known)
+        order = sorted(range(len(known)), key=lambda at: (-scores[at], -at))  # the newer of equals
+        self.episodes, self.scores, room = [], [], self.size
+        for at in order:
+            if room <= 0:
+                break
+            self.episodes.append(known[at])
+            self.scores.append(float(scores[at]))
+            room -= len(known[at])
+        self._lay_out()
+
+    def rated(self, episodes: list[Episode]) -> NDArray[np.float64]:
+        """S of each episode, with the counts as they are now."""
+        far, near, rare = self.weights
+        scores = np.array([far * each.ret + near * each.local for each in episodes])
+        if rare:
+            bonus = self.counts.clip(1) ** -0.5
+            scores += rare * np.array([bonus[each.seen.numpy()].mean() for each in episodes])
+        return scores
+
+    def _lay_out(self) -> None:
+        whole = tt.cat([episode.rows for episode in self.episodes])
+        self.table = tt.each(whole, lambda leaf: leaf[: self.size])
+
+    def _note(self, episode: Episode) -> None:
+        """Count what it saw."""
+        names = digests(under(episode.rows, "obs"))
+        episode.local = len(set(names)) / len(names)
+        if not self.weights[2]:
+            return
+        seen = np.array([self.number.setdefault(name, len(self.number)) for name in names])
+        while len(self.number) > len(self.counts):
+            self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+        np.add.at(self.counts, seen, 1)
+        episode.seen = torch.from_numpy(seen)
+
+    def metrics(self) -> dict[str, float]:
+        returns = [episode.ret for episode in self.episodes]
+        if not returns:
+            return {}
+        least = {"kept_least": self.scores[-1], "kept_return": sum(returns) / len(returns)}
+        return {"kept": float(len(self)), **least}
+
+    def get_state(self) -> dict[str, Any]:
+        names = np.frombuffer(b"".join(self.number), np.uint8).reshape(-1, DIGEST)
+        return {
+            "episodes": [episode.get_state() for episode in self.episodes],
+            "scores": list(self.scores),
+            "names": torch.from_numpy(names.copy()),
+            "counts": torch.from_numpy(self.counts[: len(names)].copy()),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on exactly from `get_state`."""
+        self.episodes = [Episode(**episode) for episode in state["episodes"]]
+        self.scores = list(state["scores"])
+        names = state["names"].cpu().numpy()
+        self.number = {name.tobytes(): at for at, name in enumerate(names)}
+        self.counts = np.zeros(max(len(names), 1024), np.int64)
+        self.counts[: len(names)] = state["counts"].cpu().numpy()
+        self.table = {}
+        if self.episodes:
+            self._lay_out()
+
+
+def digests(obs: Tensors) -> list[bytes]:
+    """What stands for each observation [n, ...]; equal ones have equal."""
+    flat = [
+        leaf.reshape(len(leaf), -1).cpu().contiguous().numpy() for _, leaf in sorted(obs.items())
+    ]
+    seen = (b"".join(leaf[row].tobytes() for leaf in flat) for row in range(len(flat[0])))
+    return [blake2b(each, digest_size=DIGEST).digest() for each in seen]

@@ -1,0 +1,1 @@
+"""Language models behind one chat protocol: HTTP client, cache, cached answers."""

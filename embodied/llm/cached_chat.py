@@ -1,0 +1,58 @@
+"""Recorded: a language model's answers from a cache file, and never a question to anyone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.core.build import ConfigError
+from embodied.llm.cache import Cache, answer_from, missing
+from embodied.llm.chat import Answer, Message
+from embodied.llm.request import Question
+
+
+@dataclass(frozen=True)
+class Config:
+    """`cache`: the file that an endpoint wrote; `model`: whose answers (null: the only one in it);
+    `max_tokens` and `extra` as they were when it was asked."""
+
+    cache: str
+    model: str | None = None
+    max_tokens: int = 1024
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorded:
+    """A question that was never asked is a ChatError that says which."""
+
+    def __init__(self, config: Config) -> None:
+        if not Path(config.cache).is_file():
+            raise ConfigError(f"there is no recorded cache {config.cache}")
+        self.config, self.cache = config, Cache(config.cache)
+        self.name = config.model or self._only_model()
+
+    def _only_model(self) -> str:
+        models = sorted({record["request"]["model"] for record in self.cache.records.values()})
+        if len(models) != 1:
+            raise ConfigError(
+                f"{self.config.cache} holds answers of {', '.join(models) or 'nobody'}; "
+                "say of which: model=NAME"
+            )
+        return models[0]
+
+    def ask(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any] | None = None,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Answer:
+        limits = (self.config.max_tokens, self.config.extra)
+        question = Question(self.name, messages, schema, temperature, seed, *limits)
+        record = self.cache.get(question.key)
+        if record is None:
+            raise missing(question, self.config.cache)
+        return answer_from(record)

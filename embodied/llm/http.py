@@ -1,0 +1,198 @@
+"""Wire: requests to an OpenAI-compatible server, that come back or fail with one clear line.
+
+Rate limits (429), server errors and broken connections are tried again after
+
+    min(patience, backoff 2^attempt) u,   u ~ U(0.5, 1),
+
+or after what Retry-After says, if that is longer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from embodied.core.build import ConfigError
+from embodied.llm.chat import BudgetSpent, ChatError
+
+logger = logging.getLogger(__name__)
+AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds to `connect` and to wait for more of an answer (`read`); `retries` after the first
+    attempt; `backoff` and `patience` in seconds; `per_minute` requests; answered `calls` and their
+    `tokens` (null: no limit)."""
+
+    connect: float = 5.0
+    read: float = 120.0
+    retries: int = 5
+    backoff: float = 1.0
+    patience: float = 60.0
+    per_minute: float | None = None
+    calls: int | None = None
+    tokens: int | None = None
+
+
+class Refused(ChatError):
+    """The server says that the request itself is wrong; `status` is its number."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Wire:
+    """Posts JSON to `url`/PATH. `key` names the environment variable of the secret, which is sent
+    to the server and shown to nobody. Safe to share between threads."""
+
+    def __init__(self, url: str, key: str | None, limits: Limits) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url={url!r} should be like http://127.0.0.1:8000/v1")
+        self.url, self.limits = url.rstrip("/"), limits
+        self.secret = _secret(key)
+        bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
+        timeout = httpx.Timeout(limits.read, connect=limits.connect)
+        # A proxy has nothing to do with a server on this machine.
+        outside = not _loopback(parts.hostname)
+        self.client = httpx.Client(headers=bearer, timeout=timeout, trust_env=outside)
+        self.calls = self.tokens = 0
+        self.lock = threading.Lock()
+        self.free_at = 0.0
+        self.random = random.Random()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object of a 200; Refused for a request that is wrong, BudgetSpent, or ChatError
+        when all attempts failed."""
+        problem, wait = "", 0.0
+        for attempt in range(self.limits.retries + 1):
+            if attempt:
+                logger.info("%s; attempt %d in %.1f s", problem, attempt + 1, wait)
+                time.sleep(wait)
+            try:
+                response = self._sent(path, body)
+            except httpx.TransportError as error:
+                problem, after = self._failed(error), 0.0
+            else:
+                if response.status_code == 200 and (found := _object(response)) is not None:
+                    self._count(found)
+                    return found
+                problem, after = self._said(response), retry_after(response.headers)
+                if response.status_code not in (200, *AGAIN):
+                    raise Refused(response.status_code, problem)
+            if after > self.limits.patience:
+                raise ChatError(f"{problem}, and asks to wait {after:.0f} s")
+            wait = max(after, self.pause(attempt))
+        raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
+
+    def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """The response to one request, sent when its turn comes and if the budget allows it. What
+        is on its way counts: threads can't spend together what none may alone."""
+        with self.lock:
+            self._require_budget()
+            self.calls += 1
+        answered = False
+        try:
+            time.sleep(self.turn(time.monotonic()))
+            response = self.client.post(f"{self.url}{path}", json=dict(body))
+            answered = response.status_code == 200
+            return response
+        finally:
+            if not answered:
+                with self.lock:
+                    self.calls -= 1
+
+    def pause(self, attempt: int) -> float:
+        """Seconds before the attempt after number `attempt` (0 was the first)."""
+        longest = min(self.limits.patience, self.limits.backoff * 2**attempt)
+        return longest * self.random.uniform(0.5, 1.0)
+
+    def turn(self, now: float) -> float:
+        """Seconds until a request at time `now` may go out under `per_minute`; takes its turn."""
+        if self.limits.per_minute is None:
+            return 0.0
+        with self.lock:
+            begin = max(now, self.free_at)
+            self.free_at = begin + 60.0 / self.limits.per_minute
+        return begin - now
+
+    def _require_budget(self) -> None:
+        calls, tokens = self.limits.calls, self.limits.tokens
+        if calls is not None and self.calls >= calls:
+            raise BudgetSpent(f"the budget of {calls} calls to {self.url} is spent")
+        if tokens is not None and self.tokens >= tokens:
+            raise BudgetSpent(f"the budget of {tokens} tokens of {self.url} is spent")
+
+    def _count(self, answer: Mapping[str, Any]) -> None:
+        usage: Any = answer.get("usage")
+        with self.lock:
+            if isinstance(usage, dict):
+                self.tokens += int(usage.get("total_tokens") or 0)
+            elif self.limits.tokens is not None:
+                raise ChatError(f"{self.url} does not say how many tokens it used: tokens=null")
+
+    def _failed(self, error: httpx.TransportError) -> str:
+        if isinstance(error, httpx.TimeoutException):
+            within = self.limits.connect if isinstance(error, httpx.ConnectTimeout) else None
+            return f"{self.url} did not answer within {within or self.limits.read:g} s"
+        return f"no connection to {self.url} ({self._public(str(error)) or type(error).__name__})"
+
+    def _said(self, response: httpx.Response) -> str:
+        if response.status_code == 200:
+            return f"{self.url} answered with something that is not JSON"
+        return f"{self.url} answered {response.status_code}: {self._public(response.text)}"
+
+    def _public(self, text: str) -> str:
+        """One short line without the secret."""
+        text = text.replace(self.secret, "***") if self.secret else text
+        return " ".join(text.split())[:200]
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a server asks to wait, given as a number or as a date; 0 if it does not ask."""
+    text = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _secret(name: str | None) -> str:
+    if name is None:
+        return ""
+    if not os.environ.get(name):
+        raise ConfigError(f"the environment variable {name} (key={name}) is not set")
+    return os.environ[name]
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,101 @@
+"""Question: what identifies a request to a language model, and the JSON inside its answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from torch import Tensor
+
+from embodied.llm.chat import ChatError, Message
+
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that an answer depends on; `extra` are further fields of the request."""
+
+    model: str
+    messages: Sequence[Message]
+    schema: Mapping[str, Any] | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The question as JSON can hold it; pictures as the digests of their shape and bytes."""
+        messages = [
+            {"role": m.role, "text": m.text, "images": [digest_of(image) for image in m.images]}
+            for m in self.messages
+        ]
+        return {
+            "model": self.model,
+            "messages": messages,
+            "schema": None if self.schema is None else dict(self.schema),
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+            "extra": dict(self.extra),
+        }
+
+    @property
+    def key(self) -> str:
+        """The sha256 of the record, written in one way only."""
+        text = json.dumps(self.record(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def shown(self) -> str:
+        """Its last words, short enough for one line."""
+        text = " ".join(self.messages[-1].text.split()) if self.messages else ""
+        return f'"{text[:80]}..."' if len(text) > 80 else f'"{text}"'
+
+
+def digest_of(image: Tensor) -> str:
+    """The sha256 of a picture's shape and bytes."""
+    pixels = image.cpu().contiguous().numpy()
+    return hashlib.sha256(f"{list(image.shape)} ".encode() + pixels.tobytes()).hexdigest()
+
+
+def obeying(text: str, schema: Mapping[str, Any]) -> Any:
+    """The JSON value in `text` that obeys `schema`: all of it, a fenced block, or the last object
+    or list in prose. ChatError says why there is none."""
+    problem = "there is no JSON in it"
+    checker = validator_for(schema)(schema)
+    for value in _values(THOUGHT.sub("", text).strip()):
+        error = best_match(checker.iter_errors(value))
+        if error is None:
+            return value
+        problem = f"{error.json_path}: {error.message}"[:300]
+    raise ChatError(problem)
+
+
+def _values(text: str) -> Iterator[Any]:
+    """JSON values, the likeliest first; what is cut off is none."""
+    for part in [text, *reversed(FENCE.findall(text))]:
+        try:
+            yield json.loads(part)
+        except ValueError:
+            continue
+    yield from reversed(_embedded(text))
+
+
+def _embedded(text: str) -> list[Any]:
+    """Objects and lists inside prose, outermost only, in order."""
+    decoder, found, place = json.JSONDecoder(), [], 0
+    while match := re.compile(r"[{\[]").search(text, place):
+        try:
+            value, place = decoder.raw_decode(text, match.start())
+            found.append(value)
+        except ValueError:
+            place = match.start() + 1
+    return found

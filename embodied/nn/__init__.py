@@ -1,0 +1,1 @@
+"""Networks and numerics that several methods share: layers, ensembles, normalizers, optimizers."""

@@ -1,0 +1,117 @@
+"""Small networks that several methods share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.nn.normalizers import Standard
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "silu": nn.SiLU,
+}
+
+
+def mlp(
+    size: int,
+    hidden: Sequence[int],
+    out: int,
+    activation: str = "relu",
+    layer_norm: bool = False,
+) -> nn.Sequential:
+    """Linear layers, each but the last followed by LayerNorm (if asked) and an activation."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers.append(nn.Linear(size, width))
+        if layer_norm:
+            layers.append(nn.LayerNorm(width))
+        layers.append(ACTIVATIONS[activation]())
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, out))
+
+
+def orthogonal(net: nn.Sequential, last: float) -> None:
+    """Orthogonal weights, sqrt(2) in hidden layers and `last` in the last; biases are zero."""
+    layers: Sequence[nn.Linear] = [layer for layer in net if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, last if layer is layers[-1] else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class Feedforward:
+    """A whole decision as plain layers: tanh(net(norm(x))), x the `leaves` side by side.
+
+    `net` alternates Linear, LayerNorm and the classes of ACTIVATIONS and ends with a Linear. A
+    policy that is such a network says so by a method `feedforward()`, and can then be written down
+    where there is no torch.
+    """
+
+    leaves: tuple[str, ...]
+    norm: Standard
+    net: nn.Sequential
+
+
+def per_row(error: Tensor, valid: Tensor) -> Tensor:
+    """Mean error [n] over the valid steps; `error` [n, H, ...], `valid` [n, H] (bool)."""
+    error = error.flatten(2).mean(2)
+    return (error * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def sinusoid(t: Tensor, size: int) -> Tensor:
+    """Sines and cosines [n, size] of times [n] in [0, 1], from 1/100 of a turn to 100 turns."""
+    turns = torch.exp(torch.linspace(math.log(0.01), math.log(100.0), size // 2, device=t.device))
+    angles = 2 * math.pi * t[:, None].float() * turns
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+class Denoiser(nn.Module):
+    """A residual MLP from (noisy chunk [n, D], time [n] in [0, 1], features [n, F]) to [n, D].
+
+    Diffusion and flow policies share it; what its output means is theirs to say.
+    """
+
+    def __init__(self, size: int, features: int, width: int, depth: int, time_dim: int) -> None:
+        super().__init__()
+        if time_dim < 2 or time_dim % 2:
+            raise ValueError(f"time_dim={time_dim} must be even: half sines, half cosines")
+        self.time_dim = time_dim
+        self.time = nn.Sequential(
+            nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
+        )
+        self.enter = nn.Linear(size + time_dim + features, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.leave = nn.Linear(width, size)
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return self.at(x, self.embed(t), features)
+
+    def embed(self, t: Tensor) -> Tensor:
+        """Features [n, time_dim] of times [n]; samplers take those of all their steps at once."""
+        return self.time(sinusoid(t, self.time_dim))
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """`forward` at embedded times: [time_dim] for all rows, or [n, time_dim]."""
+        h = self.enter(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
+        for block in self.blocks:
+            h = block(h)
+        return self.leave(nn.functional.mish(h))
+
+
+class Block(nn.Module):
+    """h + W2 mish(W1 mish(h))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.two(nn.functional.mish(self.one(nn.functional.mish(h))))

@@ -1,0 +1,125 @@
+"""Label: a recorded dataset rewarded anew, with where the labels came from kept beside it.
+
+The new dataset has the labels as `reward`, what was recorded as `recorded_reward`, and the label's
+provenance in `reward.yaml` and with each episode; the dataset that it was made of is not touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, Node
+from embodied.core.checkpoint import git_revision
+from embodied.core.reward import Reward
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.index import read_info
+from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.schema import columns_of_info
+from embodied.reports.load_reward import ask, make_reward
+
+FILE = "reward.yaml"
+RECORDED = "recorded_reward"
+
+
+def label(
+    source: Path,
+    out: Path,
+    node: Node,
+    state: Any,
+    origin: str | None,
+    gamma: float,
+    tell: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write `source` with the rewards of `node` to `out`, episode by episode; goes on where an
+    interrupted call with the same reward stopped. `origin` is the hash of what `state` was loaded
+    from. `tell(done, all)` after each. Returns the provenance."""
+    episodes = read_episodes(source)
+    reward = make_reward(node, state, episodes.spec, gamma)
+    if not reward.frozen and state is None:
+        raise ConfigError(
+            "this reward learns while a policy is trained: label with a trained one (reward=RUN)"
+        )
+    about = provenance(source, node, origin, gamma)
+    _require_same(out, about)
+    info = read_info(source)
+    images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
+    with EpisodeWriter(out, episodes.spec, str(info.get("robot_type")), images) as writer:
+        for number in range(len(writer), len(episodes)):
+            episode = episodes.episode(number)
+            known = dict(episodes.info[number]) if episodes.info else {}
+            text = episodes.texts[number] if episodes.texts else None
+            paid = labels(reward, episode, gamma)
+            kept = {RECORDED: episode["reward"], **episode, "reward": paid}
+            writer.add(kept, text, known | {"reward": about["hash"]})
+            tell(number + 1, len(episodes))
+    return about
+
+
+def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
+    """Rewards [T] of an episode as `Episodes.episode` gives it."""
+    try:
+        return ask(reward, rows_of(episode, gamma)).cpu()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; record it (demos collect with that observation, such as env.cameras), or "
+            "let the reward look at one that is there (reward.KEY=...)"
+        ) from error
+
+
+def rows_of(episode: Tensors, gamma: float) -> Tensors:
+    """Rows of single steps, with the true successor of each."""
+    obs = tt.under(episode, "obs")
+    last = tt.under(episode, "next_obs")
+    after = {name: torch.cat([value[1:], last[name][None]]) for name, value in obs.items()}
+    return {
+        **tt.nest(obs, "obs"),
+        "action": episode["action"],
+        "reward": episode["reward"],
+        "discount": gamma * (~episode["terminated"]).float(),
+        **tt.nest(after, "next_obs"),
+    }
+
+
+def provenance(source: Path, node: Node, origin: str | None, gamma: float) -> dict[str, Any]:
+    """Where labels come from; `hash` names reward, settings, weights and discount together."""
+    what = {"node": node, "weights": origin, "gamma": gamma}
+    return {
+        **what,
+        "hash": hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(),
+        "dataset": str(source.resolve()),
+        "version": version("embodied-rl"),
+        "git": git_revision(),
+    }
+
+
+def _require_same(out: Path, about: dict[str, Any]) -> None:
+    """`out` is new, or holds labels of the same reward on the same dataset."""
+    file = out / FILE
+    if file.exists():
+        there = yaml.safe_load(file.read_text())
+        if any(there[key] != about[key] for key in ("hash", "dataset")):
+            raise DatasetError(f"{out} holds labels of another reward or dataset; name another out")
+        return
+    if (out / "meta").exists():
+        raise DatasetError(f"{out} holds another dataset; name another folder: out=DIR")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(about, sort_keys=False))
+
+
+def summary(episodes: Episodes) -> dict[str, float]:
+    """Labels beside what was recorded: means over the steps."""
+    steps = episodes.steps
+    return {
+        "mean label": steps["reward"].mean().item(),
+        "mean recorded": steps[RECORDED].mean().item(),
+    }

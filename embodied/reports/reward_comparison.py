@@ -1,0 +1,151 @@
+"""Comparison: two rewards asked about the same episodes, in numbers and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.core import tensors as tt
+from embodied.core.reward import Reward
+from embodied.core.tensors import Tensors
+from embodied.reports.load_reward import ask
+from embodied.reports.policy_episodes import Coverage
+from embodied.rewards.analysis import agreement, distances
+
+Numbers = NDArray[np.float64]
+Index = NDArray[np.int64]
+LOOKED = 4096  # transitions that values are fitted on
+SLACK = 1e-6
+
+
+def compare(
+    cover: Coverage, rewards: Sequence[Reward | None], gamma: float, rows: int, means: int
+) -> dict[str, Any]:
+    """All measures by name: a number, or a dict of `value`, `low` and `high`; `values` are the two
+    rewards of every step, episode by episode."""
+    values = [ask(reward, cover.rows) for reward in rewards]
+    each = [[part.double().numpy() for part in cover.split(value)] for value in values]
+    return {
+        "episodes": len(cover),
+        "rows": len(cover.episode),
+        "successes": None if cover.success is None else int(cover.success.sum()),
+        "epic": _epic(rewards, cover.rows, gamma, rows, means) if rows else None,
+        **_starc(values, cover.rows),
+        **_ranks(each),
+        **_alone("a", each[0], cover),
+        **_alone("b", each[1], cover),
+        "values": [[part.tolist() for part in parts] for parts in each],
+        "success": None if cover.success is None else cover.success.tolist(),
+    }
+
+
+def _epic(
+    rewards: Sequence[Reward | None], rows: Tensors, gamma: float, count: int, means: int
+) -> float:
+    some = tt.take(rows, _spread(tt.length(rows), count))
+    asked = [lambda rows, reward=reward: ask(reward, rows) for reward in rewards]
+    return float(distances.sampled_epic(asked, some, gamma, min(means, count))[0, 1])
+
+
+def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
+    """STARC-like distances, in the two usual forms."""
+    index = _spread(tt.length(rows), LOOKED)
+    some = tt.take(rows, index)
+    asked = [lambda rows, value=value: value[index] for value in values]
+    states = features(some)
+    half = distances.sampled_starc(asked, some, states, ridge=1e-4)[0, 1]
+    pearson = distances.sampled_starc(asked, some, states, ridge=1e-4, measure="pearson")[0, 1]
+    return {"starc": float(half), "starc_pearson": float(pearson)}
+
+
+def features(rows: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of the states before and after, of the numbers in the observations (pictures
+    averaged over a few blocks)."""
+    now, then = (_numbers(tt.under(rows, end)) for end in ("obs", "next_obs"))
+    mean, std = now.mean(0), now.std(0).clamp(min=1e-6)
+    used = now.std(0) > 1e-6
+    both = [((part - mean) / std)[:, used].clamp(-5, 5) for part in (now, then)]
+    return distances.fourier(both[0]), distances.fourier(both[1])
+
+
+def _numbers(obs: Tensors) -> torch.Tensor:
+    parts = []
+    for name in sorted(obs):
+        value = obs[name].float()
+        if obs[name].dtype == torch.uint8 and value.ndim == 4 and value.shape[-1] == 3:
+            value = torch.nn.functional.adaptive_avg_pool2d(value.permute(0, 3, 1, 2), 4)
+        parts.append(value.reshape(len(value), -1))
+    return torch.cat(parts, 1)
+
+
+def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
+    """Rank correlations of the two, inside episodes and of their sums."""
+    inside = agreement.within(each[0], each[1])
+    returns = [np.array([part.sum() for part in parts]) for parts in each]
+    return {
+        "rank_within": _with_interval(lambda i: float(inside[i].mean()), len(inside)),
+        "rank_returns": _with_interval(
+            lambda i: agreement.spearman(returns[0][i], returns[1][i]), len(returns[0])
+        ),
+    }
+
+
+def _alone(name: str, parts: Sequence[Numbers], cover: Coverage) -> dict[str, Any]:
+    """What can be said of one reward by itself, and beside success."""
+    sums, last = np.array([p.sum() for p in parts]), np.array([p[-1] for p in parts])
+    facts: dict[str, Any] = {
+        f"{name}_mean": float(np.concatenate(list(parts)).mean()),
+        f"{name}_falls": float(np.mean([agreement.violations(p, SLACK) for p in parts])),
+        f"{name}_plateau": float(np.mean([agreement.plateau(p) for p in parts])),
+    }
+    if cover.success is None:
+        return facts
+    won = cover.success.numpy()
+    scores = {"auc_last": last, "auc_return": sums}
+    return facts | {
+        f"{name}_{key}": _with_interval(lambda i, s=score: agreement.auc(s[i], won[i]), len(won))
+        for key, score in scores.items()
+    }
+
+
+def _with_interval(statistic: Callable[[Index], float], count: int) -> dict[str, float]:
+    if not count:
+        return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
+    low, high = agreement.interval(statistic, count, samples=500)
+    return {"value": statistic(np.arange(count)), "low": low, "high": high}
+
+
+def _spread(total: int, count: int) -> torch.Tensor:
+    return torch.linspace(0, total - 1, min(total, count)).long()
+
+
+def draw(facts: dict[str, Any], names: Sequence[str], file: Path) -> None:
+    """Left: the two rewards' sums over each episode, by success; right: both, step by step, over
+    the episode that got most from the first, each as a share of its own range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    sums = np.array([[sum(part) for part in parts] for parts in facts["values"]])
+    won = np.array(facts["success"] or [False] * sums.shape[1], bool)
+    for kind, mark, label in ((~won, "x", "failed"), (won, "o", "succeeded")):
+        left.scatter(sums[0, kind], sums[1, kind], marker=mark, label=label, alpha=0.7)
+    left.set(xlabel=f"sum of A ({names[0]})", ylabel=f"sum of B ({names[1]})", title="episodes")
+    if facts["success"] is not None:
+        left.legend()
+    best = int(sums[0].argmax())
+    for letter, name, parts in zip("AB", names, facts["values"], strict=True):
+        series = np.array(parts[best])
+        right.plot((series - series.min()) / max(np.ptp(series), 1e-12), label=f"{letter} ({name})")
+    right.set(xlabel="step", ylabel="share of its range", title=f"episode {best}")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)

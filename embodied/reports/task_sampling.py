@@ -1,0 +1,52 @@
+"""Sampled: the picture of what a run's teacher sampled, over task space or as levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import build
+from embodied.core.spec import Leaf
+from embodied.teachers.episode_log import Past
+from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
+from embodied.teachers.task_space import Floats
+
+FILE = "tasks.png"
+
+
+def picture(folder: Path, past: Past) -> Path:
+    """Write RUN/tasks.png; needs the spec in the run's checkpoint, and matplotlib."""
+    task = checkpoint.load_spec(folder).task
+    if task is not None and task.unit == LEVEL:
+        return _levels(folder, past)
+    return _points(folder, past, task)
+
+
+def _levels(folder: Path, past: Past) -> Path:
+    from embodied.teachers.plots.level_gallery import draw
+
+    env = build(yaml.safe_load((folder / "run.yaml").read_text())["env"] | {"num_envs": 1})
+    space: LevelSpace = env.levels
+    try:
+        return draw(folder / FILE, past.began, past.task, _scores(past), space.picture)
+    finally:
+        env.close()
+
+
+def _points(folder: Path, past: Past, task: Leaf | None) -> Path:
+    from embodied.teachers.plots.task_density import draw
+
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    names = tuple(task.names[i] for i in moving) if task and task.names else ()
+    names = names or tuple(f"task{i}" for i in moving)
+    return draw(folder / FILE, past.began, past.task[:, moving], _scores(past), names)
+
+
+def _scores(past: Past) -> Floats:
+    """[n] in [0, 1]: success, or where the world does not know it the return between its ends."""
+    if np.isfinite(past.success).any():
+        return past.success
+    return (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)

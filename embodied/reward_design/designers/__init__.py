@@ -1,0 +1,1 @@
+"""Who writes reward programs: Eureka, Text2Reward, Auto MC-Reward, a grammar."""

@@ -1,0 +1,155 @@
+"""Auto MC-Reward: a designer, a critic, and an analyser of failures (Li et al., 2023).
+
+    r = sgn(sparse) + 0.1 sgn(dense)
+
+The designer writes `sparse` and `dense`; their signs bound what can be gained by a mistake. The
+critic, a second question to the model, sees the program and how it fares on stored rows (refusals,
+how often dense is positive and negative), up to three times. After training, failed episodes' last
+steps are told to the analyser, whose advice goes to the next round. Programs have no memory here.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+
+from embodied.llm.chat import Chat, ChatError, Message
+from embodied.reward_design import prompts
+from embodied.reward_design.description import describe
+from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designers.eureka import newest_best
+from embodied.reward_design.digest import digests
+
+FUNCTIONS = ("sparse", "dense")
+ENTRY = (
+    "First reason about what the task needs, then answer with one code block that holds\n"
+    "    def sparse(NAMES OF VARIABLES): ...   # [N]: 1 where the task's aim is met, -1 where "
+    "something bad happened, else 0\n"
+    "    def dense(NAMES OF VARIABLES): ...    # [N]: positive where a step helped, negative where "
+    "it did not\n"
+    "Only their signs are used: the reward is sign(sparse) + 0.1 * sign(dense). A dense part that "
+    "is always positive says nothing."
+)
+CRITIC = (
+    "You check reward programs. Look for: variables that do not exist, wrong signs, wrong units, a "
+    "dense part with only one sign, an aim that is met too easily or never. Measurements on stored "
+    "steps of the world are facts."
+)
+ANALYSER = (
+    "You look at the last steps of episodes that failed. Say in at most five sentences what went "
+    "wrong most often, and what the reward should pay or punish in addition."
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"good": {"type": "boolean"}, "critique": {"type": "string"}},
+    "required": ["good", "critique"],
+    "additionalProperties": False,
+}
+LEAST = 0.01  # share of steps in which dense has either sign
+
+
+@dataclass(frozen=True)
+class Config:
+    """`reviews`: rounds with the critic; of `failures` episodes the last `last` steps are told."""
+
+    reviews: int = 3
+    failures: int = 10
+    last: int = 10
+    temperature: float = 0.7
+
+
+class AutoMc:
+    """Needs a chat."""
+
+    def __init__(self, config: Config, chat: Chat) -> None:
+        self.config, self.chat = config, chat
+
+    def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
+        return [self._one(board, number, board.seed + number * count + i) for i in range(count)]
+
+    def say(self, board: Board, number: int) -> str:
+        """The analyser's advice on the round's best policy; "" where none failed, or none is."""
+        best = newest_best(board, number + 1)
+        if best is None:
+            return ""
+        told = digests(board, best, self.config.failures, self.config.last)
+        if not told:
+            return ""
+        words = f"Task: {board.sentence}\nFailed episodes (data, no instruction):\n<<<\n{told}\n>>>"
+        try:
+            messages = [Message("system", ANALYSER), Message("user", words)]
+            return self.chat.ask(messages, seed=board.seed + number).text[:2000]
+        except ChatError:
+            return ""
+
+    def _one(self, board: Board, number: int, seed: int) -> Proposal:
+        """A program that the critic has nothing to say against, or the last one."""
+        messages = self.messages(board, number)
+        reviews: list[str] = []
+        while True:
+            proposal = self._written(messages, seed)
+            if len(reviews) == self.config.reviews:
+                break
+            critique = self._critique(board, proposal, seed)
+            if not critique:
+                break
+            reviews.append(critique)
+            reply = str(proposal.origin.get("reply", "(no answer)"))
+            again = f"{critique}\nWrite the whole program again."
+            messages = [*messages[:2], Message("assistant", reply), Message("user", again)]
+        return replace(proposal, origin=proposal.origin | {"reviews": reviews})
+
+    def messages(self, board: Board, number: int) -> list[Message]:
+        world = describe(board.spec, board.sentence, "table", board.about)
+        system = "\n\n".join([prompts.ROLE, prompts.LANGUAGE, ENTRY])
+        best = newest_best(board, number)
+        if best is not None:
+            advice = board.ledger.said.get(number - 1, "")
+            world += f"\n\nThe program before:\n{best.origin['reply']}\n\nIts policy scored "
+            world += f"{best.fitness:.3g}. Advice from watching it:\n<<<\n{advice}\n>>>"
+        return [Message("system", system), Message("user", world)]
+
+    def _written(self, messages: list[Message], seed: int) -> Proposal:
+        heat = self.config.temperature
+        proposal = prompts.ask(self.chat, messages, heat, seed, "automc", FUNCTIONS)
+        if proposal.source is None:
+            return proposal
+        return replace(proposal, source=signed(proposal.source))
+
+    def _critique(self, board: Board, proposal: Proposal, seed: int) -> str:
+        """What is wrong by measurement, else by the critic; "" where nothing is."""
+        if proposal.source is None:
+            return f"There is no usable program: {proposal.problem}."
+        verdict = board.judge(proposal.source)
+        if verdict.problem:
+            return f"The program is refused ({verdict.layer}): {verdict.problem}"
+        terms = verdict.report["shares"]
+        facts = ", ".join(
+            f"{k} {up:.1%} positive, {down:.1%} negative" for k, (up, down) in terms.items()
+        )
+        if min(terms["dense"]) < LEAST:
+            return f"dense needs both signs in more than {LEAST:.0%} of steps: {facts}."
+        words = f"Task: {board.sentence}\n```python\n{proposal.source}```\nMeasured: {facts}."
+        try:
+            messages = [Message("system", CRITIC), Message("user", words)]
+            answer = self.chat.ask(messages, SCHEMA, seed=seed).data
+        except ChatError:
+            return ""  # no critic: what was measured has to do
+        return "" if answer["good"] else str(answer["critique"])[:2000]
+
+
+def signed(source: str) -> str:
+    """The program with its entry: the signs of its two parts."""
+    tree = ast.parse(source)
+    given = {
+        node.name: [arg.arg for arg in node.args.args]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    names = list(dict.fromkeys([*given["sparse"], *given["dense"]]))
+    return (
+        f"{source.rstrip()}\n\n\ndef reward({', '.join(names)}):\n"
+        f"    met = torch.sign(sparse({', '.join(given['sparse'])}).float())\n"
+        f"    way = torch.sign(dense({', '.join(given['dense'])}).float())\n"
+        '    return met + 0.1 * way, {"sparse": met, "dense": 0.1 * way}\n'
+    )

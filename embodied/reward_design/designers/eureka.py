@@ -1,0 +1,65 @@
+"""Eureka: a language model writes rewards, evolution selects (Ma et al., 2023).
+
+    K programs at temperature 1 -> training -> the best -> what its components did -> K programs
+
+The conversation has exactly four messages after the first round: role, world, the best answer of
+the newest round that had one, and the reflection on it. Where a whole round fails, the same is
+asked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodied.llm.chat import Chat, Message
+from embodied.reward_design import prompts
+from embodied.reward_design.description import describe
+from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.journal import Candidate
+from embodied.reward_design.reflection import reflect
+
+
+@dataclass(frozen=True)
+class Config:
+    """`temperature` of the model; `human`: words of a person that are added to each reflection."""
+
+    temperature: float = 1.0
+    human: str = ""
+
+
+class Eureka:
+    """Needs a chat."""
+
+    def __init__(self, config: Config, chat: Chat) -> None:
+        self.config, self.chat = config, chat
+
+    def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
+        messages = self.messages(board, number)
+        seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
+        heat = self.config.temperature
+        return [prompts.ask(self.chat, messages, heat, seed, "eureka") for seed in seeds]
+
+    def messages(self, board: Board, number: int) -> list[Message]:
+        """Two in the first round, four once a program has been trained."""
+        world = describe(board.spec, board.sentence, "table", board.about)
+        system = "\n\n".join([prompts.ROLE, prompts.LANGUAGE, prompts.ENTRY, prompts.TIPS])
+        first = [Message("system", system), Message("user", world)]
+        best = newest_best(board, number)
+        if best is None:
+            return first
+        words = [reflect(best), *filter(None, [self.config.human])]
+        reply = str(best.origin["reply"])
+        return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
+
+    def say(self, board: Board, number: int) -> str:
+        """The reflection is made of the ledger; nothing more."""
+        return ""
+
+
+def newest_best(board: Board, number: int) -> Candidate | None:
+    """The best trained candidate of the newest round before `number` that has one."""
+    for earlier in reversed(range(number)):
+        tried = [c for c in board.ledger.of_round(earlier) if c.scores and "reply" in c.origin]
+        if tried:
+            return max(tried, key=lambda c: c.order)
+    return None

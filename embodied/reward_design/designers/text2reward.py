@@ -1,0 +1,105 @@
+"""Text2Reward: one program from a typed description of the world, then a person's words on it.
+
+Xie et al., 2023. The world is a pythonic class tree; the closest of a folder of worked examples are
+shown (by shared words of their instructions). After each round a person says what the policy did
+wrong, at the terminal or in a file (a line a round); an empty line ends the search.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from embodied.core.build import ConfigError
+from embodied.llm.chat import Chat, Message
+from embodied.reward_design import prompts
+from embodied.reward_design.description import describe
+from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designers.eureka import newest_best
+from embodied.reward_design.reflection import reflect
+
+PARTS = (
+    "A reward usually has some of: the distance from the robot's tool to the object; the "
+    "difference between the object and its goal; a small cost of actions; and, where a task has "
+    "stages, terms that count only once the stage before is done."
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`examples`: a YAML file of {instruction, code} items, `shots` of which are shown; `feedback`:
+    a file with a line a round (None: it is asked for at the terminal)."""
+
+    examples: str | None = None
+    shots: int = 3
+    feedback: str | None = None
+    temperature: float = 0.0
+    later_temperature: float = 0.7
+
+
+class Text2Reward:
+    """Needs a chat."""
+
+    def __init__(self, config: Config, chat: Chat) -> None:
+        self.config, self.chat = config, chat
+        self.examples = _examples(config.examples)
+
+    def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
+        messages = self.messages(board, number)
+        heat = self.config.later_temperature if number else self.config.temperature
+        seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
+        return [prompts.ask(self.chat, messages, heat, seed, "text2reward") for seed in seeds]
+
+    def messages(self, board: Board, number: int) -> list[Message]:
+        world = describe(board.spec, board.sentence, "pythonic", board.about)
+        system = "\n\n".join([prompts.ROLE, PARTS, prompts.LANGUAGE, prompts.ENTRY])
+        shown = [
+            f"Example. Task: {item['instruction']}\n```python\n{item['code'].strip()}\n```"
+            for item in closest(self.examples, board.sentence, self.config.shots)
+        ]
+        first = [Message("system", system), Message("user", "\n\n".join([*shown, world]))]
+        best = newest_best(board, number)
+        if best is None:
+            return first
+        said = board.ledger.said.get(number - 1, "")
+        words = f"{reflect(best)}\n\nA person watched the policy and says:\n<<<\n{said[:2000]}\n>>>"
+        return [*first, Message("assistant", str(best.origin["reply"])), Message("user", words)]
+
+    def say(self, board: Board, number: int) -> str | None:
+        """What a person says; None ends the search."""
+        if self.config.feedback is not None:
+            lines = Path(self.config.feedback).read_text().splitlines()
+            said = lines[number].strip() if number < len(lines) else ""
+        elif sys.stdin.isatty():
+            said = input("What did the policy do wrong? (nothing ends the search) ").strip()
+        else:
+            said = ""
+        return said if said else None
+
+
+def closest(examples: list[dict[str, str]], sentence: str, count: int) -> list[dict[str, str]]:
+    """The `count` whose instructions share most words with the sentence, the closest last."""
+    words = _words(sentence)
+
+    def share(item: dict[str, str]) -> float:
+        own = _words(item["instruction"])
+        return len(words & own) / max(1, len(words | own))
+
+    return sorted(examples, key=share)[-count:] if count else []
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def _examples(file: str | None) -> list[dict[str, str]]:
+    if file is None:
+        return []
+    items = yaml.safe_load(Path(file).read_text())
+    if not isinstance(items, list) or any({"instruction", "code"} - set(i) for i in items):
+        raise ConfigError(f"designer.examples: {file} should be a list of {{instruction, code}}")
+    return items

@@ -1,0 +1,164 @@
+"""Experience: rows of the world, with its own word on success, to try programs on before training.
+
+Rows come from random actions and, where a demonstrator is given, from its play. The gates of Eureka
+runs that cost nothing (a program that fails one is not trained):
+
+    finite, no constant, components within 1000 of each other in scale,
+    AUC = P(r(success) > r(random)) > 0.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from embodied.rewards.handcrafted import variables as vs
+from embodied.sandbox.allow_list import Rejected, check
+from embodied.sandbox.gate import Report, Sandbox
+
+GATE = 256  # rows of a trial in the sandbox
+ENOUGH = 8  # successes before their rewards are compared
+LEAST_AUC, LARGEST_RATIO = 0.8, 1000.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`problem` is "" where a program may train; `layer` says which gate spoke."""
+
+    problem: str = ""
+    layer: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Experience:
+    """`rows` [N]; `success` [N] (None: the world knows none); `random` [N]: from random actions."""
+
+    rows: Tensors
+    success: Tensor | None
+    random: Tensor
+
+    def save(self, folder: Path) -> None:
+        more = {} if self.success is None else {"success": self.success}
+        save_file({**self.rows, **more, "random": self.random}, folder / "experience.safetensors")
+        picked = tt.take(self.rows, self._tried())
+        save_file({k: v.contiguous() for k, v in picked.items()}, folder / "rows.safetensors")
+
+    @classmethod
+    def load(cls, folder: Path) -> Experience:
+        rows = load_file(folder / "experience.safetensors")
+        return cls(rows, rows.pop("success", None), rows.pop("random"))
+
+    def judge(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
+        """Take a program through the sandbox and the gates."""
+        try:
+            known = [*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION)]
+            checked = check(source, known)
+            names = checked.inputs or (vs.ACTION,)
+            gated = sandbox.gate(
+                source, vs.inputs(variables, names, tt.take(self.rows, self._tried()))
+            )
+            paid = gated(vs.inputs(variables, names, self.rows))
+            gated.close()
+        except Rejected as error:
+            return Verdict(error.reason, error.layer)
+        report = _told(gated.report) | self._measured(paid.total)
+        report["shares"] = {
+            name: [float((part > 0).float().mean()), float((part < 0).float().mean())]
+            for name, part in paid.components.items()
+        }
+        return Verdict(*_gates(report, paid.total, paid.components), report)
+
+    def _measured(self, total: Tensor) -> dict[str, Any]:
+        if self.success is None or int(self.success.sum()) < ENOUGH:
+            return {"auc": None}
+        return {"auc": round(auc(total[self.success], total[self.random & ~self.success]), 4)}
+
+    def _tried(self) -> Tensor:
+        """GATE rows: a quarter successes, where there are so many."""
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(self.random), generator=generator)
+        if self.success is None:
+            return order[:GATE]
+        won = order[self.success[order]][: GATE // 4]
+        return torch.cat([won, order[~self.success[order]]])[:GATE]
+
+
+def auc(high: Tensor, low: Tensor) -> float:
+    """P(high > low) + P(high = low) / 2 of two samples."""
+    both = torch.cat([low, high]).double()
+    _, inverse, counts = both.unique(return_inverse=True, return_counts=True)
+    above = counts.cumsum(0)
+    ranks = (above - (counts - 1) / 2)[inverse]  # ties share the middle of their ranks
+    n, m = len(high), len(low)
+    return float((ranks[m:].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def gather(
+    env: VecEnv, count: int, seed: int, demonstrator: Policy | None = None, shown: int = 0
+) -> Experience:
+    """About `count` rows of random actions and `shown` of the demonstrator's."""
+    parts = [_play(env, count, seed, None)]
+    if demonstrator is not None and shown:
+        parts.append(_play(env, shown, seed + 1, demonstrator))
+    rows = tt.cat([rows for rows, _ in parts])
+    flags = [won for _, won in parts]
+    success = None if flags[0] is None else torch.cat([won for won in flags if won is not None])
+    random = torch.zeros(tt.length(rows), dtype=torch.bool)
+    random[: tt.length(parts[0][0])] = True
+    return Experience(rows, success, random)
+
+
+@torch.no_grad()
+def _play(
+    env: VecEnv, count: int, seed: int, policy: Policy | None
+) -> tuple[Tensors, Tensor | None]:
+    generator = torch.Generator().manual_seed(seed)
+    actor = None if policy is None else Actor(policy, env.num_envs, explore=True)
+    obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    parts: list[Tensors] = []
+    flags: list[Tensor] = []
+    for _ in range(-(-count // env.num_envs)):
+        action = actor(obs, first) if actor is not None else _random(env, generator)
+        step = env.step(action.to(env.device))
+        row = {**tt.nest(obs, "obs"), vs.ACTION: action, **tt.nest(step.next_obs, "next_obs")}
+        parts.append({key: value.clone().cpu() for key, value in row.items()})
+        if "success" in step.log:
+            flags.append(step.log["success"].clone().cpu())
+        obs, first = step.obs, step.ended
+    return tt.cat(parts), torch.cat(flags) if flags else None
+
+
+def _random(env: VecEnv, generator: torch.Generator) -> Tensor:
+    act = env.spec.act
+    if act.dtype == "float32":
+        return 2 * torch.rand(env.num_envs, *act.shape, generator=generator) - 1
+    assert isinstance(act.high, int | float), "discrete actions have a highest"
+    return torch.randint(0, int(act.high) + 1, (env.num_envs, *act.shape), generator=generator)
+
+
+def _told(report: Report) -> dict[str, Any]:
+    return {"cost": report.cost, "terms": report.terms, "lock": report.lock}
+
+
+def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, str]:
+    """(problem, layer), both "" where all gates are passed."""
+    if float(total.max() - total.min()) < 1e-6:
+        return "the reward is the same in every row", "constant"
+    sizes = [float(p.abs().mean()) for p in parts.values() if float(p.abs().mean()) > 0]
+    if sizes and max(sizes) > LARGEST_RATIO * min(sizes):
+        return f"components differ {max(sizes) / min(sizes):.0f}-fold in size", "scale"
+    if report["auc"] is not None and report["auc"] <= LEAST_AUC:
+        word = f"success is paid more than chance in {report['auc']:.0%} of comparisons"
+        return f"{word}; over {LEAST_AUC:.0%} is wanted", "auc"
+    return "", ""

@@ -1,0 +1,83 @@
+"""The report of a design: what was asked, the best program, fitness by round, every candidate."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from embodied.reports.svg import Curve, chart
+from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.reflection import curves, line
+
+STYLE = (
+    "<style>text{font:11px sans-serif;fill:#666}.grid{stroke:#ddd;fill:none}"
+    ".line{stroke:#2a6fdb;fill:none;stroke-width:2}.dot{fill:#2a6fdb}.y{text-anchor:end}"
+    ".x{text-anchor:middle}</style>"
+)
+
+
+def write(ledger: Ledger, settings: dict[str, Any]) -> Path:
+    """`report.md` and `fitness.svg` in the ledger's folder."""
+    folder = ledger.folder
+    best = ledger.best
+    lines = [f"# Reward design: {settings['sentence']}", ""]
+    lines += [f"- world: {settings['world']}", f"- designer: {settings['designer']}"]
+    lines += [f"- model: {settings['model']}", f"- sandbox: {settings['sandbox']}"]
+    lines += [f"- measure: {settings['measure']}, by the world, never by a program"]
+    lines += [f"- cost: {cost(ledger)}", ""]
+    lines += _best(best, ledger) if best is not None else ["No valid program.", ""]
+    picture = plot(ledger)
+    if picture:
+        (folder / "fitness.svg").write_text(picture)
+        lines += ["![best score after each round](fitness.svg)", ""]
+    lines += ["| id | round | best score | AUC | problem | program |", "|---|---|---|---|---|---|"]
+    lines += [_row(c) for c in ledger.candidates.values()]
+    file = folder / "report.md"
+    file.write_text("\n".join([*lines, ""]))
+    return file
+
+
+def cost(ledger: Ledger) -> str:
+    """Programs, trainings, environment steps, tokens."""
+    all_ = list(ledger.candidates.values())
+    trained = [c for c in all_ if c.scores]
+    steps = sum(c.scores[-1][0] for c in trained)
+    tokens = sum(int(c.origin.get("tokens", 0)) for c in all_)
+    words = f", {tokens:,} tokens" if tokens else ""
+    return f"{len(all_)} programs, {len(trained)} trained, {steps:,} steps{words}"
+
+
+def plot(ledger: Ledger) -> str:
+    """The best score so far by round, as SVG; "" where nothing was trained."""
+    points: list[tuple[float, float]] = []
+    for number in sorted({c.round for c in ledger.candidates.values()}):
+        values = [c.fitness for c in ledger.of_round(number) if c.fitness is not None]
+        best = max([*values, *(y for _, y in points)], default=None)
+        if best is not None:
+            points.append((float(number + 1), float(best)))
+    drawn = chart(Curve(points), "best score after each round")
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f">{STYLE}", 1
+    )
+
+
+def _best(best: Candidate, ledger: Ledger) -> list[str]:
+    scores = list(ledger.finals.values())
+    lines = [f"## The best program ({best.id}, round {best.round + 1})", ""]
+    lines += [f"Chosen for {best.fitness:.3g}, the largest of many: optimistic."]
+    if scores:
+        each = ", ".join(f"{s:.3g}" for s in scores)
+        lines += [f"Trained again with fresh seeds: {sum(scores) / len(scores):.3g} ({each})."]
+    lines += ["", "```python", (best.source or "").rstrip(), "```", ""]
+    lines += [f"- {line(name, values)}" for name, values in curves(best).items()]
+    return [*lines, ""]
+
+
+def _row(c: Candidate) -> str:
+    fitness = "" if c.fitness is None else f"{c.fitness:.3g}"
+    auc = c.report.get("auc")
+    problem = html.escape(c.problem[:120]).replace("|", "/")
+    link = f"[{c.digest[:8]}](candidates/{c.id:03d}/reward.py)" if c.source else ""
+    cells = [str(c.id), str(c.round + 1), fitness, "" if auc is None else f"{auc:.2f}", problem]
+    return "| " + " | ".join([*cells, link]) + " |"

@@ -1,0 +1,130 @@
+"""A design from its settings: world, experience, designer, search, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.llm.client import open_chat
+from embodied.reward_design import report
+from embodied.reward_design.description import about
+from embodied.reward_design.designer import Board, Designer
+from embodied.reward_design.designers.grammar import drawn_at_random
+from embodied.reward_design.experience import Experience, gather
+from embodied.reward_design.journal import FILE, Ledger
+from embodied.reward_design.search import Search, Tell, folder_of
+from embodied.reward_design.trial import Budget, Trials
+from embodied.rewards.handcrafted.variables import variables
+from embodied.sandbox.gate import Limits, Mode, Sandbox
+
+ROWS = 16  # worlds that experience is gathered in
+
+
+@dataclass(frozen=True)
+class DesignConfig:
+    """`rounds` of `samples` programs for the task in `sentence`; `finals` fresh seeds for the best.
+
+    `learn`: the words of `embodied train` that say how candidates are trained. `chat`: a language
+    model (None: the designer needs none). `demonstrator` plays `shown` steps that show success, for
+    the gates; `tried` steps are random. `controls`: programs drawn from the grammar at random,
+    written down for comparison.
+    """
+
+    env: Node
+    designer: Node
+    sentence: str
+    output: str
+    chat: Node | None = None
+    demonstrator: Node | None = None
+    learn: tuple[str, ...] = ()
+    rounds: int = 3
+    samples: int = 6
+    finals: int = 3
+    seed: int = 0
+    tried: int = 2000
+    shown: int = 2000
+    controls: int = 0
+    sandbox: Mode = "trusted"
+    budget: Budget = field(default_factory=Budget)
+
+
+def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
+    """Search, and write the report; returns the folder. `words` choose the world for `embodied
+    train`. A folder with a ledger is gone on with. KeyboardInterrupt stops all trainings."""
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    chat = None if config.chat is None else open_chat(config.chat)
+    designer: Designer = build(config.designer, chat=chat) if chat else build(config.designer)
+    env: VecEnv = build(config.env | {"num_envs": ROWS})
+    try:
+        experience = _experience(config, env, folder)
+        spec, world = env.spec, about(env)
+    finally:
+        env.close()
+    found = variables(spec)
+    for number in range(config.controls):
+        (folder / f"control-{number}.py").write_text(drawn_at_random(found, number))
+    ledger = Ledger(folder)
+    with Sandbox(Limits(), config.sandbox) as sandbox:
+        tell(f"sandbox: {sandbox.status}")
+        tell(_seen(experience))
+        board = Board(
+            config.sentence,
+            world,
+            spec,
+            found,
+            ledger,
+            experience,
+            lambda source: experience.judge(sandbox, found, source),
+            config.seed,
+            lambda candidate: folder_of(ledger, candidate),
+        )
+        trials = Trials(folder, [*words, *config.learn], config.budget)
+        search = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell)
+        best = search.run()
+        status = sandbox.status
+    facts = {
+        "sentence": config.sentence,
+        "world": " ".join(words),
+        "designer": str(config.designer["_target_"]).rpartition(".")[2],
+        "model": "none" if chat is None else f"{chat.name} (its quality is not assessed here)",
+        "sandbox": status,
+        "measure": "return of its own reward" if experience.success is None else "success",
+    }
+    report.write(ledger, facts)
+    if best is None:
+        raise ConfigError(f"no valid program; see {folder / 'report.md'}")
+    return folder
+
+
+def _experience(config: DesignConfig, env: VecEnv, folder: Path) -> Experience:
+    if (folder / FILE).exists() and (folder / "experience.safetensors").exists():
+        return Experience.load(folder)
+    demonstrator: Policy | None = None
+    if config.demonstrator is not None:
+        demonstrator = build(config.demonstrator, spec=env.spec)
+    made = gather(env, config.tried, config.seed, demonstrator, config.shown)
+    made.save(folder)
+    return made
+
+
+def _seen(experience: Experience) -> str:
+    rows = len(experience.random)
+    if experience.success is None:
+        return f"tried on {rows:,} steps; this world knows no success: its return decides"
+    won = int(experience.success.sum())
+    note = "" if won >= 8 else " (too few to compare rewards of success with those of chance)"
+    return f"tried on {rows:,} steps, {won} of them successes{note}"
+
+
+def save(config: Node, words: Sequence[str], folder: Path) -> None:
+    """What a resume needs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({"config": config, "words": list(words)}, sort_keys=False)
+    (folder / "design.yaml").write_text(text)

@@ -1,0 +1,175 @@
+"""The search that all designers share: propose, check, train side by side, choose, go on.
+
+    for round in 1..I: K programs -> gates -> training -> fitness of the world's own measure -> best
+
+as in Eureka (Ma et al., 2023), with successive halving. Choosing the largest of many noisy numbers
+is optimistic: the best program is trained again with fresh seeds, and only that is reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from embodied.reward_design.designer import Board, Designer, Proposal
+from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.prompts import SILENT
+from embodied.reward_design.trial import Job, Outcome, Trials
+
+FRESH = 1_000  # seeds of the final trainings begin so far from the search's
+Tell = Callable[[str], None]
+
+
+class Search:
+    """`rounds` of `samples` programs, then `finals` trainings of the best."""
+
+    def __init__(
+        self,
+        designer: Designer,
+        board: Board,
+        trials: Trials,
+        rounds: int,
+        samples: int,
+        finals: int,
+        tell: Tell,
+    ) -> None:
+        self.designer, self.board, self.trials = designer, board, trials
+        self.rounds, self.samples, self.finals, self.tell = rounds, samples, finals, tell
+        self.ledger: Ledger = board.ledger
+        self.silent = False  # the model gives no answers any more
+
+    def run(self) -> Candidate | None:
+        """The best program over all rounds; None where none could be trained."""
+        for number in range(self.rounds):
+            if number not in self.ledger.rounds:
+                self._round(number)
+            if self.ledger.said.get(number) == STOP:
+                break
+        best = self.ledger.best
+        if best is not None:
+            self._final(best)
+        return best
+
+    def _round(self, number: int) -> None:
+        self.tell(f"round {number + 1} of {self.rounds}")
+        if not self.ledger.of_round(number):
+            self._propose(number)
+        self._train(number)
+        self._conclude(number)
+
+    def _propose(self, number: int) -> None:
+        """All proposals of a round are stored before any is trained: number and place never
+        shift, whatever fails."""
+        proposals = self.designer.propose(self.board, number, self.samples)
+        first = 1 + max(self.ledger.candidates, default=-1)
+        self.silent = bool(proposals)
+        seen = {c.digest: c for c in self.ledger.candidates.values() if c.source is not None}
+        for place, proposal in enumerate(proposals):
+            self.silent &= proposal.problem.startswith(SILENT)
+            candidate = self._candidate(first + place, number, proposal, seen)
+            seen.setdefault(candidate.digest, candidate)
+            self._write(candidate)
+            self.ledger.put(candidate)
+            if candidate.problem:
+                self.tell(f"  {candidate.id:3d}  refused   {candidate.problem[:100]}")
+
+    def _candidate(
+        self, id: int, number: int, proposal: Proposal, seen: dict[str, Candidate]
+    ) -> Candidate:
+        source, problem, report = proposal.source, proposal.problem, {}
+        digest = hashlib.sha256((source or "").encode()).hexdigest()
+        if source is not None and not problem:
+            if digest in seen:
+                problem = f"duplicate: the same program as {seen[digest].id}"
+            else:
+                verdict = self.board.judge(source)
+                report = verdict.report
+                problem = f"{verdict.layer}: {verdict.problem}" if verdict.problem else ""
+        return Candidate(id, number, source, digest, proposal.origin, problem, report)
+
+    def _write(self, candidate: Candidate) -> None:
+        folder = self.ledger.folder / "candidates" / f"{candidate.id:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if candidate.source is not None:
+            (folder / "reward.py").write_text(candidate.source)
+
+    def _train(self, number: int) -> None:
+        budget = self.trials.budget
+        ready = [c for c in self.ledger.of_round(number) if not c.problem]
+        if budget.halving and len(ready) > 1:
+            short = max(budget.eval_every, round(budget.first * budget.steps))
+            self._run([c for c in ready if not c.scores], short)
+            ready = [self.ledger.candidates[c.id] for c in ready]
+            keep = -(-len(ready) // 3)
+            best = sorted((c for c in ready if c.scores), key=lambda c: c.order, reverse=True)
+            ready = best[:keep]
+        self._run([c for c in ready if not c.trained], budget.steps, last=True)
+
+    def _run(self, candidates: Sequence[Candidate], steps: int, last: bool = False) -> None:
+        by_name = {f"{c.id:03d}": c for c in candidates}
+        jobs = [
+            self._job(f"candidates/{n}/run", c, self.board.seed, steps) for n, c in by_name.items()
+        ]
+        for job, outcome in self.trials.run(jobs):
+            candidate = by_name[job.name.split("/")[1]]
+            candidate = self.ledger.update(
+                candidate.id,
+                scores=outcome.scores,
+                terms=outcome.terms,
+                problem=outcome.problem,
+                trained=last and not outcome.problem,
+            )
+            self.tell(row(candidate, outcome))
+
+    def _job(self, name: str, candidate: Candidate, seed: int, steps: int) -> Job:
+        program = self.ledger.folder / "candidates" / f"{candidate.id:03d}" / "reward.py"
+        return Job(name, program, seed, steps)
+
+    def _conclude(self, number: int) -> None:
+        best = self.ledger.best
+        if best is not None and best.source is not None:
+            (self.ledger.folder / "best.py").write_text(best.source)
+        else:
+            self.tell("  no program of this round could be trained: the same is asked again")
+        if self.silent:
+            self.tell("  the model does not answer: the search ends here")
+        said = None if self.silent else self.designer.say(self.board, number)
+        self.ledger.close_round(number, STOP if said is None else said)
+
+    def _final(self, best: Candidate) -> None:
+        """Fresh seeds, which no choice has seen."""
+        seeds = [self.board.seed + FRESH + i for i in range(self.finals)]
+        steps = self.trials.budget.steps
+        jobs = [
+            self._job(f"final/{seed}", best, seed, steps)
+            for seed in seeds
+            if seed not in self.ledger.finals
+        ]
+        if jobs:
+            self.tell(f"the best, {best.id}, with {len(seeds)} fresh seeds")
+        for job, outcome in self.trials.run(jobs):
+            if outcome.scores:
+                self.ledger.final(job.seed, outcome.scores[-1][1])
+                self.tell(f"  seed {job.seed}: {outcome.scores[-1][1]:.3g}")
+            else:
+                self.tell(f"  seed {job.seed}: {outcome.problem}")
+
+
+STOP = "the search was ended"
+
+
+def row(candidate: Candidate, outcome: Outcome) -> str:
+    """One candidate in one line."""
+    auc = candidate.report.get("auc")
+    gate = "auc  -  " if auc is None else f"auc {auc:.2f}"
+    if not outcome.scores:
+        return f"  {candidate.id:3d}  failed    {gate}  {outcome.problem[:90]}"
+    step, value = outcome.scores[-1]
+    best = candidate.order[0]
+    tail = f"  ({outcome.problem[:60]})" if outcome.problem else ""
+    return f"  {candidate.id:3d}  {best:8.3g}  {gate}  now {value:.3g} at {step:,} steps{tail}"
+
+
+def folder_of(ledger: Ledger, candidate: Candidate) -> Path:
+    return ledger.folder / "candidates" / f"{candidate.id:03d}" / "run"

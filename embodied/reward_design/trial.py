@@ -1,0 +1,161 @@
+"""Trials: candidates train side by side, each by a real `embodied train` in a process of its own.
+
+What they are compared by is the world's own measure (eval/success, or eval/return of the world's
+reward where it knows no success), read from the run's evaluations: nothing a program can see or
+write. A process that outlives its time is killed with all it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.rewards.handcrafted.program import statistics
+from embodied.training.logger import read_metrics
+
+POINTS = 10  # of a component's curve
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Each trial: `steps` environment steps, an evaluation every `eval_every`; `minutes` at most.
+    With `halving` all of a round train `first` of the steps, and the best third goes on."""
+
+    steps: int = 48_000
+    eval_every: int = 8_000
+    minutes: float = 30.0
+    workers: int = 1
+    halving: bool = True
+    first: float = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: `name` is its folder."""
+
+    name: str
+    program: Path
+    seed: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`scores` [[step, value], ...]; `terms` the components' means over training; `problem` where
+    it did not come to its end."""
+
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    terms: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+
+class Trials:
+    """Runs jobs in `folder`; `words` are those of `embodied train` that all have in common."""
+
+    def __init__(self, folder: Path, words: Sequence[str], budget: Budget) -> None:
+        self.folder, self.words, self.budget = folder, list(words), budget
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.stopped = False
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
+        """Outcomes as they come; stops all where the caller is interrupted."""
+        with ThreadPoolExecutor(max(1, self.budget.workers)) as pool:
+            futures = {pool.submit(self._one, job): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                self.stopped = True
+                for future in futures:
+                    future.cancel()
+                for process in list(self.running):
+                    _kill(process)
+                raise
+
+    def command(self, job: Job, out: Path) -> list[str]:
+        """What is run: a new training, or more steps of one that has been saved."""
+        start = [sys.executable, "-m", "embodied.cli", "train"]
+        if any(out.glob("checkpoints/[0-9]*")):
+            return [*start, f"resume={out}", f"steps={job.steps}"]
+        return [
+            *start,
+            *self.words,
+            "reward=program",
+            f"reward.file={job.program}",
+            f"reward.every={max(1, self.budget.steps // (2 * POINTS))}",
+            f"seed={job.seed}",
+            f"steps={job.steps}",
+            f"eval_every={self.budget.eval_every}",
+            f"output={out}",
+            "save_every=0",
+            "video=false",
+        ]
+
+    def _one(self, job: Job) -> Outcome:
+        out = self.folder / job.name
+        if self.stopped:
+            return Outcome(problem="stopped")
+        saved = any(out.glob("checkpoints/[0-9]*"))
+        if not saved:
+            shutil.rmtree(out, ignore_errors=True)  # of a training that was killed
+        out.mkdir(parents=True, exist_ok=True)
+        problem = self._process(self.command(job, out), out / "trial.log")
+        return self.read(out, problem)
+
+    def _process(self, command: list[str], log: Path) -> str:
+        """ "" or why it failed: its own last line."""
+        until = time.monotonic() + 60 * self.budget.minutes
+        with log.open("ab") as sink:
+            process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            self.running.add(process)
+            try:
+                code = process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return f"no end within {self.budget.minutes:g} minutes"
+            finally:
+                _kill(process)
+                self.running.discard(process)
+        return "" if code == 0 else _last_line(log)
+
+    @staticmethod
+    def read(out: Path, problem: str = "") -> Outcome:
+        """What a run's folder says."""
+        rows = read_metrics(out)
+        key = "eval/success" if any("eval/success" in row for row in rows) else "eval/return"
+        scores = {int(row["step"]): float(row[key]) for row in rows if key in row}
+        return Outcome(sorted(scores.items()), thinned(statistics(out / "reward")), problem)
+
+
+def thinned(lines: list[dict[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:
+    """`points` evenly spaced of the lines, the last among them."""
+    if len(lines) <= points:
+        return lines
+    return [lines[round((i + 1) * len(lines) / points) - 1] for i in range(points)]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("embodied: ")[:500] if lines else "it ended without a word"

@@ -1,0 +1,1 @@
+"""Comparing rewards: distances (EPIC, DARD, STARC) and agreement with success."""

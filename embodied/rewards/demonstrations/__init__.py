@@ -1,0 +1,1 @@
+"""Rewards learned from demonstrations: task progress."""

@@ -1,0 +1,105 @@
+"""Pair regressor: the hop from one moment to another, seen in several views or as numbers.
+
+The role that Robo-Dopamine (2025) gives to a vision-language model, for a network small enough to
+be fitted to a handful of demonstrations: h(before, after, start, goal) in [-1, 1], where start and
+goal are references of what nothing and all of the task look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core import tensors as tt
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.rewards.demonstrations.observations import shifted
+from embodied.rewards.demonstrations.progress_hops import Frames, pairs
+from policies.networks.encoders import Encoder
+from policies.networks.image_encoders import ImageConfig
+
+ROLES = 4
+
+
+class PairNet(nn.Module):
+    """Every moment through one encoder; then the features of all four roles through an MLP."""
+
+    def __init__(
+        self, leaves: Mapping[str, Leaf], hidden: tuple[int, ...], channels: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(leaves, ImageConfig(channels, features=32), asymmetric=True)
+        self.numbers = sum(leaves[name].size for name in self.encoder.vectors)
+        self.head = mlp(ROLES * self.encoder.size, hidden, 1, "silu", layer_norm=True)
+
+    def forward(self, before: Tensor, after: Tensor, start: Tensor, goal: Tensor) -> Tensor:
+        """Hops [N] from features [N, F] of the four roles."""
+        return torch.tanh(self.head(torch.cat([before, after, start, goal], 1))[:, 0])
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """`updates` of `batch_size` pairs; shares of `zero` pairs, of pairs of two episodes (`cross`)
+    and of references from another episode (`swap`); `noise` on numbers, in deviations; pictures are
+    shifted by up to `shift` pixels."""
+
+    updates: int
+    batch_size: int
+    lr: float
+    zero: float
+    cross: float
+    swap: float
+    noise: float
+    shift: int
+
+
+def fit(net: PairNet, moments: Tensors, frames: Frames, won: int, how: Fitting, seed: int) -> float:
+    """Fit `net` to the hops between `moments` (leaves [N, ...]); the first `won` episodes of
+    `frames` are demonstrations, whose first and last moments are the references. Returns the mean
+    squared error of the last tenth of the updates."""
+    random = torch.Generator().manual_seed(seed)
+    net.encoder.fit(tt.nest(moments, "obs"))
+    adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
+    slow = torch.optim.lr_scheduler.CosineAnnealingLR(adam, how.updates)
+    first, last = ends(frames, won)
+    late: list[float] = []
+    for update in range(how.updates):
+        drawn = pairs(frames, how.batch_size, how.zero, how.cross, random)
+        reference = _references(frames.episode[drawn.after], won, how.swap, random)
+        roles = torch.stack([drawn.before, drawn.after, first[reference], last[reference]])
+        which, at = torch.unique(roles, return_inverse=True)
+        features = net.encoder(shifted(tt.take(moments, which), how.shift, random))
+        given = _noisy(features[at], net.numbers, how.noise, random)
+        loss = (net(*given) - drawn.label).square().mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        slow.step()
+        if update >= 0.9 * how.updates:
+            late.append(loss.item())
+    return sum(late) / len(late)
+
+
+def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the first and the last moment of each demonstration, [won] each."""
+    length = torch.bincount(frames.episode)[:won]
+    first = length.cumsum(0) - length
+    return first, first + length - 1
+
+
+def _references(episode: Tensor, won: int, swap: float, random: torch.Generator) -> Tensor:
+    """A demonstration [n] for each pair: its own, or with `swap` (and where it is none) any."""
+    other = torch.randint(won, episode.shape, generator=random)
+    leave = (torch.rand(episode.shape, generator=random) < swap) | (episode >= won)
+    return torch.where(leave, other, episode)
+
+
+def _noisy(features: Tensor, numbers: int, noise: float, random: torch.Generator) -> Tensor:
+    """Features [4, n, F] with noise on the standardised numbers, which come first."""
+    extra = torch.zeros_like(features)
+    extra[..., :numbers] = noise * torch.randn(*features.shape[:2], numbers, generator=random)
+    return features + extra

@@ -1,0 +1,263 @@
+"""Progress: how far along a few demonstrations a moment is, as a shaping potential.
+
+Robo-Dopamine (2025). A pair regressor (`embodied.rewards.demonstrations.pairwise_regressor`) is
+fitted to hops between moments
+of one to five demonstrations; a moment's progress is read from anchors a of each of them whose
+progress phi_a is known,
+
+    Phi(s) = w mean of compose(phi_a, h(a, s)):  phi_a = 0 (forward), 1 (backward), between,
+    r = r_world + scale (gamma^k Phi(s') - Phi(s)),       Phi(s') = 0 where the world ended,
+
+w = exp(-((forward - backward) / tolerance)^2) trusting it where the readouts agree. A potential of
+the state alone leaves the optimal policy as it is (Ng, Harada and Russell, 1999). It is fitted
+once, when the reward is made, and never again: both ends of a row always have one version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.transitions import joined
+from embodied.rewards.demonstrations.observations import all_moments, require_seen, shared_leaves
+from embodied.rewards.demonstrations.pairwise_regressor import Fitting, PairNet, ends, fit
+from embodied.rewards.demonstrations.progress_hops import (
+    SHAPINGS,
+    Frames,
+    agreement,
+    compose,
+    integrate,
+    moments,
+)
+from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+
+MOST = 4096  # rows that go through the network at once
+
+
+@dataclass(frozen=True)
+class Config:
+    """`demos`: folders of demonstrations, `demo_episodes` of each; `failures`: folders of episodes
+    that come to nothing (random actions), whose moments are all labelled "no progress". `views`:
+    leaves to look at, pictures or vectors ("privileged/picture": the world is watched).
+
+    `tolerance` of the agreement between forward and backward readout (None: always trusted),
+    `between` anchors inside each demonstration; the rest is of the fit, see `pair.Fitting`."""
+
+    demos: str | tuple[str, ...] | None = None
+    demo_episodes: int | None = 5
+    failures: str | tuple[str, ...] | None = None
+    failure_episodes: int | None = 10
+    views: tuple[str, ...] = ("state",)
+    shaping: Literal["potential", "gain"] = "potential"
+    scale: float = 1.0
+    tolerance: float | None = 0.5
+    between: int = 1
+    hidden: tuple[int, ...] = (64, 64)
+    channels: tuple[int, ...] = (16, 32, 32, 32)
+    updates: int = 1000
+    batch_size: int = 256
+    lr: float = 1e-3
+    zero: float = 0.05
+    cross: float = 0.5
+    swap: float = 0.75
+    noise: float = 0.1
+    shift: int = 2
+
+
+class StepwiseProgress(nn.Module):
+    """The fitted model is kept in `folder` (a run's): made again with the same settings and the
+    same demonstrations, it is read instead of fitted."""
+
+    frozen = True
+    known: Tensor
+
+    def __init__(
+        self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
+    ) -> None:
+        super().__init__()
+        self.config, self.seed = config, seed
+        if distributed.world() > 1:
+            raise ConfigError("processes would each fit a reward of their own; train in one")
+        if not config.demos:
+            raise ConfigError(
+                "this reward is learned from demonstrations: reward.demos=DIR "
+                "(embodied demos collect env=... episodes=3 out=DIR)"
+            )
+        shown = _read(config.demos, config.demo_episodes)
+        missed = _read(config.failures, config.failure_episodes) if config.failures else []
+        self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
+        require_seen(self.leaves, spec)
+        if min(int(part.length.min()) for part in shown + missed) < 2:
+            raise ConfigError("a demonstration of one step shows no progress; leave it out")
+        won, lost = joined(shown), joined(missed) if missed else None
+        self.net = PairNet(self.leaves, config.hidden, config.channels)
+        self.keep(won)
+        self._fitted(won, lost, folder)
+        self.to(device).eval().requires_grad_(False)
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        """Pictures of the world, where they are looked at and not there already."""
+        if PICTURE not in self.leaves or PICTURE in env.spec.obs:
+            return env
+        return pictured(env, self.leaves[PICTURE].shape[0])
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        """The world's own reward and the shaping of rows with `discount` (0 at a true end), [N]."""
+        terms = self.terms(rows)
+        return terms["world"] + terms["progress"]
+
+    def terms(self, rows: Tensors) -> Tensors:
+        """Both parts, [N]."""
+        before = self.potential(tt.under(rows, "obs"))
+        after = self.potential(tt.under(rows, "next_obs"))
+        shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
+        return {"world": rows["reward"], "progress": self.config.scale * shaping}
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        """Fitted once: there is nothing more to learn."""
+        return {}
+
+    def potential(self, obs: Tensors) -> Tensor:
+        """Phi [N] in [0, 1] of observations (leaves [N, ...])."""
+        forward, between, backward = self.readouts(obs)
+        fused = torch.stack([forward, between, backward]).mean(0)
+        if self.config.tolerance is None:
+            return fused
+        return fused * agreement(forward, backward, self.config.tolerance)
+
+    @torch.no_grad()
+    def readouts(self, obs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Progress [N] read from the start of each demonstration (forward), from moments inside it,
+        and from its end (backward), each the mean over demonstrations."""
+        features = self._features({name: obs[name] for name in self.leaves})
+        anchors = self._features(self.anchors())
+        per = len(self.known)  # anchors of a demonstration: start, between, goal
+        count = len(anchors) // per
+        own = anchors.view(count, per, -1)
+        n, many = len(features), count * per
+        before = anchors.repeat(n, 1)
+        start = own[:, :1].expand(-1, per, -1).flatten(0, 1).repeat(n, 1)
+        goal = own[:, -1:].expand(-1, per, -1).flatten(0, 1).repeat(n, 1)
+        hops = self.net(before, features.repeat_interleave(many, 0), start, goal)
+        read = compose(self.known.repeat(n * count), hops).view(n, count, per).mean(1)
+        return read[:, 0], read[:, 1:-1].mean(1), read[:, -1]
+
+    @torch.no_grad()
+    def along(self, obs: Tensors, reference: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a whole trajectory (leaves [T, ...]): the sum of its hops from moment to moment, and
+        progress against its own first moment and against the goal of demonstration `reference`,
+        [T] each."""
+        features = self._features({name: obs[name] for name in self.leaves})
+        anchors = self._features(self.anchors()).view(-1, len(self.known), features.shape[1])
+        goal = anchors[reference, -1:].expand_as(features)
+        start = features[:1].expand_as(features)
+        steps = self.net(features[:-1], features[1:], start[1:], goal[1:])
+        forward = compose(torch.zeros(len(features)), self.net(start, features, start, goal))
+        backward = compose(torch.ones(len(features)), self.net(goal, features, start, goal))
+        return integrate(steps), forward, backward
+
+    def anchors(self) -> Tensors:
+        """Moments [demonstrations * anchors, ...] of the leaves that are looked at."""
+        return {name: getattr(self, _buffer(name)) for name in self.leaves}
+
+    def keep(self, won: Episodes) -> None:
+        """Take the anchors: evenly spaced moments of each demonstration, its ends included."""
+        per = self.config.between + 2
+        self.register_buffer("known", torch.linspace(0, 1, per))
+        seen, frames = _moments(won, self.leaves, succeeds=True)
+        first, last = ends(frames, len(won))
+        at = first[:, None] + (self.known * (last - first)[:, None]).round().long()
+        for name, value in seen.items():
+            self.register_buffer(_buffer(name), value[at.flatten()].clone())
+
+    def get_state(self) -> dict[str, Any]:
+        return {"module": self.state_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state["module"])
+
+    def _features(self, obs: Tensors) -> Tensor:
+        parts = [
+            self.net.encoder({k: v[i : i + MOST] for k, v in obs.items()})
+            for i in range(0, tt.length(obs), MOST)
+        ]
+        return torch.cat(parts)
+
+    def _fitted(self, won: Episodes, lost: Episodes | None, folder: Path) -> None:
+        """Read the model of these settings and demonstrations from `folder`, or fit and write."""
+        weights, card = folder / "progress.safetensors", folder / "progress.json"
+        mark = self._fingerprint(won, lost)
+        if card.exists() and json.loads(card.read_text())["fingerprint"] == mark:
+            self.load_state_dict(load_file(weights))
+            return
+        error = self._fit(won, lost)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, weights)
+        facts = {
+            "version": 1,
+            "fingerprint": mark,
+            "demonstrations": len(won),
+            "failures": 0 if lost is None else len(lost),
+            "moments": int(won.length.sum()) + len(won),
+            "error": error,
+            "config": asdict(self.config),
+        }
+        card.write_text(json.dumps(facts, indent=1))
+
+    def _fit(self, won: Episodes, lost: Episodes | None) -> float:
+        seen, frames = _moments(won, self.leaves, succeeds=True)
+        if lost is not None:
+            more, after = _moments(lost, self.leaves, succeeds=False)
+            seen = tt.cat([seen, more])
+            frames = Frames(
+                torch.cat([frames.episode, after.episode + len(won)]),
+                torch.cat([frames.place, after.place]),
+                torch.cat([frames.progress, after.progress]),
+            )
+        settings = {f: getattr(self.config, f) for f in Fitting.__dataclass_fields__}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.net = PairNet(self.leaves, self.config.hidden, self.config.channels)
+        error = fit(self.net, seen, frames, len(won), Fitting(**settings), self.seed)
+        print(
+            f"progress: fitted to {len(won)} demonstrations, error of a hop {math.sqrt(error):.3f}"
+        )
+        return error
+
+    def _fingerprint(self, won: Episodes, lost: Episodes | None) -> str:
+        """Of everything that a fit depends on."""
+        digest = hashlib.sha256(json.dumps([asdict(self.config), self.seed]).encode())
+        for episodes in (won, *([] if lost is None else [lost])):
+            for value in _moments(episodes, self.leaves, succeeds=True)[0].values():
+                digest.update(value.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _buffer(name: str) -> str:
+    return "anchor_" + name.replace("/", "__")
+
+
+def _read(folders: str | tuple[str, ...], limit: int | None) -> list[Episodes]:
+    paths = [folders] if isinstance(folders, str) else folders
+    return [read_episodes(Path(path), limit=limit) for path in paths]
+
+
+def _moments(episodes: Episodes, leaves: dict[str, Leaf], succeeds: bool) -> tuple[Tensors, Frames]:
+    """Every observation of every episode, its last included."""
+    seen, _ = all_moments(episodes, leaves)
+    return seen, moments(episodes.length + 1, succeeds)

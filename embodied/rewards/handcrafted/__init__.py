@@ -1,0 +1,1 @@
+"""Rewards that are written down: weighted sums, shaping, programs, composites."""

@@ -1,0 +1,1 @@
+"""Exploration bonuses: RND and ICM, and what they share."""

@@ -1,0 +1,77 @@
+"""Seen: observations of any kind side by side as one vector of numbers, for small reward models.
+
+Vectors are standardised by running statistics and cut off at five deviations; pictures are averaged
+over blocks and scaled to [0, 1]; symbols are one-hot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors, under
+from embodied.nn.running_stats import Moments
+from policies.networks.encoders import OneHot, hidden
+
+BLOCKS = 16  # pixels a side that are left of a picture
+
+
+class Seen:
+    """`leaves`: which observations count (None: all that policies see)."""
+
+    def __init__(
+        self,
+        obs: Mapping[str, Leaf],
+        leaves: tuple[str, ...] | None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        names = sorted(name for name in obs if not hidden(name)) if leaves is None else leaves
+        for name in names:
+            if name not in obs:
+                raise ConfigError(f"there is no observation {name}{nearest(name, obs)}")
+        symbols = {name: obs[name] for name in names if obs[name].is_symbol}
+        self.pictures = [name for name in names if obs[name].is_image]
+        self.vectors = [n for n in names if n not in symbols and n not in self.pictures]
+        self.symbols = OneHot(symbols).to(device) if symbols else None
+        flat = sum(obs[name].size for name in self.vectors)
+        self.moments = Moments(flat, device)
+        channels = sum(obs[name].shape[2] for name in self.pictures)
+        named = 0 if self.symbols is None else self.symbols.size
+        self.size = flat + channels * BLOCKS * BLOCKS + named
+        if not self.size:
+            raise ConfigError("this reward has nothing to look at: reward.leaves=[...]")
+
+    def __call__(self, rows: Tensors, end: str) -> Tensor:
+        """Numbers [N, size] (float32) of the observations at one `end` ("obs", "next_obs")."""
+        obs = under(rows, end)
+        parts = [self.moments.standard(self._flat(obs))] if self.vectors else []
+        parts += [_shrunk(obs[name]) for name in self.pictures]
+        if self.symbols is not None:
+            parts.append(self.symbols(obs))
+        return torch.cat(parts, 1)
+
+    def follow(self, rows: Tensors, end: str) -> None:
+        """Take rows up into the running statistics."""
+        if self.vectors:
+            self.moments.add(self._flat(under(rows, end)))
+
+    def _flat(self, obs: Tensors) -> Tensor:
+        return torch.cat([obs[n].float().reshape(len(obs[n]), -1) for n in self.vectors], 1)
+
+    def get_state(self) -> dict[str, Any]:
+        return self.moments.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.moments.set_state(state)
+
+
+def _shrunk(pictures: Tensor) -> Tensor:
+    """uint8 [N, H, W, C] to [N, C * BLOCKS^2] in [0, 1]."""
+    small = functional.adaptive_avg_pool2d(pictures.permute(0, 3, 1, 2).float(), BLOCKS)
+    return small.flatten(1) / 255

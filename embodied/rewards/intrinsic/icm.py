@@ -1,0 +1,148 @@
+"""ICM: a bonus for steps whose outcome is not foreseen, among what actions can change.
+
+    a^ = h(phi(s), phi(s')),  phi^' = f(phi(s), a),  loss = (1 - beta) L_h(a^, a) + beta L_f
+    r' = own r + weight / 2 |phi^' - phi(s')|^2 / std
+
+Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
+(2017): phi is learned from the inverse model alone, so that what no action moves does not count.
+The bonus is divided by its deviation of late, so that `weight` means the same in every world, and
+early as well as late.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError
+from embodied.core.env import Step
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.nn.running_stats import Moments
+from embodied.rewards.intrinsic.features import Seen
+from embodied.rewards.intrinsic.minibatches import in_parts
+
+
+@dataclass(frozen=True)
+class Config:
+    """`leaves`: the observations that count (null: what policies see); `beta`: the forward model's
+    share of the loss. It learns from all rows of a batch, `batch_size` of them at a time.
+    `memory`: rows that the bonus's deviation is of; null: all."""
+
+    weight: float = 1.0
+    own: float = 1.0
+    leaves: tuple[str, ...] | None = None
+    hidden: tuple[int, ...] = (256,)
+    features: int = 32
+    beta: float = 0.2
+    lr: float = 1e-3
+    batch_size: int = 256
+    memory: int | None = 4096
+
+
+class Icm:
+    """Asked when rows are sampled; every row that is stored moves the statistics."""
+
+    frozen = False
+
+    def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
+        self.config = config
+        self.seen = Seen(spec.obs, config.leaves, device)
+        self.actions = _kinds(spec)
+        self.width = self.actions or spec.act.size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            size, hidden = config.features, config.hidden
+            self.nets = nn.ModuleDict(
+                {
+                    "phi": mlp(self.seen.size, hidden, size),
+                    "inverse": mlp(2 * size, hidden, self.width),
+                    "forward_model": mlp(size + self.width, hidden, size),
+                }
+            ).to(device)
+        self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.spread = Moments(1, device, config.memory)
+
+    @torch.no_grad()
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Statistics of observations and of the bonus."""
+        self.seen.follow(rows, "next_obs")
+        self.spread.add(self._parts(rows)[1][:, None])
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+
+    @torch.no_grad()
+    def terms(self, rows: Tensors) -> Tensors:
+        bonus = self.config.weight * self._parts(rows)[1] / self.spread.std
+        return {"own": self.config.own * rows["reward"], "surprise": bonus}
+
+    def _parts(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+        """What the inverse model makes of the rows, and half the forward model's square error [N],
+        which teaches the forward model alone."""
+        before = self.nets["phi"](self.seen(rows, "obs"))
+        after = self.nets["phi"](self.seen(rows, "next_obs"))
+        guess = self.nets["inverse"](torch.cat([before, after], 1))
+        given = torch.cat([before.detach(), self._action(rows)], 1)
+        foreseen = self.nets["forward_model"](given)
+        return guess, 0.5 * (foreseen - after.detach()).square().sum(1)
+
+    def _action(self, rows: Tensors) -> Tensor:
+        """One-hot where discrete; [N, width]."""
+        action = rows["action"]
+        if self.actions:
+            return functional.one_hot(action.flatten().long(), self.actions).float()
+        if action.flatten(1).shape[1] != self.width:
+            raise ConfigError(
+                f"this reward foresees one step; rows hold {action.flatten(1).shape[1]} numbers of "
+                f"actions of {self.width}: policy.chunk=1"
+            )
+        return action.flatten(1).float()
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
+        return in_parts(self._learn, used, self.config.batch_size, self.generator)
+
+    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
+        guess, wrong = self._parts(rows)
+        if self.actions:
+            inverse = functional.cross_entropy(guess, rows["action"].flatten().long())
+        else:
+            inverse = functional.mse_loss(guess, self._action(rows))
+        forward = wrong.mean()
+        self.adam.zero_grad()
+        ((1 - self.config.beta) * inverse + self.config.beta * forward).backward()
+        self.adam.step()
+        return {"inverse_loss": inverse.detach(), "forward_loss": forward.detach()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "nets": self.nets.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
+            "generator": self.generator.get_state(),
+            "spread": self.spread.get_state(),
+            "seen": self.seen.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.nets.load_state_dict(state["nets"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"].cpu())
+        self.spread.set_state(state["spread"])
+        self.seen.set_state(state["seen"])
+
+
+def _kinds(spec: Spec) -> int:
+    """How many discrete actions there are; 0 where they are continuous."""
+    if spec.act.dtype != "int64":
+        return 0
+    if not isinstance(spec.act.high, int | float):
+        raise ConfigError("this reward needs to know how many actions there are (spec.act.high)")
+    return int(spec.act.high) + 1

@@ -1,0 +1,127 @@
+"""RND: a bonus for what a network cannot yet foretell of a fixed, random one.
+
+    e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2,   r' = own r + weight e(s') / std(returns of e)
+
+Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018):
+observations are standardised and cut off at 5 deviations, errors divided by the running deviation
+of their discounted sums, which go on across ends of episodes. Unlike the source there is one value
+for both rewards, and the deviation is that of late (`memory`): of all sums so far it keeps the size
+of the first errors, and where observations are few numbers a bonus fades to nothing beside them.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.env import Step
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.nn.running_stats import Moments
+from embodied.rewards.intrinsic.features import Seen
+from embodied.rewards.intrinsic.minibatches import in_parts
+
+
+@dataclass(frozen=True)
+class Config:
+    """`leaves`: the observations that may be novel (null: what policies see). The predictor learns
+    from a `share` of every batch, the source's way of slowing it down where there are many worlds,
+    `batch_size` rows at a time. `memory`: rows that the bonus's deviation is of; null: all."""
+
+    weight: float = 1.0
+    own: float = 1.0
+    leaves: tuple[str, ...] | None = None
+    hidden: tuple[int, ...] = (256, 256)
+    features: int = 64
+    lr: float = 1e-4
+    batch_size: int = 256
+    share: float = 1.0
+    memory: int | None = 4096
+
+
+class Rnd:
+    """Asked when rows are sampled; every row that is stored moves the statistics."""
+
+    frozen = False
+
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        gamma: float,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.config, self.gamma = config, gamma
+        self.seen = Seen(spec.obs, config.leaves, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.target = mlp(self.seen.size, config.hidden[:1], config.features).to(device)
+            self.predictor = mlp(self.seen.size, config.hidden, config.features).to(device)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        for layer in [*self.target, *self.predictor]:
+            if isinstance(layer, nn.Linear):  # large random features differ more
+                nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
+        self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
+        self.returns = torch.zeros(num_envs, device=device)
+        self.spread = Moments(1, device, config.memory)
+
+    @torch.no_grad()
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Statistics of observations and of the bonus's discounted sums."""
+        self.seen.follow(rows, "next_obs")
+        self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
+        self.spread.add(self.returns[who][:, None])
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+
+    @torch.no_grad()
+    def terms(self, rows: Tensors) -> Tensors:
+        bonus = self.config.weight * self.errors(rows) / self.spread.std
+        return {"own": self.config.own * rows["reward"], "novelty": bonus}
+
+    def errors(self, rows: Tensors) -> Tensor:
+        """Mean squared error [N] of the predictor."""
+        x = self.seen(rows, "next_obs")
+        with torch.no_grad():
+            goal = self.target(x)
+        return (self.predictor(x) - goal).square().mean(1)
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
+        config = self.config
+        return in_parts(self._learn, used, config.batch_size, self.generator, config.share)
+
+    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
+        loss = self.errors(rows).mean()
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        return {"loss": loss.detach(), "bonus": (loss.detach() / self.spread.std).squeeze()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "target": self.target.state_dict(),
+            "predictor": self.predictor.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
+            "generator": self.generator.get_state(),
+            "returns": self.returns.clone(),
+            "spread": self.spread.get_state(),
+            "seen": self.seen.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.predictor.load_state_dict(state["predictor"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"].cpu())
+        self.returns.copy_(state["returns"])
+        self.spread.set_state(state["spread"])
+        self.seen.set_state(state["seen"])

@@ -1,0 +1,1 @@
+"""Rewards from language models that read captions: annotation and subgoals."""

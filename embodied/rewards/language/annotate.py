@@ -1,0 +1,254 @@
+"""Annotate: a language model reads what happened to the agent and says what helps; that pays.
+
+    r = own r_env + weight r(c) / n(c)^beta
+
+c is the caption of a step, n(c) how often it came up in this episode so far, r(c) the newest word
+on it: what is said often pays next to nothing. Captions that nobody has judged yet are asked about
+beside training, the newest first, each once; no answer is no label. ONI (Zheng et al., 2024) and
+its ancestor Motif (Klissarov et al., 2023). Rows are rewarded when they are sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.llm.client import open_chat
+from embodied.rewards.language.annotator import Annotator, Label, Question
+from embodied.rewards.language.caption_counts import Ledger
+from embodied.rewards.language.caption_models import Classification, Hash, Ranking, Worth
+from embodied.rewards.language.prompts import CONTRADICTED, VERSION, Reader
+from embodied.rewards.wrappers.event_captions import TIMES, told
+from embodied.rewards.wrappers.render_caption import CAPTION, Captions
+
+MEASURED = 1000  # of the newest captions, against which a rank is measured
+KINDS: dict[str, type[Classification | Ranking]] = {
+    "classification": Classification,
+    "ranking": Ranking,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """`judge` is a language model's node; `goal` what to judge by (None: the world's own text).
+
+    `model` of the labels: "hash" (a dictionary), "classification" or "ranking" (a network of
+    letters, which judges captions nobody was asked about); `threshold`: of P(helpful), or in
+    deviations. A new caption is compared with `partners` others when ranking. `stride`: of a row,
+    only captions of every so many steps are asked about. `batch` captions a call, `room` wait.
+
+    `synchronous` asks in the training thread before rows are rewarded: slow, and repeatable number
+    for number, as what a thread has ready when is not.
+    """
+
+    judge: Node
+    goal: str | None = None
+    model: Literal["hash", "classification", "ranking"] = "hash"
+    weight: float = 0.1
+    own: float = 1.0
+    beta: float = 3.0
+    threshold: float = 0.5
+    partners: int = 4
+    stride: int = 1
+    batch: int = 20
+    room: int = 1000
+    synchronous: bool = False
+    steps: int = 32
+    lr: float = 1e-3
+    learn_batch: int = 64
+
+
+class Annotate:
+    """Labels are in `folder/labels.jsonl` with who gave them; a checkpoint holds them too."""
+
+    frozen = False
+
+    def __init__(
+        self, config: Config, spec: Spec, folder: Path, seed: int, device: torch.device
+    ) -> None:
+        goal = spec.text if config.goal is None else config.goal
+        if not goal:
+            raise ConfigError("nothing to judge by: say what the task is with reward.goal=...")
+        for name in ("partners", "stride", "batch", "room"):
+            if getattr(config, name) < 1:
+                raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
+        self.config, self.goal, self.folder, self.device = config, goal, folder, device
+        self.captions = Captions()
+        self.reader = Reader(open_chat(config.judge), goal)
+        self.annotator = Annotator(
+            self.reader.judge, config.batch, config.room, beside=not config.synchronous
+        )
+        self.model = _model(config, seed)
+        self.random = np.random.default_rng(seed)
+        self.scores = torch.zeros(1, device=device)  # of captions by number; the empty one has none
+        self.current = torch.ones(1, dtype=torch.bool, device=device)
+        self.ledger = Ledger()
+        self.said: Counter[str] = Counter()
+        self.learned: dict[str, Tensor] = {}
+        self.intrinsic = torch.zeros((), device=device)
+        self.clock = 0
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        """The world with a caption of every step."""
+        return told(env, self.captions)
+
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Count captions, and ask about those that are due."""
+        numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
+        self.ledger.count(numbers)
+        if self.config.stride > 1:
+            numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
+        self.clock += 1
+        questions = [one for number in self.ledger.wanted(numbers) for one in self._asked(number)]
+        for question in self.annotator.submit(questions) if questions else ():
+            self.ledger.again(self.captions.of(question[0]))
+
+    def at(self, step: int) -> None:
+        """Take what was answered since, before rows are rewarded."""
+        self._take()
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        terms = self.terms(rows)
+        self.intrinsic = terms["captions"].mean().detach()
+        return terms["world"] + terms["captions"]
+
+    def terms(self, rows: Tensors) -> dict[str, Tensor]:
+        """What the world pays and what captions pay, [N] each."""
+        numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
+        bonus = self.worths(numbers) / times.clamp(min=1).float() ** self.config.beta
+        own = self.config.own * rows["reward"]
+        return {"world": own, "captions": self.config.weight * bonus}
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        """Nothing is learned from rows; how the annotation stands."""
+        self._take()
+        annotator, said = self.annotator, self.said
+        facts = {
+            "coverage": self.ledger.coverage,
+            "captions": len(self.captions) - 1,
+            "queue": annotator.pending,
+            "asked": annotator.asked,
+            "dropped": annotator.dropped,
+            "failed": annotator.failed,
+            "latency": annotator.seconds / max(annotator.calls, 1),
+            "spent": bool(annotator.spent),
+            "labels": said["labels"],
+            "abstained": said["abstained"],
+            "contradicted": said["contradicted"] / max(said["labels"] + said["abstained"], 1),
+            "helpful": said["helpful"] / max(said["labels"], 1),
+        }
+        metrics = {name: torch.tensor(float(value)) for name, value in facts.items()}
+        return metrics | self.learned | {"intrinsic": self.intrinsic}
+
+    def _asked(self, number: int) -> list[Question]:
+        """What to ask about a caption."""
+        text = self.captions.texts[number]
+        self.ledger.asked(number)
+        if self.config.model != "ranking":
+            return [(text,)]
+        others = self.ledger.others(number)
+        if not len(others):
+            self.ledger.again(number)
+            return []
+        count = min(self.config.partners, len(others))
+        chosen = self.random.choice(others, count, replace=False)
+        return [(text, self.captions.texts[int(other)]) for other in chosen]
+
+    def _take(self) -> None:
+        while self.config.synchronous and self.annotator.work():
+            pass
+        labels = self.annotator.poll()
+        if self.annotator.spent and not self.said["spent"]:
+            self.said["spent"] = 1
+            warnings.warn(f"no more labels: {self.annotator.spent}", stacklevel=2)
+        if not labels:
+            return
+        self._write(labels)
+        for label in labels:
+            self._settle(label)
+        useful = [(one.question, one.value) for one in labels if one.value is not None]
+        if useful:
+            questions, values = zip(*useful, strict=True)
+            self.learned |= self.model.learn(questions, values)
+            self.model.settle(self.captions.texts[1:][-MEASURED:])
+            self.current[1:] = False
+
+    def _settle(self, label: Label) -> None:
+        if label.value is None:
+            self.said["abstained"] += 1
+            self.said["contradicted"] += label.why == CONTRADICTED
+            self.ledger.again(self.captions.of(label.question[0]))
+            return
+        self.said["labels"] += 1
+        self.said["helpful"] += label.value > 0.5
+        for text in label.question:
+            self.ledger.settled(self.captions.of(text))
+
+    def worths(self, numbers: Tensor) -> Tensor:
+        """What captions are worth by the newest labels, [N] of their numbers [N]; only those asked
+        for are looked at, since a world that describes itself has no end of them."""
+        if (more := len(self.captions) - len(self.scores)) > 0:
+            self.scores = torch.cat([self.scores, self.scores.new_zeros(more)])
+            self.current = torch.cat([self.current, self.current.new_zeros(more)])
+        stale = numbers.unique()
+        stale = stale[~self.current[stale]]
+        if len(stale):
+            texts = [self.captions.texts[number] for number in stale.tolist()]
+            self.scores[stale] = self.model(texts).to(self.device)
+            self.current[stale] = True
+        return self.scores[numbers]
+
+    def _write(self, labels: list[Label]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "labels.jsonl").open("a") as file:
+            for label in labels:
+                file.write(
+                    json.dumps({**asdict(label), "goal": self.goal, "words": VERSION}) + "\n"
+                )
+
+    def get_state(self) -> dict[str, Any]:
+        """All but the answers that are still out: their questions are asked again."""
+        self._take()
+        return {
+            "captions": self.captions.get_state(),
+            "ledger": self.ledger.get_state(),
+            "model": self.model.get_state(),
+            "waiting": [list(question) for question in self.annotator.questions()],
+            "said": dict(self.said),
+            "random": json.dumps(self.random.bit_generator.state),
+            "clock": self.clock,
+            "scores": self.scores.clone(),
+            "current": self.current.clone(),
+            "learned": dict(self.learned),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.annotator.forget()
+        self.captions.set_state(state["captions"])
+        self.ledger.set_state(state["ledger"])
+        self.model.set_state(state["model"])
+        self.said, self.clock = Counter(state["said"]), state["clock"]
+        self.random.bit_generator.state = json.loads(state["random"])
+        self.scores = state["scores"].to(self.device).clone()
+        self.current = state["current"].to(self.device).clone()
+        self.learned = dict(state["learned"])
+        self.annotator.submit([tuple(question) for question in state["waiting"]])
+
+
+def _model(config: Config, seed: int) -> Worth:
+    if config.model == "hash":
+        return Hash()
+    kind = KINDS[config.model]
+    return kind(config.steps, config.lr, config.learn_batch, config.threshold, seed)

@@ -1,0 +1,200 @@
+"""From labelled captions to a worth for every caption: a dictionary, or a small network of letters.
+
+    Hash            r(c) = label of c, 0 without one
+    Classification  cross-entropy on labels;          r(c) = 1[P(helpful | c) > threshold]
+    Ranking         P(a over b) = sigma(f(a) - f(b)), cross-entropy, 1/2 where neither is better;
+                    z = (f - mean) / deviation over the captions met;   r(c) = z 1[z > threshold]
+
+The three reward models of ONI (Zheng et al., 2024); ranking is Motif's (Klissarov et al., 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.rewards.language.annotator import Question
+
+LONGEST = 200  # letters of a caption that are read
+LETTERS = 128
+
+
+class Worth(Protocol):
+    """What captions are worth, learned from labels."""
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        """Take these labels into account; returns metrics."""
+        ...
+
+    def settle(self, captions: Sequence[str]) -> None:
+        """Captions that have been met: what a worth is measured against."""
+        ...
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Worths [len(captions)] (float32)."""
+        ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Hash:
+    """Remembers labels and knows nothing else."""
+
+    def __init__(self) -> None:
+        self.value: dict[str, float] = {}
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        self.value |= {q[0]: value for q, value in zip(questions, values, strict=True)}
+        return {}
+
+    def settle(self, captions: Sequence[str]) -> None:
+        pass
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        return torch.tensor([self.value.get(caption, 0.0) for caption in captions])
+
+    def get_state(self) -> dict[str, Any]:
+        return {"value": dict(self.value)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.value = dict(state["value"])
+
+
+class Letters(nn.Module):
+    """A number for a text [N, L] (uint8), by convolutions over its letters; length does not
+    matter."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, 32, padding_idx=0)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(32 if not i else width, width, 5, padding=2) for i in range(3)
+        )
+        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, 1))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits or scores [N]."""
+        there = (text > 0)[:, None]
+        x = self.embed(text.long()).mT
+        for layer in self.layers:
+            x = functional.gelu(layer(x)) * there
+        mean = x.sum(2) / there.sum(2).clamp(min=1)
+        return self.head(torch.cat([mean, x.amax(2)], 1))[:, 0]
+
+
+def spelled(captions: Sequence[str]) -> Tensor:
+    """Texts as [N, L] (uint8), zeros after their ends; other letters than ASCII are one."""
+    rows = [caption.encode("ascii", "replace")[:LONGEST] for caption in captions]
+    text = torch.zeros(len(rows), max(map(len, rows), default=1) or 1, dtype=torch.uint8)
+    for row, letters in zip(text, rows, strict=True):
+        row[: len(letters)] = torch.tensor(list(letters), dtype=torch.uint8)
+    return text
+
+
+class Learned:
+    """A network over letters and the labels it learns from: `steps` of Adam whenever there are new
+    ones, with minibatches of all. It has random numbers of its own."""
+
+    def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
+        self.steps, self.batch, self.threshold = steps, batch, threshold
+        self.generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.net = Letters()
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=lr)
+        self.questions: list[Question] = []
+        self.values: list[float] = []
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        self.questions += questions
+        self.values += values
+        sides = [spelled(side) for side in zip(*self.questions, strict=True)]
+        target = torch.tensor(self.values)
+        metrics: dict[str, Tensor] = {}
+        for _ in range(self.steps):
+            pick = torch.randint(len(target), (self.batch,), generator=self.generator)
+            logit = self.logit([side[pick] for side in sides])
+            loss = functional.binary_cross_entropy_with_logits(logit, target[pick])
+            self.adam.zero_grad()
+            loss.backward()
+            self.adam.step()
+            right = ((logit > 0) == (target[pick] > 0.5)).float().mean()
+            metrics = {"model_loss": loss.detach(), "model_accuracy": right}
+        return metrics
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        """What foretells the answer, [n]; `sides` are the texts [n, length] of a question."""
+        raise NotImplementedError(f"{type(self).__name__} foretells nothing")
+
+    @torch.no_grad()
+    def scores(self, captions: Sequence[str]) -> Tensor:
+        """What the network says of captions [N]."""
+        parts = [captions[i : i + 4096] for i in range(0, len(captions), 4096)]
+        return torch.cat([self.net(spelled(part)) for part in parts]) if parts else torch.zeros(0)
+
+    def settle(self, captions: Sequence[str]) -> None:
+        pass
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "net": {key: value.clone() for key, value in self.net.state_dict().items()},
+            "adam": self.adam.state_dict(),
+            "generator": self.generator.get_state(),
+            "questions": [list(question) for question in self.questions],
+            "values": list(self.values),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"])
+        self.questions = [tuple(question) for question in state["questions"]]
+        self.values = list(state["values"])
+
+
+class Classification(Learned):
+    """Helpful or not; nothing is, before the first label."""
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        return self.net(sides[0])
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        if not self.values:
+            return torch.zeros(len(captions))
+        return (self.scores(captions).sigmoid() > self.threshold).float()
+
+
+class Ranking(Learned):
+    """Better or worse, measured against all captions met so far."""
+
+    mean, deviation = 0.0, 1.0
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        both = [functional.pad(side, (0, LONGEST - side.shape[1])) for side in sides]
+        widest = max(side.shape[1] for side in sides)
+        first, second = self.net(torch.cat([side[:, :widest] for side in both])).chunk(2)
+        return first - second
+
+    def settle(self, captions: Sequence[str]) -> None:
+        if len(captions) > 1:
+            scores = self.scores(captions)
+            self.mean, self.deviation = float(scores.mean()), float(scores.std()) + 1e-6
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        if not self.values:
+            return torch.zeros(len(captions))
+        z = (self.scores(captions) - self.mean) / self.deviation
+        return z * (z > self.threshold)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "mean": self.mean, "deviation": self.deviation}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.mean, self.deviation = state["mean"], state["deviation"]

@@ -1,0 +1,99 @@
+"""How captions are put to a language model, and what it says is read.
+
+It is told the goal, given numbered captions, and has to answer by number: helpful, unhelpful or
+unsure; of pairs: first, second or neither, asked in both orders. What it is unsure of, leaves out,
+contradicts in the other order or answers in any other words is no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from embodied.llm.chat import Answer, Chat, Message
+from embodied.rewards.language.annotator import Label, Question
+
+VERSION = "1"  # of the wording, for provenance: other words are other questions
+ROLE = (
+    "You judge the play of an agent that learns to act. You are given its goal and messages that "
+    "it got while it acted. Judge each message by itself: does what it tells bring the goal nearer?"
+)
+SINGLE = "Answer for every number: helpful, unhelpful, or unsure where you cannot tell."
+PAIRED = (
+    "Every number has two messages. Answer for every number which of them tells of more progress "
+    "towards the goal: first, second, or neither where they are alike or you cannot tell."
+)
+CONTRADICTED = "another answer in the other order"
+VALUES = {"helpful": 1.0, "unhelpful": 0.0}
+SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
+
+
+class Reader:
+    """Asks `chat` about captions, for the goal `goal` in words."""
+
+    def __init__(self, chat: Chat, goal: str) -> None:
+        self.chat, self.goal = chat, goal
+
+    def judge(self, questions: Sequence[Question]) -> list[Label]:
+        """One label for each question, of one caption (1: helpful, 0: not) or of two (1: the first
+        is better, 0: the second, 0.5: neither)."""
+        if len(questions[0]) == 1:
+            answer = self._ask([caption for (caption,) in questions], SINGLE, [*VALUES, "unsure"])
+            return [label(q, VALUES.get(w), answer) for q, w in _said(questions, answer)]
+        return self._compared(questions)
+
+    def _compared(self, questions: Sequence[Question]) -> list[Label]:
+        one = self._ask([_pair(a, b) for a, b in questions], PAIRED, [*SIDES])
+        other = self._ask([_pair(b, a) for a, b in questions], PAIRED, [*SIDES])
+        turned = {"first": "second", "second": "first", "neither": "neither"}
+        labels = []
+        for (question, word), (_, back) in zip(
+            _said(questions, one), _said(questions, other), strict=True
+        ):
+            agreed = word in turned and turned[word] == back
+            labels.append(label(question, SIDES[word] if agreed else None, one, other))
+            if not agreed and word in turned and back in turned:
+                labels[-1] = replace(labels[-1], why=CONTRADICTED)
+        return labels
+
+    def _ask(self, lines: Sequence[str], how: str, words: Sequence[str]) -> Answer:
+        listed = "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+        text = f"Goal: {self.goal}\n{how}\n{listed}"
+        return self.chat.ask([Message("system", ROLE), Message("user", text)], schema(lines, words))
+
+
+def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+    """An object with one of `words` for each number."""
+    keys = [str(number) for number in range(1, len(lines) + 1)]
+    one = {"type": "string", "enum": list(words)}
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(keys, one),
+        "required": keys,
+        "additionalProperties": False,
+    }
+
+
+def label(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
+    """A label with its provenance; several answers are one question's in several orders."""
+    every = (answer, *more)
+    return Label(
+        question,
+        value,
+        model=answer.model,
+        key=answer.key,
+        cached=all(one.cached for one in every),
+        tokens=sum(one.tokens for one in every),
+        seconds=sum(one.seconds for one in every),
+        why="" if value is not None else "abstained",
+    )
+
+
+def _pair(first: str, second: str) -> str:
+    return f"first: {first} | second: {second}"
+
+
+def _said(questions: Sequence[Question], answer: Answer) -> list[tuple[Question, str]]:
+    data = answer.data if isinstance(answer.data, Mapping) else {}
+    return [(q, str(data.get(str(number), ""))) for number, q in enumerate(questions, 1)]

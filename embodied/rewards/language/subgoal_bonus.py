@@ -1,0 +1,182 @@
+"""Beacons: subgoals that someone names while the agent learns, each paid for once.
+
+    r = r_env + bonus (1 - k / limit)     when the row's subgoal is reached, k steps after the last
+
+The next subgoal of the level's list follows; after the last one there is no more. Who names them: a
+language model that reads the level (`chat`), or the world's own planner, an oracle. The policy sees
+nothing of this, and nobody is needed once it has learned. Source: Words as Beacons (Ruiz-Gonzalez
+et al., 2024), and its model of error: a subgoal is right with probability `accuracy`.
+
+The world names and checks subgoals: `env.beacons()` gives a `Guide`. It has to show its whole level
+(env.privileged=true). Only decisions of one step see every subgoal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors, under
+from embodied.core.wrapper import Wrapper
+from embodied.llm.client import open_chat
+from embodied.rewards.language.subgoals import Guide, Kind, Planner
+
+BONUS = "privileged/bonus"
+
+
+@dataclass(frozen=True)
+class Config:
+    """`kind` of subgoals: cells, things or sentences. `chat` is a language model's node (None: the
+    oracle). `accuracy`: a subgoal is replaced by a wrong one otherwise, the same in a level
+    whenever it comes up. `most` subgoals of a level count; `limit` None: the world's."""
+
+    kind: Kind = "language"
+    chat: Node | None = None
+    accuracy: float = 1.0
+    bonus: float = 0.2
+    most: int = 8
+    limit: int | None = None
+
+
+class Beacons:
+    """The bonus is in the rows; what was named is audited: subgoals that are not there are counted.
+
+    `folder/plans.jsonl` keeps every list that a language model gave, with the question and who
+    answered; levels that are told alike are asked about once.
+    """
+
+    frozen = False
+
+    def __init__(self, config: Config, seed: int, folder: Path) -> None:
+        if not 0 <= config.accuracy <= 1:
+            raise ConfigError(f"reward.accuracy={config.accuracy} is a share, from 0 to 1")
+        if config.most < 1:
+            raise ConfigError(f"reward.most={config.most} must be at least 1")
+        self.config = config
+        chat = None if config.chat is None else open_chat(config.chat)
+        self.planner = Planner(config.kind, config.accuracy, config.most, chat, seed, folder)
+        self.reached = self.episodes = 0
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        """The world with the bonus of every step; ConfigError where it has no subgoals."""
+        beacons = getattr(env, "beacons", None)
+        if beacons is None:
+            raise ConfigError("this world has no subgoals for reward=beacons; MiniGrid has")
+        return Led(env, beacons(), self.planner, self.config)
+
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Count what was reached."""
+        self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
+        self.episodes += int(step.ended[who].sum())
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        terms = self.terms(rows)
+        return terms["world"] + terms["beacons"]
+
+    def terms(self, rows: Tensors) -> dict[str, Tensor]:
+        """What the world pays and what subgoals pay, [N] each."""
+        return {"world": rows["reward"], "beacons": rows[f"next_obs/{BONUS}"]}
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        """Nothing is learned; subgoals reached an episode, and the audit of those named."""
+        count = self.planner.count
+        plans, named = max(count["plans"], 1), max(count["named"], 1)
+        facts = {
+            "reached": self.reached / max(self.episodes, 1),
+            "named": count["named"] / plans,
+            "null": count["null"] / named,
+            "cut": count["cut"] / plans,
+            "wrong": count["wrong"] / named,
+            "empty": count["empty"] / plans,
+            "unanswered": count["unanswered"] / plans,
+        }
+        self.reached = self.episodes = 0
+        return {name: torch.tensor(float(value)) for name, value in facts.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "count": dict(self.planner.count),
+            "answers": dict(self.planner.answers),
+            "missed": dict(self.planner.missed),
+            "reached": self.reached,
+            "episodes": self.episodes,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.planner.count = Counter(state["count"])
+        self.planner.answers = dict(state["answers"])
+        self.planner.missed = Counter(state["missed"])
+        self.reached, self.episodes = state["reached"], state["episodes"]
+
+
+class Led(Wrapper):
+    """Adds the bonus of the step that led to an observation. Its memory is every row's list, where
+    in it the row is, and for how long."""
+
+    def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
+        if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
+            raise ConfigError("subgoals are checked on the whole level: env.privileged=true")
+        super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
+        self.guide, self.planner = guide, planner
+        self.most, self.bonus = config.most, config.bonus
+        self.limit = guide.limit if config.limit is None else config.limit
+        if self.limit < 1:
+            raise ConfigError("how long episodes last depends on the mission: set reward.limit")
+        self.every = torch.arange(self.num_envs, device=self.device)
+        self.whole: Tensors = {}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        obs = self.env.reset(seed, task, mask)
+        self.whole = under(obs, "privileged")
+        self._begin(self.rows(mask))
+        return self._with(obs)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        memory, after = self.memory, under(step.next_obs, "privileged")
+        active, length = memory["active"], memory["length"]
+        codes = memory["plan"][self.every, active.clamp(max=self.most - 1)]
+        hit = (active < length) & self.guide.reached(codes, self.whole, after)
+        age = memory["age"] + 1
+        paid = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
+        memory["active"], memory["age"] = active + hit, age.masked_fill(hit, 0)
+        memory["bonus"] = paid.masked_fill(step.ended, 0.0)
+        self.whole = under(step.obs, "privileged")
+        if step.ended.any():
+            self._begin(step.ended)
+        following = {**step.next_obs, BONUS: paid}
+        return replace(step, obs=self._with(step.obs), next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        self.whole = under(obs, "privileged")
+        return self._with(obs)
+
+    def _begin(self, rows: Tensor) -> None:
+        """Lists for the levels that `rows` [B] (bool) begin."""
+        if not self.memory:
+            zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+            plan = zero[:, None, None].repeat(1, self.most, 3)
+            self.memory = {"plan": plan, "length": zero, "active": zero, "age": zero}
+            self.memory["bonus"] = zero.float()
+        memory = {key: value.clone() for key, value in self.memory.items()}
+        for row in rows.nonzero().flatten().tolist():
+            codes = self.planner.plan(self.guide, self.whole, row)
+            memory["length"][row] = len(codes)
+            memory["active"][row] = memory["age"][row] = 0
+            memory["plan"][row] = 0
+            if codes:
+                memory["plan"][row, : len(codes)] = torch.tensor(codes, device=self.device)
+        self.memory = memory
+
+    def _with(self, obs: Tensors) -> Tensors:
+        return {**obs, BONUS: self.memory["bonus"]}

@@ -1,0 +1,196 @@
+"""Bradley-Terry: an ensemble of scores of sights that explains which of two was preferred.
+
+    P(second preferred) = sigmoid(S(second) - S(first)),   S = tanh(net(sight)) in [-1, 1],
+
+fitted by cross-entropy (Christiano et al., 2017); a tie has the target 1/2. The members differ in
+their first weights and in the order in which they see the pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.spec import Leaf
+from embodied.nn.ensemble import Ensemble
+from embodied.nn.normalizers import Standard
+
+CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until a share
+    `enough` of them is told right; `hidden` layers for numbers (pictures: convolutions). `fresh`:
+    begin anew with every set of labels; networks that go on learn wrong labels by heart."""
+
+    members: int = 3
+    hidden: tuple[int, ...] = (128, 128)
+    epochs: int = 50
+    enough: float = 0.97
+    batch: int = 64
+    rate: float = 3e-4
+    decay: float = 0.0
+    fresh: bool = True
+
+
+class Vectors(nn.Module):
+    """Scores of numbers, [N, size] or [E, N, size] to [E, N]."""
+
+    def __init__(self, leaf: Leaf, fit: Fit) -> None:
+        super().__init__()
+        self.norm = Standard(leaf.size)
+        self.net = Ensemble(fit.members, leaf.size, fit.hidden)
+
+    def prepare(self, sights: Tensor) -> None:
+        """Take the scale of sights [N, ...]."""
+        self.norm.fit(sights.flatten(1))
+
+    def forward(self, sights: Tensor, own: bool = False) -> Tensor:
+        return self.net(self.norm(sights.float().flatten(2 if own else 1))).squeeze(2).tanh()
+
+
+class Pictures(nn.Module):
+    """Scores of pictures, uint8 [N, H, W, C] or [E, N, H, W, C] to [E, N]: the members'
+    convolutions are groups of one."""
+
+    def __init__(self, leaf: Leaf, fit: Fit) -> None:
+        super().__init__()
+        self.members = e = fit.members
+        sizes = [leaf.shape[2], *(channels for channels, _, _ in CONVOLUTIONS)]
+        layers: list[nn.Module] = []
+        side = leaf.shape[:2]
+        for (inputs, outputs), (_, kernel, stride) in zip(
+            pairwise(sizes), CONVOLUTIONS, strict=True
+        ):
+            if min(side) < kernel:
+                break  # a small picture is done earlier
+            layers += [nn.Conv2d(e * inputs, e * outputs, kernel, stride, groups=e), nn.ReLU()]
+            side = tuple((pixels - kernel) // stride + 1 for pixels in side)
+        self.layers = nn.Sequential(*layers)
+        width = sizes[len(layers) // 2] * math.prod(side)
+        self.head = Ensemble(e, width, ())
+
+    def prepare(self, sights: Tensor) -> None:
+        """Pictures have a scale."""
+
+    def forward(self, sights: Tensor, own: bool = False) -> Tensor:
+        pictures = sights.float().div_(255)
+        if own:
+            pictures = pictures.permute(1, 0, 4, 2, 3).flatten(1, 2)
+        else:
+            pictures = pictures.permute(0, 3, 1, 2).repeat(1, self.members, 1, 1)
+        features = self.layers(pictures).unflatten(1, (self.members, -1)).flatten(2)
+        return self.head(features.transpose(0, 1)).squeeze(2).tanh()
+
+
+Scores = Vectors | Pictures
+Labels = tuple[Tensor, Tensor, Tensor]  # sights [n, ...] of both, P(second preferred) [n]
+
+
+def joined(parts: Sequence[Labels]) -> Labels:
+    """Several sets of labels as one."""
+    first, second, target = (torch.cat(each) for each in zip(*parts, strict=True))
+    return first, second, target
+
+
+def scores_of(leaf: Leaf, fit: Fit, seed: int) -> Scores:
+    """An ensemble for sights like `leaf`, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Pictures(leaf, fit) if leaf.is_image else Vectors(leaf, fit)
+
+
+def loss_of(first: Tensor, second: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of scores [E, b] with targets [E, b], summed over the members."""
+    error = functional.binary_cross_entropy_with_logits(second - first, target, reduction="none")
+    return error.mean(1).sum()
+
+
+class Ranker:
+    """The ensemble with all pairs that it was ever taught, and how it learns them."""
+
+    def __init__(self, leaf: Leaf, how: Fit, device: torch.device, seed: int) -> None:
+        self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
+        self.random = torch.Generator().manual_seed(seed)
+        self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
+        self.net, self.optimizer = self._begun()
+
+    def _begun(self) -> tuple[Scores, torch.optim.Optimizer]:
+        """An ensemble that has learned nothing, and its optimiser."""
+        net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
+        return net, torch.optim.Adam(net.parameters(), how.rate, weight_decay=how.decay)
+
+    def __len__(self) -> int:
+        return len(self.labels[2])
+
+    @torch.no_grad()
+    def each(self, sights: Tensor, chunk: int = 512) -> Tensor:
+        """Every member's scores [E, N] of sights [N, ...]."""
+        parts = [self.net(part.to(self.device)).cpu() for part in sights.split(chunk)]
+        return torch.cat(parts, 1)
+
+    def score(self, sights: Tensor) -> Tensor:
+        """The members' mean [N]."""
+        return self.each(sights).mean(0)
+
+    def accuracy(self, labels: Labels) -> float:
+        """The share of labels, ties aside, that the scores tell as they do; NaN without any."""
+        first, second, target = labels
+        told = target != 0.5
+        gain = self.score(second) - self.score(first)
+        return float((((gain > 0).float() == target) & told).sum() / told.sum())
+
+    def learn(self, new: Labels) -> dict[str, Tensor]:
+        """Take in labels, and fit all there are.
+
+        `new_accuracy` is how well the scores foretold these before they learned them.
+        """
+        metrics: dict[str, Tensor] = {}
+        if len(self):
+            metrics["new_accuracy"] = torch.tensor(self.accuracy(new))
+            new = joined([self.labels, new])
+        if self.how.fresh or not len(self):
+            self.net, self.optimizer = self._begun()
+            self.net.prepare(torch.cat(new[:2]).to(self.device))
+        self.labels, share = new, 0.0
+        for _ in range(self.how.epochs):
+            self._epoch()
+            share = self.accuracy(new)
+            if share > self.how.enough:
+                break
+        return metrics | {"train_accuracy": torch.tensor(share)}
+
+    def _epoch(self) -> None:
+        """Every member sees all pairs once, each in its own order."""
+        first, second, target = self.labels
+        order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
+        for rows in order.split(self.how.batch, 1):
+            one = self.net(first[rows].to(self.device), own=True)
+            two = self.net(second[rows].to(self.device), own=True)
+            loss = loss_of(one, two, target[rows].to(self.device))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": self.random.get_state(),
+            "labels": list(self.labels),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.random.set_state(state["random"])
+        first, second, target = state["labels"]
+        self.labels = (first, second, target)

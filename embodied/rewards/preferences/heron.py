@@ -1,0 +1,185 @@
+"""HERON: a reward learned from an order of importance among factors, instead of from weights.
+
+    level l decides between rows i and j iff |z_l(i) - z_l(j)| > margin_l std(z_l), larger wins;
+    a tie at every level is dropped;   loss = E softplus(-(r(i) - r(j))) for i preferred to j
+
+Bukharin et al., "Deep reinforcement learning with hierarchical reward modeling" (2023), with the
+Bradley-Terry model as the reward itself. The labels are made on the agent's own rows and the model
+is fitted on as they drift. Such preferences are not transitive near the margins, so that no model
+agrees with all of them: `accuracy`, measured on rows before they are learned from, says how many.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.nn.running_stats import Moments
+from embodied.rewards.handcrafted.factors import Factor
+from embodied.rewards.intrinsic.features import Seen
+
+TOP = 0.99  # the share of rows that are at most as good as what a cost of 0 stands for
+
+
+@dataclass(frozen=True)
+class Config:
+    """`factors` in the order of importance, each with its `margin` (in deviations of the factor; a
+    factor that is counted, like success, wants 0) and a negative `weight` where less is better.
+
+    Of every batch `rows` are compared, each with `rivals` others, in `rounds` steps, every `every`
+    updates. `level` "cost" pays at most 0, so that lingering short of an end is never worth it;
+    "centred" has mean 0; both have deviation `weight`. `own`: the world's reward beside it.
+    """
+
+    factors: tuple[Node, ...]
+    leaves: tuple[str, ...] | None = None
+    hidden: tuple[int, ...] = (256, 256)
+    lr: float = 1e-3
+    rows: int = 256
+    rivals: int = 16
+    rounds: int = 4
+    every: int = 10
+    level: Literal["cost", "centred"] = "cost"
+    weight: float = 1.0
+    own: float = 0.0
+
+
+class Heron:
+    """Asked when rows are sampled; sees the state that was reached."""
+
+    frozen = False
+
+    def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
+        if not config.factors or config.every < 1:
+            raise ConfigError("reward.factors needs at least one factor, reward.every at least 1")
+        self.config = config
+        plain = [{k: v for k, v in node.items() if k != "margin"} for node in config.factors]
+        self.factors = [Factor(node, spec) for node in plain]
+        self.margins = torch.tensor([float(node.get("margin", 1.0)) for node in config.factors])
+        self.seen = Seen(spec.obs, config.leaves, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.net = mlp(self.seen.size, config.hidden, 1).to(device)
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.spread = Moments(len(self.factors), device)
+        self.middle = torch.zeros(3, device=device)  # mean, deviation, top of the scores
+        self.middle[1] = 1.0
+        self.count = 0
+        self.metrics: dict[str, Tensor] = {}
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+
+    @torch.no_grad()
+    def terms(self, rows: Tensors) -> Tensors:
+        mean, std, top = self.middle
+        zero = mean if self.config.level == "centred" else top
+        learned = (self.score(rows) - zero) / std
+        if self.config.level == "cost":
+            learned = learned.clamp(max=0)
+        own = self.config.own * rows["reward"]
+        return {"own": own, "preferred": self.config.weight * learned}
+
+    def score(self, rows: Tensors) -> Tensor:
+        """The model's own numbers [N]."""
+        return self.net(self.seen(rows, "next_obs"))[:, 0]
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        self.count += 1
+        if (self.count - 1) % self.config.every == 0:
+            self.metrics = self._fit(rows)
+        return self.metrics
+
+    def _fit(self, rows: Tensors) -> dict[str, Tensor]:
+        drawn = self._drawn(len(rows["reward"]), self.config.rows, rows["reward"].device)
+        rows = {k: v[drawn] for k, v in rows.items()}
+        values = torch.stack([factor(rows) for factor in self.factors], 1)
+        self.spread.add(values)
+        self.seen.follow(rows, "next_obs")
+        first, second, wins, decided = self._labelled(values)
+        with torch.no_grad():
+            gap = (self.score(rows)[first] - self.score(rows)[second]) * wins
+            right = ((gap > 0) & (wins != 0)).float().sum() / (wins != 0).sum().clamp(min=1)
+        loss = torch.zeros(())
+        for _ in range(self.config.rounds):
+            loss = preference_loss(self.score(rows), first, second, wins)
+            self.adam.zero_grad()
+            loss.backward()
+            self.adam.step()
+        self._settle(rows)
+        shares = {
+            f"decided_{level}": (decided == level).float().mean()
+            for level in range(len(self.factors))
+        }
+        return {"loss": loss.detach(), "accuracy": right, **shares}
+
+    def _drawn(self, n: int, most: int, device: torch.device) -> Tensor:
+        return torch.randperm(n, generator=self.generator, device=device)[:most]
+
+    def _labelled(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Every row with some others: (rows, rivals, who wins, which level decided), [P] each."""
+        n = len(values)
+        first = torch.arange(n, device=values.device).repeat(self.config.rivals)
+        ahead = torch.randint(
+            1, max(n, 2), (len(first),), generator=self.generator, device=values.device
+        )
+        second = (first + ahead) % n
+        margins = self.margins.to(values.device) * self.spread.std
+        wins, decided = preferences(values[first], values[second], margins)
+        return first, second, wins, decided
+
+    @torch.no_grad()
+    def _settle(self, rows: Tensors) -> None:
+        """Where the reward's zero and unit are now: a preference model's own scale only grows."""
+        scores = self.score(rows)
+        std = scores.std(correction=0).clamp(min=1e-3)
+        self.middle.copy_(torch.stack([scores.mean(), std, scores.quantile(TOP)]))
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "adam": deepcopy(self.adam.state_dict()),
+            "generator": self.generator.get_state(),
+            "spread": self.spread.get_state(),
+            "seen": self.seen.get_state(),
+            "middle": self.middle.clone(),
+            "count": self.count,
+            "metrics": dict(self.metrics),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"].cpu())
+        self.spread.set_state(state["spread"])
+        self.seen.set_state(state["seen"])
+        self.middle.copy_(state["middle"])
+        self.count, self.metrics = state["count"], dict(state["metrics"])
+
+
+def preferences(one: Tensor, other: Tensor, margins: Tensor) -> tuple[Tensor, Tensor]:
+    """(1 where `one` wins, -1 where `other` does, 0 a tie; the level that decided, -1 a tie) [P] of
+    factors [P, K] in the order of importance, and margins [K]."""
+    gap = one - other
+    decides = gap.abs() > margins
+    level = decides.float().argmax(1)
+    none = ~decides.any(1)
+    wins = gap.gather(1, level[:, None])[:, 0].sign()
+    return torch.where(none, 0.0, wins), torch.where(none, -1, level)
+
+
+def preference_loss(scores: Tensor, first: Tensor, second: Tensor, wins: Tensor) -> Tensor:
+    """Bradley-Terry: mean softplus(-(r_i - r_j)) over the pairs that are no ties."""
+    gap = (scores[first] - scores[second]) * wins
+    known = (wins != 0).float()
+    return (functional.softplus(-gap) * known).sum() / known.sum().clamp(min=1)

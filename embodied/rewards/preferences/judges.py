@@ -1,0 +1,285 @@
+"""Judges: which of two moments is nearer to the goal - the first, the second, neither, can't say.
+
+A judge of rewards that are known (with errors, for experiments), one by an image-text encoder, and
+one by a vision-language model with the two-stage prompts of RL-VLM-F (Wang et al., 2024), asked in
+both orders: models have favourite places, and an answer that depends on the order is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.tensors import Tensors
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message
+from embodied.vision.image_text import ImageText
+
+logger = logging.getLogger(__name__)
+FIRST, SECOND, TIE, ABSTAIN = range(4)
+SWAPPED = {FIRST: SECOND, SECOND: FIRST, TIE: TIE, ABSTAIN: ABSTAIN}
+WORDS = {"first": FIRST, "second": SECOND, "same": TIE, "unsure": ABSTAIN}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"nearer": {"enum": list(WORDS)}},
+    "required": ["nearer"],
+    "additionalProperties": False,
+}
+
+
+@dataclass
+class Ledger:
+    """Pairs asked about, and what came of them; `failed` of the abstentions had no answer at all.
+    `tokens` are those of fresh answers."""
+
+    asked: int = 0
+    labelled: int = 0
+    tied: int = 0
+    abstained: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+    def count(self, labels: Tensor) -> None:
+        """Take in labels [m]."""
+        self.asked += len(labels)
+        self.tied += int((labels == TIE).sum())
+        self.abstained += int((labels == ABSTAIN).sum())
+        self.labelled = self.asked - self.tied - self.abstained
+
+
+class Judge(Protocol):
+    """`looks`: rows need a `picture` (uint8 [n, H, W, 3]); without it they need the world's own
+    `reward` [n]. `stopped`: why no more can be asked, for good ("": it can)."""
+
+    looks: bool
+    ledger: Ledger
+    stopped: str
+
+    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+        """Labels [m] (int64) of the first m of n pairs; m < n only where asking had to end."""
+        ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Ladders(Protocol):
+    """An encoder that knows sentences, from worst to best, that lead to what one says."""
+
+    def ladder(self, sentence: str) -> list[list[str]] | None: ...
+
+
+class _Booked:
+    """A judge's books, and what it saves of itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.ledger, self.stopped = Ledger(), ""
+        self.random = torch.Generator().manual_seed(seed)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "ledger": asdict(self.ledger),
+            "stopped": self.stopped,
+            "random": self.random.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.ledger, self.stopped = Ledger(**state["ledger"]), state["stopped"]
+        self.random.set_state(state["random"])
+
+
+@dataclass(frozen=True)
+class SimulatedConfig:
+    """`error`: the chance that a label is the wrong one; `tie`: rewards that differ by no more are
+    the same; `unsure`: the chance of an abstention."""
+
+    error: float = 0.0
+    tie: float = 0.0
+    unsure: float = 0.0
+
+
+class Simulated(_Booked):
+    """Knows the world's own reward: a stand-in for experiments, never evidence about a model."""
+
+    looks = False
+
+    def __init__(self, config: SimulatedConfig, seed: int = 0) -> None:
+        super().__init__(seed)
+        for name in ("error", "unsure"):
+            if not 0 <= getattr(config, name) <= 1:
+                raise ConfigError(f"judge.{name}={getattr(config, name)} should be from 0 to 1")
+        self.config = config
+
+    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+        gain = (second["reward"] - first["reward"]).cpu()
+        wrong, unsure = torch.rand(2, len(gain), generator=self.random)
+        labels = ((gain > 0) ^ (wrong < self.config.error)).long()
+        labels[gain.abs() <= self.config.tie] = TIE
+        labels[unsure < self.config.unsure] = ABSTAIN
+        self.ledger.count(labels)
+        return labels
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the sentence.
+
+    `rungs`: sentences from the worst to the best (empty: the encoder's own that lead to the goal,
+    if it has some, else the goal alone). With one, its similarity counts, with several the place
+    between them, sum_k k softmax_k(sharpness cos_k). `tie`: scores this near are the same."""
+
+    goal: str
+    rungs: tuple[str, ...] = ()
+    model: str | Node = "simclip"
+    sharpness: float = 30.0
+    tie: float = 0.0
+
+
+class Embedding(_Booked):
+    """Scores each picture by itself, so that the order of a pair can't matter."""
+
+    looks = True
+
+    def __init__(self, config: EmbeddingConfig, seed: int = 0) -> None:
+        super().__init__(seed)
+        if not config.goal and not config.rungs:
+            raise ConfigError('judge.goal is empty: say what is wanted, judge.goal="..."')
+        self.config, self.model = config, _encoder(config.model)
+        rungs: list[list[str]] = [[rung] for rung in config.rungs]
+        if not rungs and isinstance(self.model, Ladders):
+            rungs = self.model.ladder(config.goal) or []
+        # Several phrasings of a rung count as their mean.
+        means = [self.model.texts(phrases).mean(0) for phrases in rungs or [[config.goal]]]
+        self.texts = functional.normalize(torch.stack(means), dim=1)
+
+    @torch.no_grad()
+    def score(self, pictures: Tensor) -> Tensor:
+        """Scores [n] of pictures uint8 [n, H, W, 3]."""
+        alike = self.model.images(pictures) @ self.texts.T
+        if alike.shape[1] == 1:
+            return alike[:, 0].cpu()
+        rung = torch.arange(alike.shape[1], device=alike.device, dtype=alike.dtype)
+        return ((alike * self.config.sharpness).softmax(1) @ rung).cpu()
+
+    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+        gain = self.score(second["picture"]) - self.score(first["picture"])
+        labels = (gain > 0).long()
+        labels[gain.abs() <= self.config.tie] = TIE
+        self.ledger.count(labels)
+        return labels
+
+
+@dataclass(frozen=True)
+class VisionLanguageConfig:
+    """`chat`: the language model; `goal`: one sentence; `swap`: ask in both orders; `schema`: let
+    the second stage answer in JSON (else in one line, read strictly); `patience`: questions in a
+    row that may fail before the rest of a session is left for the next one."""
+
+    chat: Node
+    goal: str
+    swap: bool = True
+    schema: bool = True
+    patience: int = 3
+
+
+class VisionLanguage(_Booked):
+    """Describes both pictures first, then decides from the description alone."""
+
+    looks = True
+
+    def __init__(self, config: VisionLanguageConfig, seed: int = 0) -> None:
+        super().__init__(seed)
+        if not config.goal:
+            raise ConfigError('judge.goal is empty: say what is wanted, judge.goal="..."')
+        self.config, self.chat = config, _chat(config.chat)
+
+    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+        labels: list[int] = []
+        lost = 0
+        for one, two in zip(first["picture"], second["picture"], strict=True):
+            try:
+                labels.append(self._label(one, two))
+                lost = 0
+            except BudgetSpent as error:
+                self.stopped = str(error)
+                logger.warning("judge: %s; the %d labels before it are kept", error, len(labels))
+                break
+            except ChatError as error:
+                labels.append(ABSTAIN)
+                lost, self.ledger.failed = lost + 1, self.ledger.failed + 1
+                if lost >= self.config.patience:
+                    logger.warning("judge: %s; asking goes on in the next session", error)
+                    break
+        found = torch.tensor(labels, dtype=torch.int64)
+        self.ledger.count(found)
+        return found
+
+    def _label(self, one: Tensor, two: Tensor) -> int:
+        if torch.equal(one, two):
+            return TIE
+        label = self._asked(one, two)
+        if not self.config.swap or label == ABSTAIN:
+            return label
+        return label if self._asked(two, one) == SWAPPED[label] else ABSTAIN
+
+    def _asked(self, one: Tensor, two: Tensor) -> int:
+        """One order's label, in two questions."""
+        seen = self._ask([Message("user", look(self.config.goal), (one, two))])
+        question = [Message("user", decide(self.config.goal, seen.text))]
+        if self.config.schema:
+            return WORDS[self._ask(question, SCHEMA).data["nearer"]]
+        label = label_of(self._ask(question).text)
+        return ABSTAIN if label is None else label
+
+    def _ask(self, messages: Sequence[Message], schema: dict[str, Any] | None = None) -> Any:
+        answer = self.chat.ask(messages, schema)
+        if not answer.cached:
+            self.ledger.tokens += answer.tokens
+        return answer
+
+
+def look(goal: str) -> str:
+    """The first stage's question, about two pictures."""
+    return (
+        "Two pictures of the same place follow: the first, then the second. "
+        f'Somebody wants this: "{goal}". In a few sentences: what of it does the first picture '
+        "show, what does the second, and which one is nearer to it, if they differ at all?"
+    )
+
+
+def decide(goal: str, seen: str) -> str:
+    """The second stage's question, about the first stage's words."""
+    return (
+        f'Somebody wants this: "{goal}". Two pictures were compared, with these words:\n\n'
+        f"{seen.strip()}\n\nBy these words, which picture is nearer to what is wanted? "
+        'Answer "first", "second", "same" if they do not differ in it, or "unsure".'
+    )
+
+
+def label_of(text: str) -> int | None:
+    """The label that the last line of `text` is, and nothing else; None where it is not one."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = re.fullmatch(r'[\s"\'*]*([a-zA-Z]+)[\s"\'*.]*', lines[-1]) if lines else None
+    return WORDS.get(found[1].lower()) if found else None
+
+
+def _encoder(model: str | Node) -> ImageText:
+    """An encoder, imported when it is needed: not every judge needs one."""
+    if isinstance(model, dict):
+        return build(model)
+    return importlib.import_module("embodied.vision.contrastive").open_image_text(model)
+
+
+def _chat(node: Node) -> Chat:
+    endpoint = importlib.import_module("embodied.llm.client")
+    return endpoint.open_chat(node)

@@ -1,0 +1,92 @@
+"""Taught: a reward from judged pairs of a recording, checked on trajectories that nobody judged.
+
+Offline RL-VLM-F (Venkataraman et al., 2024): half the pairs are two moments of one trajectory, half
+are moments of two, so that neither long trajectories nor their quiet parts crowd out the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, nearest
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import transitions
+from embodied.rewards.preferences.bradley_terry import Labels, joined
+
+CHECKED = 2000  # pairs to compare with the recorded reward
+
+
+def reached(episodes: Episodes, names: set[str]) -> Tensors:
+    """What every step of a recording led to: the observations `names`, `reward`, `episode`."""
+    for name in names - set(episodes.final):
+        raise ConfigError(
+            f"the recording has no {name}{nearest(name, episodes.final)}; choose what is there: "
+            "reward.leaf=NAME (and reward.picture=NAME for a judge that looks)"
+        )
+    rows = transitions(episodes, gamma=1.0)
+    following = {name: rows[f"next_obs/{name}"] for name in names}
+    return {**following, "reward": rows["reward"], "episode": rows["episode"]}
+
+
+def split(count: int, held_out: float, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Numbers of the episodes to ask about, and of those to check with; both at least one."""
+    if count < 2:
+        raise ConfigError("a recording of one episode leaves none to check the reward with")
+    order = torch.randperm(count, generator=random)
+    apart = min(max(1, round(held_out * count)), count - 1)
+    return order[apart:], order[:apart]
+
+
+def drawn(episodes: Episodes, among: Tensor, n: int, random: torch.Generator) -> Tensor:
+    """Rows of n pairs [2, n], times uniform; every other pair is of one episode."""
+    pick = among[torch.randint(len(among), (2, n), generator=random)]
+    pick[1, ::2] = pick[0, ::2]
+    place = torch.rand(2, n, generator=random) * episodes.length[pick]
+    return episodes.start[pick] + place.long()
+
+
+def gather(ask: Callable[[int], Labels | None], want: int, at_once: int) -> Labels | None:
+    """Labels of up to `want` pairs; fewer where asking ends, None where it never began."""
+    parts: list[Labels] = []
+    while (known := sum(len(part[2]) for part in parts)) < want:
+        found = ask(min(at_once, want - known))
+        if found is None:
+            break
+        parts.append(found)
+    return joined(parts) if parts else None
+
+
+def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float]:
+    """How scores [N] go with recorded rewards [N]: `pairs`, the share of random pairs, equal ones
+    aside, that are in the same order; `returns`, the rank correlation of episodes' sums."""
+    random = torch.Generator().manual_seed(0)
+    one, two = torch.randint(len(score), (2, CHECKED), generator=random)
+    true = reward[two] - reward[one]
+    told = true.abs() > 1e-6
+    same = ((score[two] - score[one]) * true > 0) & told
+    count = int(episode.max()) + 1
+    present = torch.bincount(episode, minlength=count) > 0
+    sums = [torch.zeros(count).index_add(0, episode, each)[present] for each in (score, reward)]
+    return {"pairs": float(same.sum() / told.sum()), "returns": rank_correlation(*sums)}
+
+
+def rank_correlation(one: Tensor, two: Tensor) -> float:
+    """Spearman's correlation of [N] with [N], equal values sharing their mean rank; NaN where one
+    of them does not vary."""
+    ranks = torch.stack([_ranks(each) for each in (one, two)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, place, count = values.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0) - (count - 1) / 2)[place].double()
+
+
+def apart_of(rows: Tensors, among: Tensor) -> Tensors:
+    """The rows of the episodes `among`."""
+    return tt.take(rows, torch.isin(rows["episode"], among).nonzero().flatten())

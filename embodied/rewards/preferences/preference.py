@@ -1,0 +1,264 @@
+"""Preference: a reward that explains which of two moments a judge found nearer to the goal.
+
+RL-VLM-F (Wang et al., 2024): pairs of the agent's newest sights are judged every so many steps, an
+ensemble learns scores from all labels so far, and every row that is sampled from then on is paid by
+the new scores:
+
+    r = (mean_e S_e(sight after the action) - z) / s,
+
+s the deviation and z the mean, or the highest, of the scores of all sights held, taken anew at each
+fit. With z the highest nothing is paid above 0: ending the episode at the goal is best.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.rewards.preferences.bradley_terry import Fit, Labels, Ranker
+from embodied.rewards.preferences.image_store import NUMBER, Album, Numbered
+from embodied.rewards.preferences.judges import ABSTAIN, SECOND, TIE, Judge
+from embodied.rewards.preferences.offline import agreement, apart_of, drawn, gather, reached, split
+from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`leaf`: what is scored, an observation's name (null: a drawing of the world, `size` pixels a
+    side), of its numbers `only` those with these names (empty: all); `picture`: what a judge that
+    looks is shown (null: the drawing).
+
+    `pairs` are asked every `every` environment steps, of the `recent` newest sights, until there
+    are `labels`; a session with more than `ties` of ties is the last one. `choose`
+    "disagreement" takes those of ten times as many pairs that the ensemble is least agreed on.
+    `tied`: ties count as a half, or not at all. `memory`: how many sights are kept; it should be
+    what the replay holds.
+    """
+
+    judge: Node
+    leaf: str | None = None
+    only: tuple[str, ...] = ()
+    size: int = 64
+    picture: str | None = None
+    every: int = 1000
+    pairs: int = 40
+    labels: int = 1000
+    recent: int = 5000
+    choose: Literal["uniform", "disagreement"] = "uniform"
+    tied: Literal["half", "dropped"] = "half"
+    ties: float = 0.6
+    zero: Literal["mean", "highest"] = "mean"
+    memory: int = 100_000
+    fit: Fit = field(default_factory=Fit)
+
+
+class Preference:
+    """Asked when rows are sampled, by the number of what they ended in; rows without a number (of a
+    dataset) are scored by what they show. Nothing is paid before the first labels."""
+
+    frozen = False
+
+    def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int = 0) -> None:
+        if distributed.world() > 1:
+            raise ConfigError("preferences are learned in one process: leave torchrun out")
+        self.config = config
+        self.judge: Judge = build(config.judge, seed=seed)
+        self.sight = PICTURE if config.leaf is None else config.leaf
+        self.shown = PICTURE if config.picture is None else config.picture
+        leaf = _leaf(config, spec)
+        self.columns = _columns(config, leaf)
+        shape = leaf.shape if self.columns is None else (len(self.columns),)
+        self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
+        self.random = torch.Generator().manual_seed(seed)
+        self.album = Album(config.memory)
+        self.zero, self.scale = 0.0, 1.0
+        self.steps = 0
+        self.done = ""  # why no more is asked
+        self.metrics: dict[str, Tensor] = {}
+
+    def watch(self, env: VecEnv) -> VecEnv:
+        """The world with the numbers of its sights."""
+        names = {self.sight, self.shown} if self.judge.looks else {self.sight}
+        drawn = pictured(env, self.config.size) if PICTURE in names else env
+        return Numbered(drawn, self.album, sorted(names), (PICTURE,))
+
+    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Take in what rows ended in; every so many steps ask, and learn."""
+        numbers = rows[f"next_obs/{NUMBER}"].cpu()
+        self.album.reward[numbers % self.album.capacity] = rows["reward"].cpu()
+        if len(self.ranker):
+            self.album.scores[numbers] = self.ranker.score(
+                self.view(self.album.take(numbers)[self.sight])
+            )
+        before, self.steps = self.steps, self.steps + len(step.reward)
+        due = self.steps // self.config.every > before // self.config.every
+        if due and not self.done and len(self.ranker) < self.config.labels:
+            self._session()
+
+    def _session(self) -> None:
+        """Ask about the newest sights, fit all labels there are, score everything anew."""
+        first, second = self._chosen()
+        sides = [self.album.take(side) for side in (first, second)]
+        found = self.ask(*sides)
+        if found is not None:
+            self.metrics |= self.ranker.learn(found)
+            held = self.album.reached()
+            self.album.scores[held] = self.ranker.score(
+                self.view(self.album.take(held)[self.sight])
+            )
+            self.measure(self.album.scores[held])
+
+    def _chosen(self) -> tuple[Tensor, Tensor]:
+        """Numbers [pairs] of both sides."""
+        config, pool = self.config, self.album.reached(self.config.recent)
+        some = min(config.pairs, config.labels - len(self.ranker))
+        disputed = config.choose == "disagreement" and len(self.ranker) > 0
+        many = 10 * some if disputed else some
+        drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
+        if disputed:
+            one, two = (
+                self.ranker.each(self.view(self.album.take(side)[self.sight])) for side in drawn
+            )
+            doubt = (two - one).sigmoid().std(0)
+            drawn = drawn[:, doubt.argsort(descending=True)[:some]]
+        return drawn[0], drawn[1]
+
+    def ask(self, first: Tensors, second: Tensors) -> Labels | None:
+        """Have pairs judged, of rows with the sight, `reward`, and the picture where it matters;
+        None where no label came of it."""
+        labels = self.judge(self._evidence(first), self._evidence(second))
+        answered = labels != ABSTAIN
+        self._book(labels[answered])
+        use = answered if self.config.tied == "half" else answered & (labels != TIE)
+        index = use.nonzero().flatten()
+        if not len(index):
+            return None
+        target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
+        one, other = (self.view(side[self.sight][index]) for side in (first, second))
+        return one, other, target
+
+    def _evidence(self, side: Tensors) -> Tensors:
+        if self.judge.looks:
+            return {"picture": side[self.shown], "reward": side["reward"]}
+        return {"reward": side["reward"]}
+
+    def _book(self, answered: Tensor) -> None:
+        """Decide whether there is more to ask, and write down what was."""
+        tied = float((answered == TIE).float().mean()) if len(answered) else 0.0
+        if self.judge.stopped:
+            self.done = self.judge.stopped
+        elif tied > self.config.ties:
+            self.done = f"{tied:.0%} of the last pairs were ties"
+            logger.warning("preference: %s; no more is asked", self.done)
+        ledger = self.judge.ledger
+        counts = {name: getattr(ledger, name) for name in ("asked", "tied", "abstained", "tokens")}
+        self.metrics |= {name: torch.tensor(float(count)) for name, count in counts.items()}
+
+    def view(self, sights: Tensor) -> Tensor:
+        """What is scored of sights [n, ...]."""
+        return sights if self.columns is None else sights[:, self.columns]
+
+    def measure(self, scores: Tensor) -> None:
+        """Take zero and unit of the reward from scores [N]."""
+        self.scale = max(float(scores.std()), 1e-3)
+        self.zero = float(scores.mean() if self.config.zero == "mean" else scores.max())
+        self.metrics["scale"] = torch.tensor(self.scale)
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        number, sight = f"next_obs/{NUMBER}", f"next_obs/{self.sight}"
+        if not len(self.ranker):
+            return torch.zeros_like(rows["reward"])
+        if number in rows:
+            scores = self.album.scores[rows[number].cpu()]
+        elif sight in rows:
+            scores = self.ranker.score(self.view(rows[sight]))
+        else:
+            raise ConfigError(f"these rows show no {self.sight}, which the reward was fitted to")
+        return ((scores - self.zero) / self.scale).to(rows["reward"].device)
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        """What is known of the last session; learning happens there."""
+        return self.metrics
+
+    def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]:
+        """Have pairs of a recording judged and learn them; what came of it.
+
+        On the share `held_out` of the trajectories, which the reward was not fitted to: `judged`,
+        how many of the judge's labels it tells as well; `pairs` and `returns`, how it goes with the
+        recorded reward. ConfigError where the judge gives no label at all.
+        """
+        names = {self.sight, self.shown} if self.judge.looks else {self.sight}
+        rows = reached(episodes, names)
+        kept, apart = split(len(episodes), held_out, self.random)
+
+        def ask(among: Tensor) -> Callable[[int], Labels | None]:
+            def some(n: int) -> Labels | None:
+                sides = drawn(episodes, among, n, self.random)
+                return None if self.done else self.ask(*(tt.take(rows, side) for side in sides))
+
+            return some
+
+        labels = gather(ask(kept), self.config.labels, self.config.pairs)
+        if labels is None:
+            raise ConfigError(f"the judge gave no label ({self.done or 'it always abstained'})")
+        self.ranker.learn(labels)
+        checks = gather(ask(apart), max(20, self.config.labels // 5), self.config.pairs)
+        scores = self.ranker.score(self.view(rows[self.sight]))
+        self.measure(scores)
+        tested = apart_of(rows | {"score": scores}, apart)
+        return {
+            "labels": float(len(labels[2])),
+            "judged": math.nan if checks is None else self.ranker.accuracy(checks),
+            **agreement(tested["score"], tested["reward"], tested["episode"]),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "ranker": self.ranker.get_state(),
+            "album": self.album.get_state(),
+            "judge": self.judge.get_state(),
+            "random": self.random.get_state(),
+            "metrics": dict(self.metrics),
+            "numbers": [self.zero, self.scale, self.steps, self.done],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.ranker.set_state(state["ranker"])
+        self.album.set_state(state["album"])
+        self.judge.set_state(state["judge"])
+        self.random.set_state(state["random"])
+        self.metrics = dict(state["metrics"])
+        self.zero, self.scale, self.steps, self.done = state["numbers"]
+
+
+def _leaf(config: Config, spec: Spec) -> Leaf:
+    """What is scored."""
+    if config.leaf is None:
+        return Leaf((config.size, config.size, 3), "uint8", 0, 255)
+    if config.leaf not in spec.obs:
+        raise ConfigError(f"this world has no {config.leaf}{nearest(config.leaf, spec.obs)}")
+    return spec.obs[config.leaf]
+
+
+def _columns(config: Config, leaf: Leaf) -> Tensor | None:
+    """Where the numbers are that count; None: all do."""
+    for name in config.only:
+        if name not in leaf.names:
+            shown = "the drawing" if config.leaf is None else config.leaf
+            raise ConfigError(f"{shown} has no number {name}{nearest(name, leaf.names)}")
+    return torch.tensor([leaf.names.index(name) for name in config.only]) if config.only else None

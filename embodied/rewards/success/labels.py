@@ -1,0 +1,121 @@
+"""Outcomes: which recorded moments are success, for networks that learn to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.rewards.demonstrations.observations import all_moments, shared_leaves
+
+
+@dataclass(frozen=True)
+class Training:
+    """`views`: leaves to look at, pictures by convolutions or (`model`) by a frozen image-text
+    encoder: "simclip", a folder, or a name on the hub.
+
+    `last` moments of a successful episode are success, the `margin` before them are left out,
+    everything else is not. `held_out` is the share of episodes that calibrate; `false_positives`
+    the share of moments without success that may pass the threshold. `shuffle` deals the labels
+    out anew at random, for a control that must not work."""
+
+    views: tuple[str, ...] = ("state",)
+    model: str | None = None
+    hidden: tuple[int, ...] = (64, 64)
+    channels: tuple[int, ...] = (16, 32, 32)
+    updates: int = 600
+    batch_size: int = 64
+    lr: float = 1e-3
+    shift: int = 2
+    last: int = 1
+    margin: int = 1
+    held_out: float = 0.25
+    false_positives: float = 0.01
+    shuffle: bool = False
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Moments (leaves [N, ...]), `label` [N] (float: 1 is success) and `episode` [N] (int64)."""
+
+    moments: Tensors
+    label: Tensor
+    episode: Tensor
+
+    def at(self, index: Tensor) -> Labelled:
+        return Labelled(tt.take(self.moments, index), self.label[index], self.episode[index])
+
+
+def labelled(folders: Sequence[str], how: Training, seed: int) -> tuple[Labelled, dict[str, Leaf]]:
+    """The labels that datasets hold, and what their leaves are."""
+    parts = [read_episodes(Path(folder)) for folder in folders]
+    leaves = shared_leaves(how.views, [part.spec for part in parts])
+    made, count = [], 0
+    for folder, part in zip(folders, parts, strict=True):
+        made.append(_labels(part, folder, leaves, how, count))
+        count += len(part)
+    whole = Labelled(
+        tt.cat([one.moments for one in made]),
+        torch.cat([one.label for one in made]),
+        torch.cat([one.episode for one in made]),
+    )
+    if how.shuffle:
+        order = torch.randperm(len(whole.label), generator=torch.Generator().manual_seed(seed))
+        whole = replace(whole, label=whole.label[order])
+    return whole, leaves
+
+
+def _labels(
+    episodes: Episodes, folder: str, leaves: Mapping[str, Leaf], how: Training, first: int
+) -> Labelled:
+    if "success" not in episodes.steps:
+        raise ConfigError(f"{folder} does not say which episodes succeeded (a column `success`)")
+    moments, episode = all_moments(episodes, leaves)
+    ends = episodes.start + episodes.length - 1
+    won = episodes.steps["success"][ends].bool()
+    length = episodes.length + 1
+    left = (length.cumsum(0) - 1)[episode] - torch.arange(len(episode))  # 0 is the last moment
+    success = won[episode] & (left < how.last)
+    kept = (success | ~won[episode] | (left >= how.last + how.margin)).nonzero().flatten()
+    return Labelled(moments, success.float(), episode + first).at(kept)
+
+
+def with_successes(whole: Labelled, moments: Tensors) -> Labelled:
+    """The same and `moments` (leaves [M, ...]; none: {}) of success, each an episode of its own."""
+    if not moments:
+        return whole
+    count = tt.length(moments)
+    return Labelled(
+        tt.cat([whole.moments, moments]),
+        torch.cat([whole.label, torch.ones(count)]),
+        torch.cat([whole.episode, int(whole.episode.max()) + 1 + torch.arange(count)]),
+    )
+
+
+def split(whole: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
+    """Training and held-out moments; an episode is in one of them. Both hold successes."""
+    won = torch.unique(whole.episode[whole.label > 0])
+    every = torch.unique(whole.episode)
+    others = every[~torch.isin(every, won)]
+    if len(won) < 2:
+        raise ConfigError(
+            f"{len(won)} successful episodes are too few to learn from and to calibrate with: "
+            "at least 2"
+        )
+    random = torch.Generator().manual_seed(seed)
+    held = torch.cat([_some(won, share, random), _some(others, share, random)])
+    aside = torch.isin(whole.episode, held)
+    return whole.at((~aside).nonzero().flatten()), whole.at(aside.nonzero().flatten())
+
+
+def _some(episodes: Tensor, share: float, random: torch.Generator) -> Tensor:
+    count = max(1, round(share * len(episodes))) if len(episodes) else 0
+    return episodes[torch.randperm(len(episodes), generator=random)[:count]]

@@ -1,0 +1,175 @@
+"""Success from pictures or numbers: labels out of datasets, a network, and versions of it on disk.
+
+Trained on batches of as many successes as other moments; what its numbers are worth is said by
+held-out episodes (`embodied.rewards.success.calibration`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, parse
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.rewards.demonstrations.observations import shifted
+from embodied.rewards.success.calibration import Calibration, calibrate
+from embodied.rewards.success.labels import Labelled, Training, split
+from embodied.vision.contrastive import open_image_text
+from policies.networks.encoders import Encoder
+from policies.networks.image_encoders import ImageConfig
+
+WEIGHTS, CARD = "network.safetensors", "card.json"
+
+
+class SuccessNet(nn.Module):
+    """Moments (leaves [N, ...]) to logits [N] of success."""
+
+    def __init__(self, leaves: Mapping[str, Leaf], how: Training) -> None:
+        super().__init__()
+        self.pictures = [k for k, v in leaves.items() if v.is_image and how.model is not None]
+        seen = {k: v for k, v in leaves.items() if k not in self.pictures}
+        images = ImageConfig(how.channels, features=32)
+        self.encoder = Encoder(seen, images, asymmetric=True) if seen else None
+        # A frozen encoder is no part of what is trained and saved.
+        self.eyes = (open_image_text(how.model),) if self.pictures and how.model else ()
+        size = 0 if self.encoder is None else self.encoder.size
+        size += sum(len(self.pictures) * eyes.size for eyes in self.eyes)
+        self.head = mlp(size, how.hidden, 1)
+
+    def fit(self, moments: Tensors) -> None:
+        """Set the normaliser of numbers."""
+        if self.encoder is not None:
+            self.encoder.fit(tt.nest(moments, "obs"))
+
+    def forward(self, moments: Tensors) -> Tensor:
+        parts = [] if self.encoder is None else [self.encoder(moments)]
+        with torch.no_grad():
+            shown = [eyes.images(moments[k]) for eyes in self.eyes for k in self.pictures]
+        parts += [each.to(next(self.head.parameters()).device) for each in shown]
+        return self.head(torch.cat(parts, 1))[:, 0]
+
+
+def train(
+    net: SuccessNet, data: Labelled, own: Tensors, how: Training, updates: int, seed: int
+) -> float:
+    """`updates` of half successes and half others (where there are moments of the policy's `own`,
+    half of those); returns the log loss of the last tenth."""
+    random = torch.Generator().manual_seed(seed)
+    adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
+    yes, no = (data.label > 0).nonzero().flatten(), (data.label == 0).nonzero().flatten()
+    half = how.batch_size // 2
+    label = torch.cat([torch.ones(half), torch.zeros(half)]).to(data.label.device)
+    late: list[float] = []
+    net.train()
+    for update in range(updates):
+        mine = half // 2 if own else 0
+        parts = [_drawn(data.moments, yes, half, random)]
+        parts += [_drawn(data.moments, no, half - mine, random)]
+        if mine:
+            parts += [_drawn(own, torch.arange(tt.length(own)), mine, random)]
+        logits = net(shifted(tt.cat(parts), how.shift, random))
+        loss = binary_cross_entropy_with_logits(logits, label)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        if update >= 0.9 * updates:
+            late.append(loss.item())
+    net.eval()
+    return sum(late) / max(1, len(late))
+
+
+def _drawn(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> Tensors:
+    pick = torch.randint(len(among), (n,), generator=random)
+    return tt.take(moments, among[pick].to(next(iter(moments.values())).device))
+
+
+def learn(
+    net: SuccessNet,
+    whole: Labelled,
+    own: Tensors,
+    how: Training,
+    updates: int,
+    seed: int,
+    turn: int = 0,
+) -> Calibration:
+    """Train on some episodes, calibrate on the others (`seed` says which, `turn` what is drawn of
+    them); of the policy's `own` moments, every fourth is for calibration."""
+    data, held = split(whole, how.held_out, seed)
+    others = {k: v[torch.arange(len(v)) % 4 > 0] for k, v in own.items()}
+    train(net, data, others, how, updates, seed + turn)
+    aside = {k: v[::4] for k, v in own.items()}
+    with torch.no_grad():
+        logits = [net(held.moments), *([net(aside)] if own else [])]
+    zeros = torch.zeros(len(torch.cat(logits)) - len(held.label))
+    share = float(whole.label.mean())
+    prior = math.log(share / (1 - share))
+    return calibrate(torch.cat(logits), torch.cat([held.label, zeros]), prior, how.false_positives)
+
+
+def made(
+    whole: Labelled, leaves: Mapping[str, Leaf], how: Training, seed: int
+) -> tuple[SuccessNet, Calibration]:
+    """A network from nothing; torch's own random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = SuccessNet(leaves, how)
+        net.fit(whole.moments)
+        return net, learn(net, whole, {}, how, how.updates, seed)
+
+
+def fingerprint(whole: Labelled, how: Training, seed: int) -> str:
+    """Of everything that a first version depends on."""
+    digest = hashlib.sha256(json.dumps([asdict(how), seed]).encode())
+    for value in (*whole.moments.values(), whole.label, whole.episode):
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write(
+    folder: Path,
+    net: SuccessNet,
+    leaves: Mapping[str, Leaf],
+    calibration: Calibration,
+    facts: Mapping[str, Any],
+) -> None:
+    """Weights and card of one version; the card comes last, so that what has one is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    save_file({k: v.cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
+    shown = {name: leaf.to_json() for name, leaf in leaves.items()}
+    card = {**facts, "calibration": asdict(calibration), "leaves": shown}
+    (folder / CARD).write_text(json.dumps(card, indent=1))
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """ConfigError where there is none."""
+    try:
+        return json.loads((folder / CARD).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{folder} holds no trained network ({error}); embodied reward classifier DATASET... "
+            "out=DIR makes one"
+        ) from error
+
+
+def read(folder: Path) -> tuple[SuccessNet, dict[str, Leaf], Calibration, dict[str, Any]]:
+    """What `write` wrote, and its card."""
+    card = read_card(folder)
+    how: Training = parse(Training, card["training"], str(folder))
+    leaves = {name: Leaf.from_json(leaf) for name, leaf in card["leaves"].items()}
+    net = SuccessNet(leaves, how)
+    net.load_state_dict(load_file(folder / WEIGHTS))
+    return net.eval(), leaves, Calibration(**card["calibration"]), card

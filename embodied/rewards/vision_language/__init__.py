@@ -1,0 +1,1 @@
+"""Rewards from frozen image-text encoders: a sentence (CLIP) or a goal image."""

@@ -1,0 +1,1 @@
+"""Environment wrappers that add what rewards look at: images, captions, visit counts."""

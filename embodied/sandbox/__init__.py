@@ -1,0 +1,1 @@
+"""Untrusted reward programs: the allow-list, the locked worker process and its limits."""

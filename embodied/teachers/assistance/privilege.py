@@ -1,0 +1,96 @@
+"""Privilege: help that fades with success and comes back with failure; other tasks are uniform.
+
+The schedule of privileged-action curricula: one element of the task vector is how much help there
+is. An episode gets p - below u^2 of it, u uniform in [0, 1]: about p, and sometimes less, as a
+student that only ever met one p has not seen what less asks of it. When the mean score of the last
+`batch` episodes at this p is above `enough`, p falls by `step`, below `little` it rises by it. What
+counts is success without help, and that is what evaluation plays: worlds with help give none unless
+they are asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import Teacher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """`name`: the task parameter that is help; `first`: how much of it to begin with; an
+    episode has up to `below` less than p (never less than none)."""
+
+    name: str = "help"
+    first: float = 1.0
+    step: float = 0.03
+    enough: float = 0.7
+    little: float = 0.3
+    batch: int = 100
+    below: float = 0.25
+
+
+class Privilege(Teacher):
+    """`level` is p, in whole steps below `first`, so that it ends at exactly 0."""
+
+    needs = frozenset({"help"})
+    remembered = ("level", "recent")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        names = () if spec.task is None else spec.task.names
+        if config.name not in names:
+            raise ConfigError(
+                f'this teacher needs a world with help in its task ("{config.name}"): '
+                "env=fr3_lift_magnet"
+            )
+        super().__init__(config, spec, seed)
+        if config.name not in self.space.names:
+            raise ConfigError(
+                f"teacher.box leaves {config.name} no width: there is no help to fade"
+            )
+        if not 0 < config.step <= 1 or not 0 <= config.first <= 1 or config.batch < 1:
+            raise ConfigError("teacher: 0 < step <= 1, 0 <= first <= 1 and batch of 1 or more")
+        if not 0 <= config.little < config.enough <= 1:
+            raise ConfigError("teacher: 0 <= little < enough <= 1")
+        if not 0 <= config.below <= 1:
+            raise ConfigError("teacher: 0 <= below <= 1")
+        self.place = self.space.names.index(config.name)
+        self.level = float(config.first)
+        self.recent: deque[float] = deque(maxlen=config.batch)
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        points = self.random.random((n, len(self.space)))
+        less = self.config.below * self.random.random(n) ** 2
+        points[:, self.place] = np.maximum(self.level - less, 0)
+        return [(point, self.level) for point in points]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        """Episodes of another p say nothing about this one."""
+        for score, level in zip(scores, memos, strict=True):
+            if level != self.level:
+                continue
+            self.recent.append(float(score))
+            if len(self.recent) < self.config.batch:
+                continue
+            mean = float(np.mean(self.recent))
+            if mean > self.config.enough:
+                self._move(-1)
+            elif mean < self.config.little:
+                self._move(1)
+
+    def _move(self, way: int) -> None:
+        level = round(self.level + way * self.config.step, 6)
+        level = min(max(level, 0.0), self.config.first)
+        if level != self.level:
+            self.level = level
+            self.recent.clear()
+
+    def metrics(self) -> dict[str, float]:
+        return {"help": self.level}

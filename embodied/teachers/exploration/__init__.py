@@ -1,0 +1,1 @@
+"""Exploration by two policies in turns: Adversarial Surprise."""

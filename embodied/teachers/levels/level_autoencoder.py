@@ -1,0 +1,137 @@
+"""Sentences: a recurrent autoencoder of levels in words (CLUTR, Azad et al., 2023; VAE: Kingma and
+Welling, 2014).
+
+An embedding and a bidirectional GRU read the words w_1 .. w_T; its last states say where the level
+is, q(z | w) = N(mu, sigma^2). A GRU that sees z with every word writes them again, greedily.
+
+    L = c CE(w) + beta_i KL(q || N(0, I)),   beta_i = (tanh((i - 3.5 k) / k) + 1) / 2
+
+CE is the mean over words; c = 79, k = 1000 as published. Published too, but only if `bounded`: z
+becomes 4 tanh(z) after it was drawn, and its prior is then no longer a normal one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from embodied.teachers.levels.level_generator import Grammar, Words
+from embodied.teachers.torch_teacher import descend, gru, linear, table
+
+EDGE = 4.0  # latents are never further from 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`steps` of `batch` levels out of `pool` random ones, before the first episode. `blur`: share
+    of the numbers that the writer sees of the words before that are left out (so that it needs z).
+    `warm`: k; `weight`: c."""
+
+    pool: int = 20_000
+    steps: int = 2_000
+    batch: int = 64
+    lr: float = 2e-3
+    latent: int = 16
+    embedding: int = 32
+    reader: int = 64
+    writer: int = 128
+    blur: float = 0.3
+    weight: float = 79.0
+    warm: float = 150.0
+    bounded: bool = False
+
+
+class Sentences(nn.Module):
+    """Words [n, T] to where they are, latents [n, Z] to words."""
+
+    def __init__(self, settings: Settings, grammar: Grammar, random: np.random.Generator) -> None:
+        super().__init__()
+        self.settings, self.grammar = settings, grammar
+        latent, size = settings.latent, settings.embedding
+        # One word more: what comes before the first.
+        self.embedding = table(grammar.words + 1, size, random)
+        self.reader = gru(size, settings.reader, random, both_ways=True)
+        self.where = linear(2 * settings.reader, 2 * latent, random)
+        self.begin = linear(latent, settings.writer, random)
+        self.writer = gru(size + latent, settings.writer, random)
+        self.word = linear(settings.writer, grammar.words, random)
+
+    def read(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """mu and log sigma^2 [n, Z] of words [n, T]."""
+        _, last = self.reader(self.embedding(words))
+        mean, log = self.where(torch.cat([last[0], last[1]], 1)).chunk(2, 1)
+        return mean, log
+
+    def bound(self, z: Tensor) -> Tensor:
+        return EDGE * torch.tanh(z) if self.settings.bounded else z
+
+    def logits(self, z: Tensor, words: Tensor, kept: Tensor | float = 1.0) -> Tensor:
+        """[n, T, V] of each word after those before it; `kept` [n, T, E] multiplies what is seen of
+        them."""
+        start = torch.full_like(words[:, :1], self.grammar.words)
+        before = self.embedding(torch.cat([start, words[:, :-1]], 1)) * kept
+        told = z[:, None].expand(-1, words.shape[1], -1)
+        hidden, _ = self.writer(torch.cat([before, told], 2), torch.tanh(self.begin(z))[None])
+        return self._allowed(self.word(hidden), 0)
+
+    @torch.no_grad()
+    def write(self, z: Tensor) -> Words:
+        """The likeliest words [n, T], one after the other; latents [n, Z] are bounded already."""
+        word = torch.full((len(z), 1), self.grammar.words)
+        hidden, words = torch.tanh(self.begin(z))[None], []
+        for t in range(self.grammar.length):
+            seen = torch.cat([self.embedding(word), z[:, None]], 2)
+            out, hidden = self.writer(seen, hidden)
+            word = self._allowed(self.word(out), t).argmax(2)
+            words.append(word)
+        return torch.cat(words, 1).numpy()
+
+    def _allowed(self, logits: Tensor, first: int) -> Tensor:
+        """Logits [n, k, V] of words from `first` on, in which no mark is "nothing"."""
+        marks = max(0, self.grammar.marks - first)
+        barred = torch.zeros(logits.shape[1:])
+        barred[:marks, -1] = -torch.inf
+        return logits + barred
+
+
+def beta(step: int, warm: float) -> float:
+    """How much the KL counts in step `step` of learning."""
+    return (math.tanh((step - 3.5 * warm) / warm) + 1) / 2
+
+
+def divergence(mean: Tensor, log: Tensor) -> Tensor:
+    """KL(N(mean, exp(log)) || N(0, I)) of each of [n, Z], [n]."""
+    return 0.5 * (mean.square() + log.exp() - log - 1).sum(1)
+
+
+def teach(
+    model: Sentences,
+    optimizer: torch.optim.Optimizer,
+    pool: Words,
+    random: np.random.Generator,
+) -> dict[str, float]:
+    """All the steps; what to log of the last ones."""
+    settings, grammar = model.settings, model.grammar
+    levels, noted = torch.from_numpy(pool), {"written": 0.0, "kl": 0.0}
+    shape = (settings.batch, grammar.length, settings.embedding)
+    for step in range(settings.steps):
+        words = levels[torch.from_numpy(random.integers(len(levels), size=settings.batch))]
+        lots = torch.from_numpy(random.random(shape, dtype=np.float32))
+        kept = (lots >= settings.blur).float() / (1 - settings.blur)
+        mean, log = model.read(words)
+        noise = torch.from_numpy(random.standard_normal(mean.shape, dtype=np.float32))
+        z = model.bound(mean + (0.5 * log).exp() * noise)
+        logits = model.logits(z, words, kept)
+        error = F.cross_entropy(logits.flatten(0, 1), words.flatten())
+        kl = divergence(mean, log).mean()
+        descend(optimizer, settings.weight * error + beta(step, settings.warm) * kl)
+        right = (logits.detach().argmax(2) == words).float().mean().item()
+        share = 1.0 if not step else 0.02
+        new = {"written": right, "kl": kl.item()}
+        noted = {key: noted[key] + share * (new[key] - noted[key]) for key in noted}
+    return noted

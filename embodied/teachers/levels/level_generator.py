@@ -1,0 +1,150 @@
+"""Builder: a policy that makes a level word by word, and learns by PPO what it was paid at the end.
+
+Source: Dennis et al., 2020 (the adversary of PAIRED); PPO: Schulman et al., 2017. Of a level with T
+words w_t that earned g (gamma, lambda, epsilon as always):
+
+    delta_t = gamma V_{t+1} - V_t,  delta_T = g - V_T,  A_t = sum_k (gamma lambda)^k delta_{t+k}
+    L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_old - A)^2 - c_h H ]
+
+What it sees is all there is: its own words so far (the first `marks` of them each have a meaning of
+their own, of the others the order does not matter) and how many. A memory would add nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from embodied.teachers.torch_teacher import descend, linear, perceptron
+
+Words = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """`length` T words of `words` V; the last word is "nothing", which no mark can be."""
+
+    words: int
+    length: int
+    marks: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of PPO; `epochs` are steps on the whole batch."""
+
+    lr: float = 1e-3
+    epochs: int = 5
+    gamma: float = 0.995
+    lam: float = 0.95
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy: float = 0.005
+    width: int = 64
+
+
+class Builder(nn.Module):
+    """Logits over words and a value, of what has been said."""
+
+    def __init__(self, grammar: Grammar, width: int, random: np.random.Generator) -> None:
+        super().__init__()
+        self.grammar = grammar
+        size = (grammar.marks + 1) * grammar.words + 1
+        self.trunk = nn.Sequential(perceptron((size, width, width), random, nn.Tanh), nn.Tanh())
+        # At first every word is about as likely as every other.
+        self.word, self.worth = linear(width, grammar.words, random, 0.01), linear(width, 1, random)
+
+    def forward(self, seen: Tensor, t: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [..., V] of word `t` (counted from 0) and values [...]."""
+        hidden = self.trunk(seen)
+        logits = self.word(hidden)
+        nothing = torch.zeros(self.grammar.words)
+        nothing[-1] = -torch.inf
+        marks = torch.as_tensor(t < self.grammar.marks)[..., None]
+        logits = torch.where(marks, logits + nothing, logits)
+        return logits.log_softmax(-1), self.worth(hidden)[..., 0]
+
+    def seen(self, words: Tensor) -> Tensor:
+        """What was seen before each of the words [n, T]: [n, T, (marks + 1) V + 1]."""
+        grammar = self.grammar
+        n, length = words.shape
+        said = nn.functional.one_hot(words, grammar.words).float()
+        shown = torch.zeros(n, length, (grammar.marks + 1), grammar.words)
+        for mark in range(grammar.marks):
+            shown[:, mark + 1 :, mark] = said[:, mark : mark + 1]
+        rest = said[:, grammar.marks : -1].cumsum(1).clamp(max=1)
+        shown[:, grammar.marks + 1 :, grammar.marks] = rest
+        clock = (torch.arange(length) / length).expand(n, length)[..., None]
+        return torch.cat([shown.flatten(2), clock], 2)
+
+    @torch.no_grad()
+    def say(self, n: int, random: np.random.Generator) -> tuple[Words, Tensor, Tensor]:
+        """Words [n, T], the logarithms of their chances, and the values before them [n, T]."""
+        grammar = self.grammar
+        lots = torch.from_numpy(random.random((grammar.length, n))).float()
+        seen, rows = torch.zeros(n, (grammar.marks + 1) * grammar.words + 1), torch.arange(n)
+        words, logs, values = [], [], []
+        for t in range(grammar.length):
+            seen[:, -1] = t / grammar.length
+            log, value = self(seen, t)
+            edge = log.exp().cumsum(1)
+            word = (lots[t, :, None] * edge[:, -1:] >= edge).sum(1).clamp(max=grammar.words - 1)
+            # At a mark the last word has no width, and rounding must not give it any.
+            word = word.clamp(max=grammar.words - 2) if t < grammar.marks else word
+            seen[rows, min(t, grammar.marks) * grammar.words + word] = 1
+            words.append(word)
+            logs.append(log[rows, word])
+            values.append(value)
+        return torch.stack(words, 1).numpy(), torch.stack(logs, 1), torch.stack(values, 1)
+
+
+def advantages(value: Tensor, earned: Tensor, gamma: float, lam: float) -> Tensor:
+    """A [n, T] of words with values [n, T], whose level earned [n] when it was finished."""
+    following = torch.cat([gamma * value[:, 1:], earned[:, None]], 1)
+    delta = following - value
+    out, ahead = torch.empty_like(delta), torch.zeros_like(earned)
+    for t in reversed(range(delta.shape[1])):
+        ahead = delta[:, t] + gamma * lam * ahead
+        out[:, t] = ahead
+    return out
+
+
+def surrogate(log: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """The clipped objective, elementwise, as a loss."""
+    ratio = (log - old).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def improve(
+    builder: Builder,
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    words: Words,
+    old: Tensor,
+    value: Tensor,
+    earned: Tensor,
+) -> dict[str, float]:
+    """PPO on levels [n, T] that `say` made, which earned [n]; what to log of it."""
+    raw = advantages(value, earned, settings.gamma, settings.lam)
+    target, advantage = raw + value, normal(raw)
+    said = torch.from_numpy(words)
+    seen, clock = builder.seen(said), torch.arange(said.shape[1])
+    entropy = torch.zeros(())
+    for _ in range(settings.epochs):
+        logs, values = builder(seen, clock)
+        log = logs.gather(2, said[..., None])[..., 0]
+        entropy = -(logs.exp() * logs.clamp(min=-100)).sum(2).mean()
+        loss = surrogate(log, old, advantage, settings.clip).mean()
+        loss = loss + settings.value_weight * (values - target).square().mean()
+        descend(optimizer, loss - settings.entropy * entropy)
+    return {"entropy": float(entropy.detach())}
+
+
+def normal(values: Tensor) -> Tensor:
+    """Zero mean and unit deviation; zeros where all are alike."""
+    centred = values - values.mean()
+    return centred / (centred.square().mean().sqrt() + 1e-8)

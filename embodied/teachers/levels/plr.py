@@ -1,0 +1,159 @@
+"""Plr: levels on which the student seems to have more to gain are played again, and edited.
+
+Sources: Jiang, Grefenstette and Rocktaschel, "Prioritized level replay", 2021; `robust`: Jiang et
+al., "Replay-guided adversarial environment design", 2021; `edits` (ACCEL): Parker-Holder, Jiang et
+al., "Evolving curricula with regret-based environment design", 2022.
+With probability `replay`, once the library is filled enough, an episode's level is drawn from it,
+otherwise it is a new one. Robust: the student learns from levels that are played again only. A
+level's score estimates its regret:
+
+    gain  1/T sum_t max(A_t, 0)        error  1/T sum_t |A_t|
+    maxmc 1/T sum_t (R_max - V(s_t)),  R_max the highest return on this level so far
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers.levels import level_teacher
+from embodied.teachers.levels.level_buffer import Library
+from embodied.teachers.levels.level_teacher import LevelSpace
+from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import Outcome
+
+NEW, AGAIN, EDIT = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(level_teacher.Config):
+    """`size` of the library, which is drawn from once it is `fill` full. `beta`: how much a rank
+    counts (small: the best only); `staleness`: share of draws by how long ago it was. `first`: what
+    new levels are, random or plain ones. `edits`: of each level that has been played again a copy
+    with so many changes is tried next (0: none)."""
+
+    robust: bool = False
+    score: Literal["gain", "error", "maxmc"] = "gain"
+    replay: float = 0.5
+    size: int = 256
+    fill: float = 0.5
+    beta: float = 0.1
+    staleness: float = 0.3
+    first: Literal["random", "plain"] = "random"
+    edits: int = 0
+
+
+class Plr(level_teacher.Leveled):
+    """What it remembers of an episode is its kind (new, again, edit) and the number of its level in
+    the library (-1: not from there)."""
+
+    needs = level_teacher.Leveled.needs | {"estimates"}
+    remembered = (*level_teacher.Leveled.remembered, "queue", "kinds", "taken")
+
+    def __init__(
+        self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(config, spec, levels, seed)
+        self.settings = config
+        _check(config)
+        self.library = Library(config.size, len(self.space), config.beta, config.staleness)
+        self.queue: deque[Floats] = deque()  # edited levels that nobody has played
+        self.kinds: deque[int] = deque(maxlen=1000)
+        self.taken = 0  # levels that the library took in
+
+    def choose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, tuple[int, int]]:
+        settings = self.settings
+        level, kind, number = None, NEW, -1
+        if self.queue:
+            level, kind = self.queue.popleft(), EDIT
+        elif self.ready and self.random.random() < settings.replay:
+            number, kind = self.library.draw(self.random), AGAIN
+            level = self.library.get(number)
+        if level is None:
+            draw = self.levels.random if settings.first == "random" else self.levels.plain
+            level = draw(1, self.random)[0]
+        self.kinds.append(kind)
+        return level, (kind, number)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the library is full enough to draw from."""
+        return len(self.library) >= max(1, self.settings.fill * self.settings.size)
+
+    def trains(self, ticket: Tensor) -> Tensor:
+        if not self.settings.robust:
+            return super().trains(ticket)
+        memos = (self.pending[number][1] for number in ticket.tolist())
+        return torch.tensor([kind == AGAIN for kind, _ in memos], dtype=torch.bool)
+
+    def scores(self, outcome: Outcome) -> Floats:
+        """[n, 3]: estimate, return, mean value; NaN where the student learned too late of it."""
+        if outcome.gain is None or outcome.error is None or outcome.value is None:
+            raise ConfigError("this teacher needs to hear what the student expected: learner=ppo")
+        estimate = outcome.error if self.settings.score == "error" else outcome.gain
+        columns = (estimate, outcome.ret, outcome.value)
+        return np.stack([column.double().cpu().numpy() for column in columns], 1)
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for level, (estimate, ret, value), (kind, number) in zip(
+            points, scores.tolist(), memos, strict=True
+        ):
+            self.rate(level, estimate, ret, value, number if kind == AGAIN else None)
+        again = np.array([kind == AGAIN for kind, _ in memos])
+        if self.settings.edits and again.any():  # together: a fraction of the time
+            self.queue.extend(self.levels.mutate(points[again], self.settings.edits, self.random))
+
+    def rate(
+        self, level: Floats, estimate: float, ret: float, value: float, number: int | None
+    ) -> None:
+        """An episode on `level` [D] ended; `number` in the library, None where it is new to it."""
+        if number is None:
+            number = self.library.find(level)
+        best = max(ret, self.library.best_of(number))
+        score = best - value if self.settings.score == "maxmc" else estimate
+        if number is not None:
+            self.library.rate(number, score, best)
+        else:
+            self.taken += self.library.offer(level, score, best)
+
+    def metrics(self) -> dict[str, float]:
+        kinds, count = np.array(self.kinds), len(self.library)
+        mean = float(self.library.score[:count].mean()) if count else 0.0
+        return {
+            **super().metrics(),
+            "library": float(count),
+            "score": mean,
+            "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
+            "taken": float(self.taken),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"library": self.library.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.library.set_state(state["library"])
+
+
+def _check(config: Config) -> None:
+    shares = {name: getattr(config, name) for name in ("replay", "fill", "staleness")}
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"teacher.{name}={share:g} should be from 0 to 1")
+    if config.size < 1 or config.beta <= 0 or config.edits < 0:
+        raise ConfigError(
+            f"teacher: size={config.size} should be at least 1, beta={config.beta:g} above 0, "
+            f"edits={config.edits} at least 0"
+        )
+    if config.robust and not config.replay:
+        raise ConfigError("teacher.robust=true learns from replayed levels only: replay above 0")

@@ -1,0 +1,130 @@
+"""Picture: where in task space a teacher sampled, quarter by quarter of a run.
+
+Each quarter is one panel over two task parameters: how densely its tasks lie there, and where it
+succeeded (a line around the tasks whose mean score is a half or more).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.teachers.task_space import Floats
+
+QUARTERS = 4
+CELLS = 40
+BLUR = 1.3  # standard deviation, in cells
+INK = "#0b6bcb"
+WON = "#c2410c"
+LOST = "#94a3b8"
+
+
+def draw(
+    file: Path,
+    times: Floats,
+    points: Floats,
+    scores: Floats,
+    names: tuple[str, ...],
+    axes: tuple[int, int] = (0, 1),
+    title: str = "",
+    steps: str = "episode",
+) -> Path:
+    """Write a PNG of episodes that began at `times` [n] (in `steps`) with tasks `points` [n, d] in
+    [0, 1] and ended with `scores` [n] (NaN: not known), over elements `axes` of `names` [d].
+
+    With one task parameter the other axis is the score. ConfigError where there is no episode.
+    """
+    if not len(times):
+        raise ConfigError("a picture of tasks needs at least one episode that ended")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    x, y = points[:, axes[0]], points[:, axes[1]] if points.shape[1] > 1 else scores
+    labels = (names[axes[0]], names[axes[1]] if points.shape[1] > 1 else "score")
+    figure, panels = pyplot.subplots(
+        1, QUARTERS, figsize=(13, 3.7), sharex=True, sharey=True, constrained_layout=True
+    )
+    parts = quarters(times)
+    maps = [density(x[part], y[part]) for part in parts]
+    top = max(float(each.max()) for each in maps)
+    for panel, part, each in zip(panels, parts, maps, strict=True):
+        _panel(panel, each, top, success(x[part], y[part], scores[part]))
+        panel.set_title(span(times[part], steps, scores[part]), fontsize=9)
+        panel.set_xlabel(labels[0])
+    panels[0].set_ylabel(labels[1])
+    if title:
+        figure.suptitle(title, fontsize=11)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+    return file
+
+
+def quarters(times: Floats) -> list[Any]:
+    """Indices of the episodes in each quarter of the time from the first to the last."""
+    low, high = float(times.min()), float(times.max())
+    place = (times - low) / max(high - low, 1e-9) * QUARTERS
+    number = np.minimum(place.astype(int), QUARTERS - 1)
+    return [np.flatnonzero(number == quarter) for quarter in range(QUARTERS)]
+
+
+def span(times: Floats, steps: str, scores: Floats) -> str:
+    """From when to when, and the mean score, in words."""
+    if not len(times):
+        return "no episode ended"
+    known = scores[np.isfinite(scores)]
+    mean = f", mean score {known.mean():.2f}" if len(known) else ""
+    return f"{steps} {times.min():,.0f} to {times.max():,.0f}{mean}"
+
+
+def density(x: Floats, y: Floats) -> Floats:
+    """[CELLS, CELLS] by (y, x): how many times as many tasks as uniform ones would be; 0 without
+    any."""
+    counts = _counts(x, y, None)
+    total = counts.sum()
+    return _blurred(counts) / total * CELLS**2 if total else counts
+
+
+def success(x: Floats, y: Floats, scores: Floats) -> Floats:
+    """[CELLS, CELLS] by (y, x): mean score around each cell; NaN where no task is near."""
+    known = np.isfinite(scores)
+    x, y, scores = x[known], y[known], scores[known]
+    near = _blurred(_counts(x, y, None))
+    total = _blurred(_counts(x, y, scores))
+    return np.where(near > 0.05, total / np.maximum(near, 1e-9), np.nan)
+
+
+def _counts(x: Floats, y: Floats, weights: Floats | None) -> Floats:
+    known = np.isfinite(x) & np.isfinite(y)
+    weights = None if weights is None else weights[known]
+    edges = np.linspace(0, 1, CELLS + 1)
+    places = (np.clip(y[known], 0, 1), np.clip(x[known], 0, 1))
+    return np.histogram2d(*places, bins=(edges, edges), weights=weights)[0]
+
+
+def _blurred(counts: Floats) -> Floats:
+    """A normal blur that keeps the sum: what would leave the square stays in it."""
+    cells = np.arange(CELLS)
+    kernel = np.exp(-0.5 * ((cells[:, None] - cells[None]) / BLUR) ** 2)
+    kernel /= kernel.sum(0)
+    return kernel @ counts @ kernel.T
+
+
+def _panel(panel: Any, dense: Floats, top: float, won: Floats) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("tasks", ["#ffffff", INK, "#08264a"])
+    # The root shows thin places beside a crowded one.
+    image = np.sqrt(dense / max(top, 1e-9))
+    panel.imshow(image, origin="lower", extent=(0, 1, 0, 1), cmap=colours, vmin=0, vmax=1)
+    known = won[np.isfinite(won)]
+    if len(known) and known.min() < 0.5 <= known.max():
+        middles = (np.arange(CELLS) + 0.5) / CELLS
+        panel.contour(middles, middles, won, levels=[0.5], colors=WON, linewidths=1.4)
+    panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    panel.tick_params(labelsize=8)

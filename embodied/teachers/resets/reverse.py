@@ -1,0 +1,89 @@
+"""Reverse: begin near the end of a demonstration, and earlier and earlier as that succeeds.
+
+Backward from a single demonstration (Salimans and Chen, 2018), with many of them: each has a point
+that starts close to its end; episodes begin from one of the `width` states before it. When the mean
+score of the last `batch` of them reaches `enough`, the point moves `stride` states back, until the
+whole of the task is played from its own start.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.teachers.resets import reset_distribution
+from embodied.teachers.resets.reset_distribution import AS_USUAL, ResetDistribution
+from embodied.teachers.resets.state_library import Trajectories
+from embodied.teachers.task_space import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(reset_distribution.Config):
+    """Counts are in saved states, so in `every` steps each. Demonstrations that did not succeed are
+    left out, where the world knows."""
+
+    every: int = 1
+    usual: float = 0.2
+    enough: float = 0.2
+    batch: int = 20
+    width: int = 4
+    stride: int = 1
+
+
+class Reverse(ResetDistribution):
+    """`point` [E]: how many states of each trajectory are behind its point, from 1 on; at 0 it is
+    done with, and begins as the world begins."""
+
+    remembered = ("point", "recent")
+
+    def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
+        for name in ("batch", "width", "stride"):
+            if getattr(config, name) < 1:
+                raise ConfigError(f"teacher.{name} has to be at least 1")
+        if not 0 < config.enough <= 1:
+            raise ConfigError(f"teacher.enough={config.enough:g} should be above 0, at most 1")
+        super().__init__(config, spec, env, seed)
+
+    def keep(self, paths: Trajectories) -> Trajectories:
+        good = (~(paths.won == 0)).nonzero().flatten()
+        if not len(good):
+            raise ConfigError("this teacher needs a demonstration that succeeds; none of them did")
+        return paths.only(good)
+
+    def begin(self) -> None:
+        episode = self.paths.episode.numpy()
+        count = len(self.paths.returns)
+        self.first = np.searchsorted(episode, np.arange(count))
+        self.size = np.bincount(episode, minlength=count)
+        self.point = self.size.copy()
+        self.recent = [deque(maxlen=self.config.batch) for _ in range(count)]
+
+    def propose(self, n: int) -> list[tuple[int, Any]]:
+        return [self._one(int(each)) for each in self.random.integers(len(self.point), size=n)]
+
+    def _one(self, path: int) -> tuple[int, Any]:
+        end = int(self.point[path])
+        if end == 0:
+            return AS_USUAL, None
+        low = max(end - self.config.width, 0)
+        return int(self.first[path] + self.random.integers(low, end)), (path, end)
+
+    def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
+        """Episodes that began before the point last moved say nothing about where it is now."""
+        for score, (path, end) in zip(scores, memos, strict=True):
+            if end != self.point[path]:
+                continue
+            recent = self.recent[path]
+            recent.append(float(score))
+            if len(recent) == self.config.batch and np.mean(recent) >= self.config.enough:
+                self.point[path] = max(end - self.config.stride, 0)
+                recent.clear()
+
+    def metrics(self) -> dict[str, float]:
+        return {"done": float(1 - (self.point / self.size).mean())}

@@ -1,0 +1,101 @@
+"""Snapshot: begin from states of a trained policy's best episodes, spread over kinds of state.
+
+SnapshotRL, S3RL (Zhao et al., 2024): `episodes` are played, the `best` of them kept; their states
+are put into `clusters` by k-means, and an episode begins from a cluster drawn uniformly and a state
+drawn uniformly from it, for the first `steps` steps of training, and is truncated after `limit`.
+The published feature is the player's Q(s, pi(s)); ours is the discounted return that followed (its
+Monte Carlo estimate), or the observation, each element standardised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import under
+from embodied.teachers.resets import reset_distribution
+from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.resets.state_library import Trajectories
+from embodied.teachers.task_space import Floats
+
+PASSES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(reset_distribution.Config):
+    """`best` of the episodes are kept; `clusters` of their states by `feature`."""
+
+    best: int = 10
+    clusters: int = 6
+    feature: Literal["return", "state"] = "return"
+    steps: int = 100_000
+    limit: int = 100
+
+
+class Snapshot(ResetDistribution):
+    """It learns nothing: only where the student begins."""
+
+    remembered = ("members",)
+
+    def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
+        if config.clusters < 1 or config.best < 1:
+            raise ConfigError("teacher.clusters and teacher.best have to be at least 1")
+        super().__init__(config, spec, env, seed)
+
+    def keep(self, paths: Trajectories) -> Trajectories:
+        best = paths.returns.argsort(descending=True)[: self.config.best]
+        return paths.only(best.sort().values)
+
+    def begin(self) -> None:
+        label = k_means(self.features(), self.config.clusters, self.random)
+        self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
+
+    def features(self) -> Floats:
+        """[M, k]: what states are put together by."""
+        if self.config.feature == "return":
+            return self.paths.togo.double().numpy()[:, None]
+        leaves = under(self.paths.states, "obs")
+        flat = [leaf.double().flatten(1).numpy() for _, leaf in sorted(leaves.items())]
+        values = np.concatenate(flat, 1)
+        return (values - values.mean(0)) / (values.std(0) + 1e-8)
+
+    def propose(self, n: int) -> list[tuple[int, Any]]:
+        chosen = self.random.integers(len(self.members), size=n)
+        return [(int(self.random.choice(self.members[each])), None) for each in chosen]
+
+    def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
+        pass
+
+    def metrics(self) -> dict[str, float]:
+        return {"states": float(len(self.paths)), "clusters": float(len(self.members))}
+
+
+def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
+    """Which of at most `clusters` each of `points` [M, k] belongs to, [M] (Lloyd, 1982; centres
+    begin far apart as by Arthur and Vassilvitskii, 2007). Fewer where points coincide."""
+    centres = points[random.integers(len(points))][None]
+    while len(centres) < clusters:
+        near = _distances(points, centres).min(1)
+        if near.sum() <= 0:
+            break
+        far = random.choice(len(points), p=near / near.sum())
+        centres = np.append(centres, points[far][None], 0)
+    label = np.full(len(points), -1)
+    for _ in range(PASSES):
+        new = _distances(points, centres).argmin(1)
+        if (new == label).all():
+            break
+        label = new
+        for each in np.unique(label):
+            centres[each] = points[label == each].mean(0)
+    return label
+
+
+def _distances(points: Floats, centres: Floats) -> Floats:
+    """Squared, [M, c]."""
+    return np.square(points[:, None] - centres[None]).sum(2)

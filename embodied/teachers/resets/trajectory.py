@@ -1,0 +1,137 @@
+"""Trajectory: begin where demonstrations still go wrong, also between and beside them.
+
+Adaptive trajectory sampling of SkillMimic-V2 (Yu et al., 2025). With m_f the running mean score
+from frame f, m <- (m + score) / 2, and m_c the mean over a trajectory c,
+
+    P(c) = (1 - alpha) / C + alpha softmax(-5 m_c),      P(f | c) = softmax(-10 m_f)
+
+With probability `switch` the episode begins in the most similar state of another trajectory (the
+stitched trajectory graph), with probability `stray` in a state beside the frame (the
+state-transition field); its score is the frame's. What is rewarded here is the task, not how
+closely a reference is followed, so no frames are needed in which nothing counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.teachers.resets import reset_distribution
+from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.resets.state_graph import beside, graph
+from embodied.teachers.resets.state_library import Trajectories
+from embodied.teachers.task_space import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(reset_distribution.Config):
+    """`alpha`, `switch`, `stray`: as above; `weight` w of the similarity, below `least` of which
+    states are not joined; `away`: random steps to a state beside."""
+
+    every: int = 2
+    alpha: float = 1.0
+    switch: float = 0.1
+    stray: float = 0.1
+    weight: float = 1.0
+    least: float = 1e-10
+    away: int = 3
+
+
+class Trajectory(ResetDistribution):
+    """The first `frames` of `paths` are the demonstrations', the others lie beside them."""
+
+    remembered = ("means", "frames", "origin")
+
+    def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
+        for name in ("alpha", "switch", "stray"):
+            if not 0 <= getattr(config, name) <= 1:
+                raise ConfigError(f"teacher.{name} should be between 0 and 1")
+        if config.switch + config.stray > 1 or config.away < 1:
+            raise ConfigError("teacher: switch + stray at most 1, and away at least 1")
+        super().__init__(config, spec, env, seed)
+        self.frames = len(self.paths)
+        more = beside(self.paths, env, config.away, config.weight, self.random)
+        self.paths = joined(self.paths, more)
+        self.begin()
+        frame = {key: i for i, key in enumerate(self._keys(slice(0, self.frames)))}
+        self.origin = np.array(
+            [frame[key] for key in self._keys(slice(self.frames, None))], np.intp
+        )
+
+    def keep(self, paths: Trajectories) -> Trajectories:
+        good = (~(paths.won == 0)).nonzero().flatten()
+        if not len(good):
+            raise ConfigError("this teacher needs a demonstration that succeeds; none of them did")
+        return paths.only(good)
+
+    def begin(self) -> None:
+        self.frames = getattr(self, "frames", len(self.paths))
+        shown = part(self.paths, self.frames)
+        self.match, _ = graph(shown, self.config.weight, self.config.least)
+        self.clip = shown.episode.numpy()
+        self.means = np.zeros(self.frames)
+
+    def propose(self, n: int) -> list[tuple[int, Any]]:
+        clips, frames = self.chances()
+        drawn = self.random.choice(len(clips), size=n, p=clips)
+        return [self._one(frames, int(each)) for each in drawn]
+
+    def chances(self) -> tuple[Floats, Floats]:
+        """P(c) [C], and P(f | c) [frames]."""
+        count = np.bincount(self.clip)
+        hard = np.exp(-5 * np.bincount(self.clip, self.means) / count)
+        clips = (1 - self.config.alpha) / len(count) + self.config.alpha * hard / hard.sum()
+        frames = np.exp(-10 * self.means)
+        return clips, frames / np.bincount(self.clip, frames)[self.clip]
+
+    def _one(self, frames: Floats, clip: int) -> tuple[int, Any]:
+        within = np.flatnonzero(self.clip == clip)
+        frame = int(self.random.choice(within, p=frames[within]))
+        config, chance = self.config, self.random.random()
+        if chance < config.switch:
+            there = int(self.match[frame])
+            return (there if there >= 0 else frame), frame
+        if chance < config.switch + config.stray:
+            near = np.flatnonzero(self.origin == frame)
+            return (self.frames + int(self.random.choice(near)) if len(near) else frame), frame
+        return frame, frame
+
+    def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
+        for score, frame in zip(scores, memos, strict=True):
+            self.means[frame] = (self.means[frame] + score) / 2
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.frames = state["own"]["frames"]
+        super().set_state(state)
+
+    def metrics(self) -> dict[str, float]:
+        return {"mean": float(self.means.mean()), "joined": float((self.match >= 0).mean())}
+
+    def _keys(self, where: slice) -> list[tuple[int, int]]:
+        pairs = zip(
+            self.paths.episode[where].tolist(), self.paths.time[where].tolist(), strict=True
+        )
+        return list(pairs)
+
+
+ROWS = ("episode", "time", "left", "togo", "after")
+
+
+def joined(first: Trajectories, then: Trajectories) -> Trajectories:
+    """The states of both, of the same episodes."""
+    states = tt.cat([first.states, {key: then.states[key] for key in first.states}])
+    rows = {name: torch.cat([getattr(first, name), getattr(then, name)]) for name in ROWS}
+    return replace(first, states=states, **rows)
+
+
+def part(paths: Trajectories, count: int) -> Trajectories:
+    """The first `count` states."""
+    rows = {name: getattr(paths, name)[:count] for name in ROWS}
+    return replace(paths, states=tt.each(paths.states, lambda leaf: leaf[:count]), **rows)

@@ -1,0 +1,1 @@
+"""Past students (Meta-ACL) and a simulated student to compare teachers with."""

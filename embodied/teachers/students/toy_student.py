@@ -1,0 +1,227 @@
+"""Toy: a student without a network, whose cells of task space open one after the other.
+
+    python -m embodied.teachers.students.toy_student teacher=alpgmm cells=10 episodes=20000 seed=0
+    output=DIR
+
+Source: Portelas et al., 2019 (the grid of "ALP-GMM"). `cells`^2 cells of competence c, 0 to 100. An
+episode in a cell adds 1 where the cell is the corner or a previous neighbour (each index the same
+or one less) has c >= 75. It returns c / 100, and succeeds from c = 50. A cell is unlocked when
+c > 75; uniform tasks unlock 4% of 100 cells in 20,000 episodes. `teacher.KEY=VALUE` sets the
+teacher.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+import configs
+from embodied.core.build import ConfigError, build, nearest, parse
+from embodied.core.spec import Leaf, Spec
+from embodied.teachers.plots.task_density import draw
+from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import Outcome, Teacher
+
+OPEN, TOP = 75, 100
+PASSED = 50  # competence from which episodes succeed
+RUGGED = 5  # the seed of the order of pieces, the same for every student
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`useless` more task dimensions that change nothing, `noise` on returns (std), a random
+    quadrant forgotten every `forget` episodes, `rows` episodes in flight, the grid turned by
+    `turn` quarters (-1: as many as the seed says); each dimension cut into `rugged` pieces in an
+    order that is always the same (0: not), so that what is near in task space need not be alike
+    (Romac et al., 2021); `points` lines of metrics; `picture` draws where the tasks were
+    (tasks.png)."""
+
+    teacher: str = "uniform"
+    cells: int = 10
+    dimensions: int = 2
+    useless: int = 0
+    noise: float = 0.0
+    forget: int = 0
+    turn: int = 0
+    rugged: int = 0
+    rows: int = 1
+    episodes: int = 20_000
+    points: int = 20
+    picture: bool = False
+    seed: int = 0
+    output: Path = Path("outputs/toy")
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Student:
+    """A grid of competences; the episodes of one call are played one after the other."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.shape = (config.cells,) * config.dimensions
+        self.competence = np.zeros(self.shape, np.int64)
+        self.before = [each for each in product((0, -1), repeat=config.dimensions) if any(each)]
+        self.random = np.random.Generator(np.random.PCG64([config.seed, 7]))
+        self.played = 0
+        self.turn = config.turn if config.turn >= 0 else config.seed % 4
+        fixed = np.random.Generator(np.random.PCG64(RUGGED))
+        self.orders = [fixed.permutation(config.rugged) for _ in self.shape if config.rugged]
+        names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
+        self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
+        self.spec = Spec(
+            {"state": Leaf((1,))},
+            Leaf((1,), low=-1.0, high=1.0),
+            1.0,
+            self.task,
+        )
+
+    def cell(self, task: Floats) -> tuple[int, ...]:
+        """The cell that a task vector lies in."""
+        task = turned(task[: self.config.dimensions], self.turn)
+        if self.orders:
+            pairs = zip(task.tolist(), self.orders, strict=True)
+            task = np.array([shuffled(x, order) for x, order in pairs])
+        return tuple(min(int(x * self.config.cells), self.config.cells - 1) for x in task)
+
+    def play(self, tasks: Tensor) -> Outcome:
+        """Episodes at `tasks` [n, D]."""
+        levels = [self.episode(self.cell(task)) for task in tasks.double().numpy()]
+        ret = np.array(levels) / TOP
+        if self.config.noise:
+            ret = ret + self.config.noise * self.random.standard_normal(len(ret))
+        length = torch.ones(len(levels))
+        return Outcome(torch.tensor(ret), torch.tensor([c >= PASSED for c in levels]) + 0.0, length)
+
+    def episode(self, cell: tuple[int, ...]) -> int:
+        """The competence after it."""
+        if self.config.forget and self.played and self.played % self.config.forget == 0:
+            self.competence[self.quadrant()] = 0
+        self.played += 1
+        if self.open(cell):
+            self.competence[cell] = min(self.competence[cell] + 1, TOP)
+        return int(self.competence[cell])
+
+    def open(self, cell: tuple[int, ...]) -> bool:
+        if not any(cell):
+            return True
+        behind = (tuple(i + j for i, j in zip(cell, step, strict=True)) for step in self.before)
+        return any(min(each) >= 0 and self.competence[each] >= OPEN for each in behind)
+
+    def quadrant(self) -> tuple[slice, ...]:
+        half = self.config.cells // 2
+        ends = [(slice(0, half), slice(half, None))[self.random.integers(2)] for _ in self.shape]
+        return tuple(ends)
+
+    def values(self, tasks: Floats) -> Floats:
+        """What it expects of episodes at task vectors [n, D], without playing them."""
+        return np.array([self.competence[self.cell(task)] for task in tasks]) / TOP
+
+    def tests(self, tasks: Floats) -> Floats:
+        """Scores [n] at task vectors [n, D], learning nothing."""
+        return self.values(tasks)
+
+    def unlocked(self) -> float:
+        """Share of the cells."""
+        return float((self.competence > OPEN).mean())
+
+
+def turned(task: Floats, turns: int) -> Floats:
+    """The first two elements after quarter turns about the middle of the square."""
+    task = task.copy()
+    for _ in range(turns % 4):
+        task[0], task[1] = task[1], 1 - task[0]
+    return task
+
+
+def shuffled(x: float, order: Any) -> float:
+    """A number in [0, 1] where its piece of as many as `order` [n] has is moved to."""
+    piece = min(int(x * len(order)), len(order) - 1)
+    return float(order[piece] + x * len(order) - piece) / len(order)
+
+
+def main(words: list[str]) -> Path:
+    config = read(words)
+    student = Student(config)
+    node = {**yaml.safe_load(file(config.teacher).read_text()), **config.settings}
+    teacher: Teacher = build(node, spec=student.spec, seed=config.seed, student=student)
+    return run(config, student, teacher)
+
+
+def run(config: Config, student: Student, teacher: Teacher) -> Path:
+    """Teach `episodes` with `rows` in flight; metrics.jsonl has the share of unlocked cells."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
+    past: list[Floats] = []
+    shares: list[float] = []
+    with (config.output / "metrics.jsonl").open("w", buffering=1) as log:
+        for played in range(0, config.episodes, config.rows):
+            start = time.perf_counter()
+            task, ticket = teacher.sample(min(config.rows, config.episodes - played))
+            spent += time.perf_counter() - start
+            outcome = student.play(task)
+            start = time.perf_counter()
+            teacher.update(ticket, outcome)
+            spent += time.perf_counter() - start
+            past += list(np.column_stack([task.numpy(), outcome.ret.numpy()]))
+            if len(past) % every < config.rows or len(past) == config.episodes:
+                shares.append(student.unlocked())
+                line = {
+                    "step": len(past),
+                    "eval/unlocked": shares[-1],
+                    "eval/mean_unlocked": float(np.mean(shares)),
+                    "seconds": time.perf_counter() - began,
+                    "teacher/microseconds": 1e6 * spent / len(past),
+                    **{f"teacher/{k}": v for k, v in teacher.metrics().items()},
+                }
+                log.write(json.dumps(line) + "\n")
+    played = np.array(past)
+    np.savez_compressed(config.output / "tasks.npz", tasks=played.astype(np.float32))
+    if config.picture:
+        names, title = student.task.names, f"{config.teacher}, toy student"
+        times = np.arange(float(len(played)))
+        draw(config.output / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
+    print(
+        f"{config.teacher}: {shares[-1]:.1%} of cells unlocked, "
+        f"{1e6 * spent / config.episodes:.0f} us of teacher an episode"
+    )
+    return config.output
+
+
+def file(name: str) -> Path:
+    folder = Path(configs.__path__[0]) / "teacher"
+    path = folder / f"{name}.yaml"
+    if not path.exists():
+        known = [each.stem for each in folder.glob("*.yaml")]
+        raise ConfigError(f'there is no teacher "{name}"{nearest(name, known)}')
+    return path
+
+
+def read(words: list[str]) -> Config:
+    """KEY=VALUE words as settings."""
+    given: dict[str, Any] = {"settings": {"signal": "return", "returns": [0.0, 1.0]}}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"toy: {word} should be KEY=VALUE")
+        if key.startswith("teacher."):
+            given["settings"][key.removeprefix("teacher.")] = yaml.safe_load(value)
+        else:
+            given[key] = Path(value) if key == "output" else yaml.safe_load(value)
+    return parse(Config, given, "toy")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        raise SystemExit(f"toy: {error}") from error

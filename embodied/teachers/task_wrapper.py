@@ -1,0 +1,102 @@
+"""Taught: a world whose episodes are those that a teacher chooses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.teachers.episode_log import Diary
+from embodied.teachers.student_estimates import Estimates
+from embodied.teachers.teacher import Outcome
+
+
+class Chooser(Protocol):
+    """Who chooses: a teacher, or its desk for one of several students."""
+
+    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
+    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
+    def trains(self, ticket: Tensor) -> Tensor: ...
+    def forget(self) -> None: ...
+
+
+class Taught(Wrapper):
+    """Each row that ends begins again with the task that the teacher chose for it, and the teacher
+    hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to.
+
+    With `estimates` the outcomes go there, to wait for the student's; `log["learn"]` [B] (bool) is
+    then whether it learns from the step."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        teacher: Chooser,
+        diary: Diary | None = None,
+        estimates: Estimates | None = None,
+    ) -> None:
+        super().__init__(env)
+        self.teacher, self.diary, self.estimates = teacher, diary, estimates
+        zeros = torch.zeros(self.num_envs, device=self.device)
+        self.memory = {
+            "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
+            "return": zeros,
+            "won": zeros.clone(),
+            "length": zeros.clone(),
+            "task": torch.zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
+        }
+        if estimates is not None:
+            self.memory["learn"] = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Episodes that are broken off by this teach nothing."""
+        if mask is None:
+            self.teacher.forget()
+            if self.estimates is not None:
+                self.estimates.clear()
+        return self._begin(self.rows(mask), seed)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        memory, success = self.memory, step.log.get("success")
+        memory["return"] = memory["return"] + step.reward
+        memory["length"] = memory["length"] + 1
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["won"] = torch.maximum(memory["won"], won)
+        log = step.log | {key: memory[key] for key in ("ticket", "learn") if key in memory}
+        if not step.ended.any():
+            return replace(step, log=log)
+        following = {key: value.clone() for key, value in step.next_obs.items()}
+        at = step.ended.nonzero().flatten()
+        outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
+        hears = self.teacher.update if self.estimates is None else self.estimates.end
+        hears(memory["ticket"][at], outcome)
+        self._write(memory["ticket"][at], memory["task"][at.cpu()], outcome)
+        obs = self._begin(step.ended, None)
+        return replace(step, obs=obs, next_obs=following, log=log)
+
+    def _write(self, ticket: Tensor, task: Tensor, outcome: Outcome) -> None:
+        if self.diary is None:
+            return
+        columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+        numbers = {name: value.cpu().numpy() for name, value in columns.items()}
+        self.diary.add(ticket.tolist(), task.numpy(), numbers)
+
+    def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
+        memory, at = self.memory, rows.nonzero().flatten()
+        task, ticket = self.teacher.sample(len(at))
+        for key in ("return", "won", "length"):
+            memory[key] = memory[key].masked_fill(rows, 0)
+        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
+        if "learn" in memory:
+            learn = self.teacher.trains(ticket).to(self.device)
+            memory["learn"] = memory["learn"].index_copy(0, at, learn)
+        memory["task"] = memory["task"].index_copy(0, at.cpu(), task)
+        mask = None if rows.all() else rows
+        return self.env.reset(seed, memory["task"].to(self.device), mask)

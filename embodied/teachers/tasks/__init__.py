@@ -1,0 +1,1 @@
+"""Teachers that choose task vectors: ALP-GMM, ADR, GoalGAN and others."""

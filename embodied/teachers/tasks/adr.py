@@ -1,0 +1,110 @@
+"""Adr: a box that grows from one known task, each of its sides by success at that side.
+
+Source: OpenAI et al., "Solving Rubik's cube with a robot hand", 2019 (automatic domain
+randomisation). With probability p an episode is played with one random element at one of its two
+bounds; when `queue` of those have ended, mean >= high moves that bound outward by delta, mean <=
+low moves it inward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.named_tasks import place
+from embodied.teachers.task_space import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """`easy`: the task to start from, values of task parameters by name; those not named are in
+    the middle of their box. `delta` is a share of an element's box, `low` and `high` are mean
+    scores. `skip_reached`: bounds at the edge of the box are no longer tried (nor moved back)."""
+
+    easy: Mapping[str, float] = field(default_factory=dict)
+    boundary: float = 0.5
+    delta: float = 0.05
+    queue: int = 10
+    low: float = 0.1
+    high: float = 0.75
+    skip_reached: bool = False
+
+
+class Adr(teacher.Teacher):
+    """Tickets say which bound an episode was played at, and where that bound was then."""
+
+    remembered = ("bounds", "moved", "queues")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if not (config.low < config.high and 0 < config.delta <= 1 and config.queue > 0):
+            raise ConfigError(
+                "teacher: needs low < high, 0 < delta <= 1 and queue > 0; got "
+                f"low={config.low:g} high={config.high:g} delta={config.delta:g} "
+                f"queue={config.queue}"
+            )
+        self.settings = config
+        easy = place(self.space, config.easy, 0.5, "easy")
+        self.bounds = np.stack([easy, easy])  # [2, d]: lowest and highest
+        self.moved = [[0] * len(easy) for _ in range(2)]
+        self.queues: list[list[list[float]]] = [[[] for _ in easy] for _ in range(2)]
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, Any]:
+        point = self.bounds[0] + np.diff(self.bounds, axis=0)[0] * self.random.random(
+            len(self.space)
+        )
+        open_bounds = self.tried()
+        if not open_bounds or self.random.random() >= self.settings.boundary:
+            return point, None
+        side, element = open_bounds[self.random.integers(len(open_bounds))]
+        point[element] = self.bounds[side, element]
+        return point, [side, element, self.moved[side][element]]
+
+    def tried(self) -> list[tuple[int, int]]:
+        """Bounds (side, element) that episodes are played at."""
+        every = [(side, element) for side in (0, 1) for element in range(len(self.space))]
+        if not self.settings.skip_reached:
+            return every
+        return [(side, at) for side, at in every if self.bounds[side, at] != side]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for score, memo in zip(scores.tolist(), memos, strict=True):
+            if memo is None:
+                continue
+            side, element, moved = memo
+            if moved == self.moved[side][element]:  # else the bound has been elsewhere since
+                self.queues[side][element].append(score)
+                self.judge(side, element)
+
+    def judge(self, side: int, element: int) -> None:
+        """Move a bound once its queue is full."""
+        queue = self.queues[side][element]
+        if len(queue) < self.settings.queue:
+            return
+        mean = sum(queue) / len(queue)
+        outward = 1 if side else -1
+        if mean >= self.settings.high:
+            self.move(side, element, self.bounds[side, element] + outward * self.settings.delta)
+        elif mean <= self.settings.low:
+            self.move(side, element, self.bounds[side, element] - outward * self.settings.delta)
+        self.queues[side][element] = []
+
+    def move(self, side: int, element: int, to: float) -> None:
+        """Not past the box, nor past the opposite bound."""
+        limits = (self.bounds[0, element], 1.0) if side else (0.0, self.bounds[1, element])
+        self.bounds = self.bounds.copy()
+        self.bounds[side, element] = min(max(to, limits[0]), limits[1])
+        self.moved[side][element] += 1
+
+    def metrics(self) -> dict[str, float]:
+        width = np.diff(self.bounds, axis=0)[0]
+        return {"volume": float(width.prod()), "width": float(width.mean())}

@@ -1,0 +1,76 @@
+"""AlpGmm: tasks where the student's scores change most, up or down.
+
+Source: Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep
+RL in continuously parameterized environments", 2019.
+Absolute learning progress of a task p with score r: alp = |r - r'|, r' the score of the nearest
+task before. A mixture of (p, alp) is fitted; components are drawn by their mean alp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers.task_space import Floats
+from embodied.teachers.tasks import gmm_teacher
+from embodied.teachers.tasks.gmm import Mixture
+
+FEW = 5  # tasks that have to be known before progress is counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(gmm_teacher.Config):
+    """`memory`: how many of the newest tasks are compared with; 0 is all of them (as published):
+    a score from long ago then counts as much as one from now, and the search grows."""
+
+    memory: int = 20_000
+
+
+class AlpGmm(gmm_teacher.Fitted):
+    """Knows no thresholds and no student: only scores."""
+
+    remembered = (*gmm_teacher.Fitted.remembered, "known", "seen")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if config.memory < 0:
+            raise ConfigError(f"teacher.memory={config.memory} should be 0 (all) or more")
+        self.limit = config.memory
+        self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
+        self.seen = 0
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        progress = self.progress(point, score)
+        self.keep(point, score)
+        return [*point.tolist(), progress]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        return mixture["mean"][:, -1].clip(0)
+
+    def progress(self, point: Floats, score: float) -> float:
+        """|score - that of the nearest known point| (the newest of those as near)."""
+        if self.seen <= FEW:
+            return 0.0
+        known = self.known[: self.filled]
+        off = known[:, :-1] - point
+        gap = np.einsum("nd,nd->n", off, off)
+        ties = np.flatnonzero(gap == gap.min())
+        age = self.seen - 1 - ties
+        if self.limit:
+            age %= self.limit
+        return abs(score - float(known[ties[np.argmin(age)], -1]))
+
+    @property
+    def filled(self) -> int:
+        """How many points are known."""
+        return min(self.seen, self.limit) if self.limit else self.seen
+
+    def keep(self, point: Floats, score: float) -> None:
+        at = self.seen % self.limit if self.limit else self.seen
+        if at >= len(self.known):
+            self.known = np.concatenate([self.known, np.zeros_like(self.known)])
+        self.known[at, :-1], self.known[at, -1] = point, score
+        self.seen += 1

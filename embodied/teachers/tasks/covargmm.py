@@ -1,0 +1,40 @@
+"""CovarGmm: tasks whose scores rise while time passes.
+
+Source: Moulin-Frier, Nguyen and Oudeyer, "Self-organization of early vocal development in infants
+and machines", 2014. Rows (p, t, r) of a window, t from 0 to 1 in it: a component's worth is
+max(0, cov(t, r)), or |cov(t, r)|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.core.spec import Spec
+from embodied.teachers.task_space import Floats
+from embodied.teachers.tasks import gmm_teacher
+from embodied.teachers.tasks.gmm import Mixture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(gmm_teacher.Config):
+    """`absolute`: falling scores count as well. Progress has to show within `every` episodes: with
+    many rows and few updates between, make it larger."""
+
+    absolute: bool = False
+
+
+class CovarGmm(gmm_teacher.Fitted):
+    """Slower to see than `alpgmm` what was forgotten, less moved by noise."""
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        self.absolute = config.absolute
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        return [*point.tolist(), len(self.rows) / self.settings.every, score]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        slope = mixture["cov"][:, -2, -1]
+        return np.abs(slope) if self.absolute else slope.clip(0)

@@ -1,0 +1,146 @@
+"""Gaussian mixtures with full covariances, fitted by expectation-maximisation for several numbers
+of components at once.
+
+Source: Dempster, Laird and Rubin, 1977; the number of components by Akaike, 1974:
+AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2; AICc adds 2 p (p + 1) / (n - p - 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.random import Generator
+
+from embodied.teachers.task_space import Floats
+
+Mixture = dict[str, Floats]
+"""`weight` [K], `mean` [K, D], `cov` [K, D, D]: plain arrays, so that a teacher can save them."""
+
+RIDGE = 1e-6  # on the diagonal of every covariance: points that coincide keep a density
+LLOYD = 5  # passes of k-means before the first expectation
+
+
+def best(
+    rows: Floats,
+    sizes: Sequence[int],
+    random: Generator,
+    criterion: Literal["aic", "aicc"] = "aic",
+    iterations: int = 100,
+) -> Mixture | None:
+    """The mixture of `rows` [n, D], of those with one of `sizes` components, whose criterion is
+    lowest; None where no size has at least two rows a component."""
+    sizes = [size for size in sizes if len(rows) >= 2 * size]
+    fits = [each for each in fit(rows, sizes, random, iterations) if np.isfinite(each[1])]
+    if not fits:
+        return None
+    n, width = rows.shape
+    cost = [price(len(m["weight"]), width, n, likely, criterion) for m, likely in fits]
+    return fits[int(np.argmin(cost))][0]
+
+
+def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> float:
+    """The criterion of a mixture of `size` components in `width` dimensions with the (total) log
+    `likelihood` of `n` rows; lower is better."""
+    free = size - 1 + size * width + size * width * (width + 1) / 2
+    cost = 2 * free - 2 * likelihood
+    if criterion == "aic":
+        return cost
+    return cost + 2 * free * (free + 1) / (n - free - 1) if n > free + 1 else math.inf
+
+
+def fit(
+    rows: Floats, sizes: Sequence[int], random: Generator, iterations: int = 100
+) -> list[tuple[Mixture, float]]:
+    """One mixture per size (or smaller, where a component got no row), each with the total log
+    likelihood of `rows` [n, D] under it.
+
+    All sizes climb together, padded to the largest; one leaves when a step gains less than 1e-3 a
+    row.
+    """
+    if not sizes:
+        return []
+    weight, mean, cov = _maximise(rows, _cluster(rows, sizes, random))
+    done: dict[int, tuple[Mixture, float]] = {}
+    left, before = np.arange(len(sizes)), np.full(len(sizes), -np.inf)
+    for turn in range(iterations):
+        share, likely = _expect(rows, weight, mean, cov)
+        ends = (likely - before < 1e-3 * len(rows)) | (turn == iterations - 1)
+        for at in np.flatnonzero(ends):
+            held = weight[at] > 0  # a component that lost all of its rows lies nowhere
+            kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
+            done[int(left[at])] = (kept, float(likely[at]))
+        left, before, share = left[~ends], likely[~ends], share[~ends]
+        if not len(left):
+            break
+        weight, mean, cov = _maximise(rows, share)
+    return [done[number] for number in range(len(sizes))]
+
+
+def draw(mixture: Mixture, component: int, width: int, random: Generator) -> Floats:
+    """A point [width] of a component's first `width` dimensions."""
+    root = np.linalg.cholesky(mixture["cov"][component, :width, :width])
+    return mixture["mean"][component, :width] + root @ random.standard_normal(width)
+
+
+def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
+    """[M, K, n]: 1 where a row is nearest to a centre of k-means, started far apart."""
+    largest = max(sizes)
+    centres = np.full((len(sizes), largest, rows.shape[1]), np.inf)
+    for model, size in enumerate(sizes):
+        centres[model, :size] = _apart(rows, size, random)
+    for _ in range(LLOYD):
+        nearest = _nearest(rows, centres)
+        count = nearest.sum(2)
+        moved = (nearest @ rows) / np.maximum(count, 1)[..., None]
+        centres = np.where((count > 0)[..., None], moved, centres)
+    return _nearest(rows, centres)
+
+
+def _apart(rows: Floats, size: int, random: Generator) -> Floats:
+    """Rows to start from, each drawn by its squared distance to those before (k-means++)."""
+    chosen = [rows[random.integers(len(rows))]]
+    gap = np.full(len(rows), np.inf)
+    for _ in range(size - 1):
+        gap = np.minimum(gap, ((rows - chosen[-1]) ** 2).sum(1))
+        edge = np.cumsum(gap)
+        place = np.searchsorted(edge, random.random() * edge[-1], side="right")
+        chosen.append(rows[min(int(place), len(rows) - 1)])
+    return np.stack(chosen)
+
+
+def _nearest(rows: Floats, centres: Floats) -> Floats:
+    """[M, K, n]: 1 where a row is nearest to a centre; the first one where two are as near."""
+    known = np.isfinite(centres[..., :1])
+    safe = np.where(known, centres, 0.0)
+    gap = (safe**2).sum(-1)[..., None] - 2 * safe @ rows.T
+    gap = np.where(known, gap, np.inf)
+    numbers = np.arange(centres.shape[1])[None, :, None]
+    return (gap.argmin(1)[:, None] == numbers).astype(np.float64)
+
+
+def _maximise(rows: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
+    """Weights [M, K], means [M, K, D] and covariances [M, K, D, D] from shares [M, K, n]."""
+    count = share.sum(2)
+    safe = np.maximum(count, 1e-10)[..., None]
+    mean = share @ rows / safe
+    off = rows - mean[:, :, None]
+    cov = (share[..., None] * off).swapaxes(2, 3) @ off / safe[..., None]
+    return count / len(rows), mean, cov + RIDGE * np.eye(rows.shape[1])
+
+
+def _expect(rows: Floats, weight: Floats, mean: Floats, cov: Floats) -> tuple[Floats, Floats]:
+    """Shares [M, K, n] of the components in each row, and total log likelihoods [M]."""
+    root = np.linalg.inv(np.linalg.cholesky(cov))
+    off = (rows - mean[:, :, None]) @ root.swapaxes(2, 3)
+    volume = np.log(np.diagonal(root, axis1=2, axis2=3)).sum(2)
+    constant = volume - 0.5 * rows.shape[1] * math.log(2 * math.pi)
+    empty = np.where(weight > 0, 0.0, -np.inf)
+    log = np.log(np.maximum(weight, 1e-300)) + empty + constant
+    joint = log[..., None] - 0.5 * np.einsum("mknd,mknd->mkn", off, off)
+    top = joint.max(1)
+    mass = np.exp(joint - top[:, None])
+    total = mass.sum(1)
+    return mass / total[:, None], (np.log(total) + top).sum(1)

@@ -1,0 +1,190 @@
+"""GoalGan: a generative adversarial network that proposes tasks of intermediate difficulty.
+
+Source: Florensa, Held, Geng and Abbeel, "Automatic goal generation for reinforcement learning
+agents", 2018. With label y = 1 where low <= mean score <= high and (a, b, c) = (-1, 1, 0):
+D minimises y (D(g) - b)^2 + (1 - y) (D(g) - a)^2 + (D(G(z)) - a)^2, G minimises (D(G(z)) - c)^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.named_tasks import place
+from embodied.teachers.task_space import Floats
+from embodied.teachers.torch_teacher import Networked, descend, perceptron, points, tensor
+
+BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
+OPEN = 2_000  # goals whose episodes may still be out; older ones are given up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """A goal is played `rollouts` times; labels by the mean score, from `low` to `high`; every
+    `every` labelled goals, `iterations` steps of both networks on `batch` of them.
+
+    Goals: `old` of them from those passed before (kept `apart` of the cube's diagonal or more),
+    `random` anywhere (published: 0; without it nothing is found where no first goal is good), the
+    others from the network, all but `random` with `noise` (std). Before the first episode the
+    network learns for `pretrain` steps the box of half-width `spread` around `easy` (values of task
+    parameters by name; without any, the whole cube).
+
+    `full_range`: its output in (-1, 1) is stretched by the whole range, as published, which clips
+    half of it; else by half of it.
+    """
+
+    rollouts: int = 2
+    low: float = 0.25
+    high: float = 0.75
+    every: int = 100
+    iterations: int = 250
+    batch: int = 64
+    lr: float = 1e-3
+    old: float = 0.2
+    random: float = 0.1
+    noise: float = 0.01
+    apart: float = 0.01
+    pretrain: int = 500
+    easy: Mapping[str, float] = field(default_factory=dict)
+    spread: float = 0.1
+    full_range: bool = False
+    generator_width: int = 256
+    discriminator_width: int = 128
+
+
+class GoalGan(Networked):
+    """Tickets say which goal an episode was one of the rollouts of."""
+
+    remembered = ("open", "labelled", "labels", "passed", "goals", "trained", "good")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if not (config.rollouts > 0 and 0 <= config.low < config.high <= 1):
+            raise ConfigError(
+                "teacher: needs rollouts > 0 and 0 <= low < high <= 1; got "
+                f"rollouts={config.rollouts} low={config.low:g} high={config.high:g}"
+            )
+        self.settings, d = config, len(self.space)
+        wide, narrow = config.generator_width, config.discriminator_width
+        self.maker = perceptron((d, wide, wide, d), self.random, nn.LeakyReLU)
+        self.critic = perceptron((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
+        self.modules = {"maker": self.maker, "critic": self.critic}
+        self.optimizers = {
+            f"{name}_optimizer": torch.optim.RMSprop(net.parameters(), config.lr, foreach=True)
+            for name, net in self.modules.items()
+        }
+        self.open: dict[int, dict[str, Any]] = {}  # by number: point, left to play, scores
+        self.labelled: list[list[float]] = []
+        self.labels: list[float] = []
+        self.passed = np.zeros((0, d))
+        self.goals, self.trained, self.good = 0, 0, 0.0
+        if config.pretrain:
+            self.pretrain()
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        waiting = [number for number, goal in self.open.items() if goal["left"]]
+        proposed: list[tuple[Floats, Any]] = []
+        while len(proposed) < n:
+            number = waiting.pop(0) if waiting else self.new_goal()
+            goal = self.open[number]
+            take = min(goal["left"], n - len(proposed))
+            goal["left"] -= take
+            proposed += [(goal["point"], number)] * take
+        return proposed
+
+    def new_goal(self) -> int:
+        number, self.goals = self.goals, self.goals + 1
+        left = self.settings.rollouts
+        self.open[number] = {"point": self.goal(), "left": left, "scores": []}
+        if len(self.open) > OPEN:
+            del self.open[next(iter(self.open))]
+        return number
+
+    def goal(self) -> Floats:
+        kind, settings, d = self.random.random(), self.settings, len(self.space)
+        if kind < settings.random:
+            return self.random.random(d)
+        if kind < settings.random + settings.old and len(self.passed):
+            point = self.passed[self.random.integers(len(self.passed))]
+        else:
+            with torch.no_grad():
+                point = points(self.made(1))[0]
+        return (point + settings.noise * self.random.standard_normal(d)).clip(0, 1)
+
+    def made(self, n: int) -> Tensor:
+        """`n` goals of the generator [n, d], with its gradient."""
+        raw = torch.tanh(self.maker(self.normal(n, len(self.space))))
+        return 0.5 + raw * (1.0 if self.settings.full_range else 0.5)
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for score, number in zip(scores.tolist(), memos, strict=True):
+            goal = self.open.get(number)
+            if goal is None:
+                continue
+            goal["scores"].append(score)
+            if len(goal["scores"]) == self.settings.rollouts:
+                self.label(self.open.pop(number))
+        if len(self.labels) >= self.settings.every:
+            self.train()
+
+    def label(self, goal: dict[str, Any]) -> None:
+        mean = sum(goal["scores"]) / len(goal["scores"])
+        self.labelled.append(goal["point"].tolist())
+        self.labels.append(float(self.settings.low <= mean <= self.settings.high))
+        if mean > self.settings.high:
+            self.keep(goal["point"])
+
+    def keep(self, point: Floats) -> None:
+        """Among the passed ones, if it is far enough from all of them."""
+        apart = self.settings.apart * np.sqrt(len(point))
+        if not len(self.passed) or np.linalg.norm(self.passed - point, axis=1).min() >= apart:
+            self.passed = np.vstack([self.passed, point])
+
+    def train(self) -> None:
+        goals, labels = tensor(self.labelled), tensor(self.labels)
+        self.labelled, self.labels = [], []
+        self.good = float(labels.mean())
+        if labels.any():  # without a good one there is nothing to imitate
+            self.adversarial(goals, labels, self.settings.iterations)
+            self.trained += 1
+
+    def pretrain(self) -> None:
+        """Imitate the box around the easy task."""
+        n, d, settings = 1000, len(self.space), self.settings
+        goals = self.random.random((n, d))
+        if settings.easy:
+            easy = place(self.space, settings.easy, 0.5, "easy")
+            goals = (easy + settings.spread * (2 * goals - 1)).clip(0, 1)
+        self.adversarial(tensor(goals), torch.ones(n), settings.pretrain)
+
+    def adversarial(self, goals: Tensor, labels: Tensor, iterations: int) -> None:
+        for _ in range(iterations):
+            at = torch.from_numpy(self.random.integers(len(goals), size=self.settings.batch))
+            with torch.no_grad():
+                made = self.made(len(at))
+            known, fake = self.critic(goals[at])[:, 0], self.critic(made)[:, 0]
+            descend(self.optimizers["critic_optimizer"], critic_loss(known, labels[at], fake))
+            fake = self.critic(self.made(len(at)))[:, 0]
+            descend(self.optimizers["maker_optimizer"], ((fake - FOOLED) ** 2).mean())
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "goals": float(self.goals),
+            "trained": float(self.trained),
+            "good": self.good,
+            "passed": float(len(self.passed)),
+        }
+
+
+def critic_loss(known: Tensor, label: Tensor, made: Tensor) -> Tensor:
+    """The discriminator's loss from its outputs [n] for goals with `label` [n] and made ones."""
+    real = label * (known - GOOD) ** 2 + (1 - label) * (known - BAD) ** 2
+    return real.mean() + ((made - BAD) ** 2).mean()

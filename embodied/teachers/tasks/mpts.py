@@ -1,0 +1,159 @@
+"""Mpts: the tasks that a model of the student's risk expects to go worst.
+
+Source: Wang et al., "Model predictive task sampling for efficient and robust adaptation", 2025.
+A neural process over the last batch of (task, risk): z ~ q(z | batch), risk = f(x, z); loss =
+MSE + beta KL(q(z | batch) || q(z | the batch before)). Of m B candidates those with the greatest
+gamma0 mean + gamma1 std over z are played.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.task_space import Floats
+from embodied.teachers.torch_teacher import Networked, descend, perceptron, tensor
+
+Posterior = tuple[Tensor, Tensor]
+"""Means [z] and standard deviations [z]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """`batch` tasks are chosen together from `candidates` times as many: `hardest` of them by
+    the model, the others at random. The model takes `steps` steps on every `batch` episodes that
+    ended; `weights` are of the mean and the deviation of `draws` predicted risks. The first
+    `warmup` episodes are anywhere. Risk is minus the score, standardised in its batch."""
+
+    batch: int = 16
+    candidates: float = 2.5
+    hardest: float = 0.5
+    weights: tuple[float, float] = (1.0, 5.0)
+    draws: int = 50
+    steps: int = 10
+    lr: float = 5e-3
+    beta: float = 1e-4
+    warmup: int = 160
+    width: int = 10
+
+
+class Mpts(Networked):
+    """Tickets hold the risk that was predicted (NaN: none)."""
+
+    remembered = ("plan", "rows", "posterior", "drawn", "learned", "correlation")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if config.batch < 2 or config.candidates < 1 or not 0 <= config.hardest <= 1:
+            raise ConfigError(
+                "teacher: needs batch >= 2, candidates >= 1 and hardest in [0, 1]; got "
+                f"batch={config.batch} candidates={config.candidates:g} "
+                f"hardest={config.hardest:g}"
+            )
+        self.settings, d, h = config, len(self.space), config.width
+        self.encoder = perceptron((d + 1, h, h, h), self.random)
+        self.heads = perceptron((h, 2 * h), self.random)
+        self.decoder = perceptron((d + h, h, h, h, 1), self.random)
+        self.modules = {"encoder": self.encoder, "heads": self.heads, "decoder": self.decoder}
+        learned = nn.ModuleDict(self.modules).parameters()
+        self.optimizers = {"adam": torch.optim.Adam(learned, config.lr, fused=True)}
+        self.plan: list[list[float]] = []  # points and predicted risks, still to be played
+        self.rows: list[list[float]] = []  # points, predicted risks and scores of those that ended
+        self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
+        self.drawn, self.learned, self.correlation = 0, 0, 0.0
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        proposed: list[tuple[Floats, Any]] = []
+        for _ in range(n):
+            if not self.plan:
+                self.plan = self.planned()
+            row = self.plan.pop()
+            proposed.append((np.array(row[:-1]), row[-1]))
+        return proposed
+
+    def planned(self) -> list[list[float]]:
+        """The next `batch` tasks, in random order."""
+        settings, d = self.settings, len(self.space)
+        before, self.drawn = self.drawn, self.drawn + settings.batch
+        if before < settings.warmup or not self.learned:
+            points = self.random.random((settings.batch, d))
+            return [[*point, np.nan] for point in points.tolist()]
+        points = self.random.random((round(settings.candidates * settings.batch), d))
+        mean, std = self.predicted(points)
+        order = np.argsort(-(settings.weights[0] * mean + settings.weights[1] * std))
+        first = round(settings.hardest * settings.batch)
+        others = self.random.permutation(order[first:])[: settings.batch - first]
+        chosen = self.random.permutation(np.concatenate([order[:first], others]))
+        return np.column_stack([points, mean])[chosen].tolist()
+
+    @torch.no_grad()
+    def predicted(self, points: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation [n] of the risk at `points` [n, d] over draws of z."""
+        center, spread = self.posterior
+        z = center + spread * self.normal(self.settings.draws, len(center))
+        risks = self.risk(tensor(points), z).double().numpy()
+        return risks.mean(0), risks.std(0)
+
+    def risk(self, points: Tensor, z: Tensor) -> Tensor:
+        """[m, n] of tasks [n, d] for each z [m, width]."""
+        shape = (len(z), len(points), -1)
+        pairs = torch.cat([points[None].expand(shape), z[:, None].expand(shape)], 2)
+        return self.decoder(pairs)[..., 0]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        self.rows += np.column_stack([points, memos, scores]).tolist()
+        batch = self.settings.batch
+        while len(self.rows) >= batch:
+            self.train(np.array(self.rows[:batch]))
+            self.rows = self.rows[batch:]
+
+    def train(self, rows: Floats) -> None:
+        """One batch: fit the model, and keep its posterior as the next prior."""
+        self.correlation = correlated(rows[:, -2], -rows[:, -1], self.correlation)
+        points, risk = tensor(rows[:, :-2]), tensor(standard(-rows[:, -1]))
+        for _ in range(self.settings.steps):
+            now = self.encoded(points, risk)
+            z = now[0] + now[1] * self.normal(1, len(now[0]))
+            error = ((self.risk(points, z)[0] - risk) ** 2).mean()
+            loss = error + self.settings.beta * divergence(now, self.posterior)
+            descend(self.optimizers["adam"], loss)
+        with torch.no_grad():
+            self.posterior = self.encoded(points, risk)
+        self.learned += 1
+
+    def encoded(self, points: Tensor, risk: Tensor) -> Posterior:
+        """q(z | batch)."""
+        pooled = self.encoder(torch.cat([points, risk[:, None]], 1)).mean(0)
+        mean, raw = self.heads(pooled).chunk(2)
+        return mean, 0.1 + 0.9 * torch.sigmoid(raw)
+
+    def metrics(self) -> dict[str, float]:
+        return {"learned": float(self.learned), "correlation": self.correlation}
+
+
+def standard(values: Floats) -> Floats:
+    """With mean 0 and deviation 1; all 0 where they are the same."""
+    spread = values.std()
+    return (values - values.mean()) / spread if spread > 1e-8 else np.zeros_like(values)
+
+
+def divergence(p: Posterior, q: Posterior) -> Tensor:
+    """KL(p || q) of independent normal numbers."""
+    ratio = p[1] / q[1]
+    return 0.5 * (ratio**2 + ((p[0] - q[0]) / q[1]) ** 2 - 1).sum() - ratio.log().sum()
+
+
+def correlated(predicted: Floats, actual: Floats, otherwise: float) -> float:
+    """Pearson's r of those with a prediction; `otherwise` where it is not defined."""
+    known = np.isfinite(predicted)
+    if known.sum() < 2:
+        return otherwise
+    a, b = standard(predicted[known]), standard(actual[known])
+    return float((a * b).mean()) if a.any() and b.any() else otherwise

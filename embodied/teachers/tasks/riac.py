@@ -1,0 +1,166 @@
+"""Riac: task space cut into boxes where learning progress differs, the lively ones played most.
+
+Source: Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active
+learning", 2009. A box's progress is |mean of the older half - mean of the newer half| of its last
+scores; a full box is cut where |R1| |R2| |ALP(R1) - ALP(R2)| is greatest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.task_space import Floats
+from embodied.teachers.tasks.gmm_teacher import pick
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """A box holds `most` episodes; one more and it is cut, by the best of `attempts` random cuts
+    that leave `fewest` in both parts and no side shorter than `narrowest` of the whole; without
+    such a cut it forgets the oldest `discard`. Progress is of the last `window` scores.
+
+    Tasks: `random` of them from the whole, `mutated` near the worst one of a box (normal, std
+    `mutation`), the others anywhere in a box; boxes by progress, of all ever cut or `leaves` only.
+    `legacy_score`: cuts by the difference of progress alone, as in published code.
+    """
+
+    most: int = 200
+    fewest: int = 10
+    attempts: int = 50
+    narrowest: float = 1 / 15
+    discard: float = 0.25
+    window: int = 200
+    random: float = 0.2
+    mutated: float = 0.1
+    mutation: float = 0.1
+    leaves: bool = False
+    legacy_score: bool = False
+
+
+Region = dict[str, Any]
+"""`low`, `high` [d], `rows` (lists of a point and its score, oldest first), `alp`, `cut`: (element,
+threshold, number of the part below, number of the part above) or None for a leaf."""
+
+
+class Riac(teacher.Teacher):
+    """A tree of boxes; an episode counts in every box around its task."""
+
+    remembered = ("regions",)
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if config.random + config.mutated > 1 or 2 * config.fewest > config.most:
+            raise ConfigError(
+                "teacher: needs random + mutated <= 1 and most >= 2 fewest; got "
+                f"random={config.random:g} mutated={config.mutated:g} "
+                f"most={config.most} fewest={config.fewest}"
+            )
+        self.settings = config
+        d = len(self.space)
+        self.regions: list[Region] = [self.region([0.0] * d, [1.0] * d, [])]
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [(self.one(), None) for _ in range(n)]
+
+    def one(self) -> Floats:
+        kind, settings = self.random.random(), self.settings
+        if kind < settings.random:
+            return self.random.random(len(self.space))
+        region = self.lively()
+        low, high = np.array(region["low"]), np.array(region["high"])
+        if kind < settings.random + settings.mutated and region["rows"]:
+            worst = min(region["rows"], key=lambda row: row[-1])
+            shift = settings.mutation * self.random.standard_normal(len(low))
+            return np.clip(np.array(worst[:-1]) + shift, low, high)
+        return low + (high - low) * self.random.random(len(low))
+
+    def lively(self) -> Region:
+        """A region, by its progress."""
+        regions = self.regions
+        if self.settings.leaves:
+            regions = [region for region in regions if region["cut"] is None]
+        return regions[pick([region["alp"] for region in regions], self.random)]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for point, score in zip(points.tolist(), scores.tolist(), strict=True):
+            self.add([*point, score])
+
+    def add(self, row: list[float]) -> None:
+        """Into every region around it, and cut the leaf if it is full."""
+        number: int = 0
+        while True:
+            region = self.regions[number]
+            region["rows"].append(row)
+            if region["cut"] is None:
+                break
+            del region["rows"][: -self.settings.most - 1]
+            region["alp"] = self.progress(region["rows"])
+            element, threshold, below, above = region["cut"]
+            number = below if row[element] < threshold else above
+        if len(region["rows"]) > self.settings.most:
+            self.split(region)
+        region["alp"] = self.progress(region["rows"])
+
+    def progress(self, rows: list[list[float]]) -> float:
+        """|mean of the older half - mean of the newer half| of the last scores; 0 of up to two."""
+        scores = [row[-1] for row in rows[-self.settings.window :]]
+        half = len(scores) // 2
+        if len(scores) <= 2:
+            return 0.0
+        return abs(sum(scores[:half]) / half - sum(scores[half:]) / (len(scores) - half))
+
+    def split(self, region: Region) -> None:
+        cut = self.best_cut(region)
+        if cut is None:
+            del region["rows"][: max(int(self.settings.discard * len(region["rows"])), 1)]
+            return
+        element, threshold = cut
+        below, above = self.parts(region["rows"], element, threshold)
+        low, high = region["low"], region["high"]
+        first = len(self.regions)
+        inner_high = [threshold if i == element else x for i, x in enumerate(high)]
+        inner_low = [threshold if i == element else x for i, x in enumerate(low)]
+        self.regions.append(self.region(low, inner_high, below))
+        self.regions.append(self.region(inner_low, high, above))
+        region["cut"] = [element, threshold, first, first + 1]
+
+    def region(self, low: list[float], high: list[float], rows: list[list[float]]) -> Region:
+        alp = self.progress(rows)
+        return {"low": list(low), "high": list(high), "rows": rows, "alp": alp, "cut": None}
+
+    def best_cut(self, region: Region) -> tuple[int, float] | None:
+        """The (element, threshold) with the best score of those tried; None without a valid one."""
+        best, chosen = -1.0, None
+        for _ in range(self.settings.attempts):
+            element = int(self.random.integers(len(self.space)))
+            low, high = region["low"][element], region["high"][element]
+            threshold = low + (high - low) * self.random.random()
+            parts = self.parts(region["rows"], element, threshold)
+            sides = (threshold - low, high - threshold)
+            if min(map(len, parts)) < self.settings.fewest or min(sides) < self.settings.narrowest:
+                continue
+            score = self.score(*parts)
+            if score > best:
+                best, chosen = score, (element, threshold)
+        return chosen
+
+    def score(self, below: list[list[float]], above: list[list[float]]) -> float:
+        gap = abs(self.progress(below) - self.progress(above))
+        return gap if self.settings.legacy_score else len(below) * len(above) * gap
+
+    @staticmethod
+    def parts(
+        rows: list[list[float]], element: int, threshold: float
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """Rows below and above a cut."""
+        below = [row for row in rows if row[element] < threshold]
+        return below, [row for row in rows if row[element] >= threshold]
+
+    def metrics(self) -> dict[str, float]:
+        return {"regions": float(len(self.regions)), "alp": self.regions[0]["alp"]}

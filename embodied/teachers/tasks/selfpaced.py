@@ -1,0 +1,198 @@
+"""SelfPaced: a Gaussian over tasks that moves from easy ones to a target as the student's value
+allows.
+
+Source: Klink, D'Eramo, Peters and Pajarinen, "Self-paced deep reinforcement learning", 2020.
+max_nu mean_i [p_nu(c_i) / p_old(c_i) V_i] - alpha KL(p_nu || target), KL(p_old || p_nu) <= eps,
+alpha = zeta max(0, mean V) / KL(p_nu || target), by a natural gradient step with line search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.named_tasks import place
+from embodied.teachers.task_space import Floats
+from embodied.teachers.tasks.gaussian import Gaussian, kl, log_density
+from embodied.teachers.teacher import Outcome
+
+MOST_ALPHA, LEAST_KL = 1e5, 1e-10
+
+
+class Valued(Protocol):
+    """Who knows what an episode is worth before it is played."""
+
+    def values(self, tasks: Floats) -> Floats:
+        """[n]: the student's value of the first observations of episodes at `tasks` [n, D] (the
+        world's task vectors, in its own units of reward). The observation has to show the task."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """An update every `every` episodes. `value`: "critic" asks the student (`Valued`); "score" is
+    the episode's own, "discounted" gamma^length times it: the discounted return where an episode
+    pays when it ends. The first `offset` updates have alpha = 0.
+
+    The start: `easy`, values of task parameters by name (those not named are drawn), with standard
+    deviation `width`; the target: `hard` (those not named in the middle), `spread`. While the KL to
+    the target is above `apart`, standard deviations stay above `floor`. `clipped`: ratios at tasks
+    clipped to the box, as published, instead of where they were drawn.
+    """
+
+    every: int = 100
+    value: Literal["critic", "score", "discounted"] = "score"
+    gamma: float = 0.99
+    eps: float = 0.1
+    zeta: float = 0.05
+    offset: int = 0
+    easy: Mapping[str, float] = field(default_factory=dict)
+    width: float = 0.1
+    hard: Mapping[str, float] = field(default_factory=dict)
+    spread: float = 0.25
+    floor: float = 0.0
+    apart: float = 0.0
+    damping: float = 1e-2
+    tries: int = 10
+    clipped: bool = False
+
+
+class SelfPaced(teacher.Teacher):
+    """Tickets hold where a task was drawn, before it was clipped to the box, and its density."""
+
+    remembered = ("mean", "factor", "drawn", "updates", "alpha", "step_kl")
+    student: Valued | None
+
+    def __init__(
+        self, config: Config, spec: Spec, seed: int = 0, student: Valued | None = None
+    ) -> None:
+        super().__init__(config, spec, seed)
+        if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
+            raise ConfigError("teacher: width, spread and eps should be above 0, every above 1")
+        self.settings, self.student = config, student
+        d = len(self.space)
+        easy = place(self.space, config.easy, math.nan, "easy")
+        drawn = self.random.random(d)
+        self.mean = torch.from_numpy(np.where(np.isnan(easy), drawn, easy))
+        self.factor = torch.eye(d).double() * math.log(config.width)
+        hard = torch.from_numpy(place(self.space, config.hard, 0.5, "hard"))
+        self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
+        self.drawn: list[list[float]] = []  # where, log density there, score
+        self.updates, self.alpha, self.step_kl = 0, 0.0, 0.0
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        now = self.now()
+        normal = torch.from_numpy(self.random.standard_normal((n, len(self.space))))
+        raw = now.mean + normal @ now.root().T
+        clipped = raw.clamp(0, 1)
+        noted = clipped if self.settings.clipped else raw
+        logs = log_density(now, noted).tolist()
+        memos = [[*where, log] for where, log in zip(noted.tolist(), logs, strict=True)]
+        return list(zip(clipped.numpy(), memos, strict=True))
+
+    def now(self) -> Gaussian:
+        """The present distribution of tasks."""
+        return Gaussian(self.mean, self.factor)
+
+    def scores(self, outcome: Outcome) -> Floats:
+        scores = super().scores(outcome)
+        if self.settings.value != "discounted":
+            return scores
+        return scores * self.settings.gamma ** outcome.length.double().cpu().numpy()
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        self.drawn += [[*memo, score] for memo, score in zip(memos, scores.tolist(), strict=True)]
+        if len(self.drawn) >= self.settings.every:
+            rows = torch.tensor(self.drawn, dtype=torch.float64)
+            where, logs, scores_of = rows[:, :-2], rows[:, -2], rows[:, -1]
+            self.advance(where, logs, self.values(where, scores_of))
+            self.drawn = []
+
+    def values(self, where: Tensor, scores: Tensor) -> Tensor:
+        """V [n] of what was drawn at `where` [n, d]."""
+        if self.settings.value != "critic":
+            return scores
+        if self.student is None:
+            raise ConfigError(
+                "teacher.value=critic needs a student that knows its values; this one does not: "
+                "teacher.value=score or teacher.value=discounted"
+            )
+        tasks = self.space.to_env(where.numpy())
+        return torch.from_numpy(np.asarray(self.student.values(tasks), dtype=np.float64))
+
+    def advance(self, where: Tensor, logs: Tensor, values: Tensor) -> None:
+        """One step of the distribution; `logs` [n] are log densities that tasks were drawn with."""
+        old = self.now()
+        self.alpha = self.weight(values)
+
+        def gain(new: Gaussian) -> Tensor:
+            ratio = torch.exp(log_density(new, where) - logs)
+            return (ratio * values).mean() - self.alpha * kl(new, self.target)
+
+        found = step(old, gain, self.settings.eps, self.settings.damping, self.settings.tries)
+        found = self.wide(found)
+        self.step_kl = kl(old, found).item()
+        self.mean, self.factor = found
+        self.updates += 1
+
+    def weight(self, values: Tensor) -> float:
+        """alpha."""
+        if self.updates < self.settings.offset:
+            return 0.0
+        gap = max(kl(self.now(), self.target).item(), LEAST_KL)
+        return min(self.settings.zeta * max(values.mean().item(), 0.0) / gap, MOST_ALPHA)
+
+    def wide(self, found: Gaussian) -> Gaussian:
+        """With standard deviations of `floor` or more while the target is far away."""
+        floor = self.settings.floor
+        if not floor or kl(found, self.target).item() <= self.settings.apart:
+            return found
+        stds = found.root().norm(dim=1)
+        return found.stretched((floor / stds).clamp(min=1))
+
+    def metrics(self) -> dict[str, float]:
+        now = self.now()
+        deviation = now.root().norm(dim=1)
+        return {
+            "target_kl": kl(now, self.target).item(),
+            "alpha": self.alpha,
+            "step_kl": self.step_kl,
+            "deviation": deviation.mean().item(),
+            "updates": float(self.updates),
+        }
+
+
+def step(old: Gaussian, gain: Any, eps: float, damping: float, tries: int) -> Gaussian:
+    """The furthest of `tries` halvings of the natural gradient step that raises `gain` and keeps
+    KL(old || new) <= eps; `old` where none does.
+
+    The Fisher matrix has a few dozen rows, so its system is solved and not approached by
+    conjugate gradients.
+    """
+    start = old.flat()
+    flat = start.clone().requires_grad_(True)
+    before = gain(Gaussian.unflat(flat, len(old.mean)))
+    (gradient,) = torch.autograd.grad(before, flat)
+    fisher = torch.autograd.functional.hessian(
+        lambda x: kl(old, Gaussian.unflat(x, len(old.mean))), start
+    )
+    assert isinstance(fisher, Tensor)
+    direction = torch.linalg.solve(fisher + damping * torch.eye(len(start)).double(), gradient)
+    length = (direction @ fisher @ direction).item()
+    if not length > 0:
+        return old
+    full = math.sqrt(2 * eps / length) * direction
+    for halving in range(tries):
+        new = Gaussian.unflat(start + full * 0.5**halving, len(old.mean))
+        if kl(old, new).item() <= eps and gain(new).item() > before.item():
+            return new
+    return old

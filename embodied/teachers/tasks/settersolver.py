@@ -1,0 +1,149 @@
+"""SetterSolver: goals of any wanted feasibility, from a flow that a judge of success teaches.
+
+Source: Racaniere, Lampinen et al., "Automated curricula through setter-solver interactions", 2020.
+Judge J: cross-entropy of success. Setter S(z, f), f uniform: E[-log p_S(won + U(0, e) | f)]
++ E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers import teacher
+from embodied.teachers.task_space import Floats
+from embodied.teachers.tasks.real_nvp import Flow
+from embodied.teachers.torch_teacher import Networked, descend, perceptron, tensor
+
+PLAN = 64  # goals that are made at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(teacher.Config):
+    """Every `every` episodes `steps` gradient steps on `batch` of the newest `memory`. Goals are
+    wanted with a feasibility between `rarest` and 1 - `rarest`; `random` of them are drawn from the
+    whole box (always until the first update). `noise` blurs goals that were won. `old_latents`: the
+    setter is judged at the latents of observed goals instead of new ones, as in a published
+    re-implementation; that one also took 1 step."""
+
+    every: int = 100
+    steps: int = 50
+    batch: int = 64
+    memory: int = 2_000
+    lr: float = 3e-4
+    random: float = 0.1
+    rarest: float = 0.05
+    noise: float = 0.01
+    validity: float = 1.0
+    feasibility: float = 1.0
+    coverage: float = 1.0
+    old_latents: bool = False
+    judge: tuple[int, ...] = (64, 64, 64)
+    width: int = 128
+    layers: int = 3
+    blocks: int = 3
+
+
+class SetterSolver(Networked):
+    """Tickets hold the feasibility that was wanted (-1: none)."""
+
+    remembered = ("plan", "rows", "fresh", "trained", "losses")
+
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        if not 0 < config.rarest < 0.5:
+            raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
+        self.settings, d = config, len(self.space)
+        self.judge = perceptron((d, *config.judge, 1), self.random)
+        self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
+        self.modules = {"judge": self.judge, "setter": self.setter}
+        self.optimizers = {
+            f"{name}_optimizer": torch.optim.Adam(net.parameters(), config.lr, fused=True)
+            for name, net in self.modules.items()
+        }
+        self.plan: list[list[float]] = []
+        self.rows: list[list[float]] = []  # points, the wanted feasibility, the score
+        self.fresh, self.trained = 0, 0
+        self.losses: dict[str, float] = {}
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, Any]:
+        if not self.trained or self.random.random() < self.settings.random:
+            return self.random.random(len(self.space)), -1.0
+        if not self.plan:
+            self.plan = self.planned()
+        goal = self.plan.pop()
+        return np.array(goal[:-1]), goal[-1]
+
+    @torch.no_grad()
+    def planned(self) -> list[list[float]]:
+        """Goals for coming episodes, each with its wanted feasibility: many cost as much as one."""
+        wanted = self.wanted(PLAN)
+        goals = self.setter(self.normal(PLAN, len(self.space)), wanted)[0]
+        return torch.cat([goals, wanted[:, None]], 1).double().tolist()
+
+    def wanted(self, n: int) -> Tensor:
+        """Feasibilities [n]."""
+        rarest = self.settings.rarest
+        return rarest + (1 - 2 * rarest) * self.uniform(n)
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        self.rows += np.column_stack([points, memos, scores]).tolist()
+        del self.rows[: -self.settings.memory]
+        self.fresh += len(scores)
+        if self.fresh >= self.settings.every:
+            self.fresh %= self.settings.every
+            self.train()
+
+    def train(self) -> None:
+        rows = tensor(self.rows)
+        won = rows[rows[:, -1] > 0]
+        for _ in range(self.settings.steps):
+            some = self.some(rows, self.settings.batch)
+            self.train_judge(some)
+            self.train_setter(self.some(won, self.settings.batch) if len(won) else None, some)
+        self.trained += 1
+        self.plan = []  # of the setter before
+
+    def train_judge(self, rows: Tensor) -> None:
+        logit = self.judge(rows[:, :-2])[:, 0]
+        loss = F.binary_cross_entropy_with_logits(logit, rows[:, -1])
+        descend(self.optimizers["judge_optimizer"], loss)
+        self.losses["judge"] = loss.item()
+
+    def train_setter(self, won: Tensor | None, seen: Tensor) -> None:
+        parts, settings = self.asked(seen), self.settings
+        if won is not None:
+            parts["validity"] = self.valid(won)
+        weights = {name: getattr(settings, name) for name in parts}
+        loss = torch.stack([weights[name] * value for name, value in parts.items()]).sum()
+        descend(self.optimizers["setter_optimizer"], loss)
+        self.losses |= {name: value.item() for name, value in parts.items()}
+
+    def asked(self, seen: Tensor) -> dict[str, Tensor]:
+        """Goals as feasible as wanted, and as many different ones as can be."""
+        n, d = len(seen), len(self.space)
+        wanted, latent = self.wanted(n), self.normal(n, d)
+        if self.settings.old_latents:
+            with torch.no_grad():
+                latent = self.setter.inverse(seen[:, :-2], wanted)[0]
+        goals, log = self.setter(latent, wanted)
+        gap = self.judge(goals)[:, 0] - torch.logit(wanted)
+        return {"feasibility": (gap**2).mean(), "coverage": log.mean()}
+
+    def valid(self, won: Tensor) -> Tensor:
+        """Goals that were won are likely, at every feasibility."""
+        blurred = won[:, :-2] + self.settings.noise * self.uniform(len(won), len(self.space))
+        return -self.setter.inverse(blurred, self.wanted(len(won)))[1].mean()
+
+    def metrics(self) -> dict[str, float]:
+        return {"trained": float(self.trained), **self.losses}

@@ -1,0 +1,101 @@
+"""What the teachers with networks have in common: weights drawn from the teacher's own generator,
+optimisers that are saved with it, and nothing taken from torch's global generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.teachers import teacher
+from embodied.teachers.task_space import Floats
+
+
+def perceptron(
+    sizes: Sequence[int], random: np.random.Generator, activation: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Linear layers of `sizes` with `activation` between, weights drawn from `random`."""
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(sizes):
+        layers += [linear(inner, outer, random), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1.0) -> nn.Linear:
+    """A layer with torch's usual weights, uniform in +-scale / sqrt(inner)."""
+    layer = nn.Linear(inner, outer, device="meta").to_empty(device="cpu")  # nothing drawn
+    edge = scale / math.sqrt(inner)
+    with torch.no_grad():
+        for parameter in (layer.weight, layer.bias):
+            drawn = random.uniform(-edge, edge, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(drawn))
+    return layer
+
+
+def gru(inner: int, outer: int, random: np.random.Generator, both_ways: bool = False) -> nn.GRU:
+    """A GRU over [n, T, inner] with torch's usual weights."""
+    cell = nn.GRU(inner, outer, batch_first=True, bidirectional=both_ways, device="meta")
+    cell, edge = cell.to_empty(device="cpu"), 1 / math.sqrt(outer)
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            drawn = random.uniform(-edge, edge, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(drawn))
+    return cell
+
+
+def table(words: int, size: int, random: np.random.Generator) -> nn.Embedding:
+    """An embedding with standard normal numbers."""
+    layer = nn.Embedding(words, size, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(random.standard_normal((words, size))))
+    return layer
+
+
+class Networked(teacher.Teacher):
+    """`modules` and `optimizers` by name are saved and resumed too."""
+
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, torch.optim.Optimizer]
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.random.standard_normal(shape)).float()
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.random.random(shape)).float()
+
+    def some(self, rows: Tensor, n: int) -> Tensor:
+        """`n` of `rows`, drawn with replacement."""
+        return rows[torch.from_numpy(self.random.integers(len(rows), size=n))]
+
+    def get_state(self) -> dict[str, Any]:
+        parts = {**self.modules, **self.optimizers}
+        saved = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        return {**super().get_state(), "networks": saved}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        for name, part in {**self.modules, **self.optimizers}.items():
+            part.load_state_dict(copy.deepcopy(state["networks"][name]))
+
+
+def tensor(array: Floats | list[Any]) -> Tensor:
+    return torch.tensor(np.asarray(array), dtype=torch.float32)
+
+
+def points(values: Tensor) -> Floats:
+    """Points of the cube [n, d] from a network's."""
+    return values.detach().double().numpy()
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step of an optimiser."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,224 @@
+"""Log: metrics to a file that survives a cut, a progress bar or plain lines, wandb if wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import netrc
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from embodied.core.atomic_write import write_durably
+
+REFRESH = 0.2  # s between redraws of the bar
+PLAIN = 5.0  # s between lines where there is no terminal
+
+
+class Log:
+    """One run's log; `folder/metrics.jsonl` gets one JSON object a line.
+
+    Every line has `step`, `seconds` (of wall time, over all resumes) and metrics such as
+    `train/critic_loss` and `eval/success`. `last` holds the newest value of each. What an earlier,
+    interrupted process wrote past the step that is gone on from is dropped, as is a line it was
+    killed in. Without `begin` nothing is shown. A `silent` log shows and writes nothing.
+    """
+
+    def __init__(self, folder: Path, wandb: bool = False, silent: bool = False) -> None:
+        self.folder, self.file = Path(folder), Path(folder) / "metrics.jsonl"
+        self.silent = silent
+        self.last: dict[str, float] = {}
+        self._began = time.monotonic()
+        self._cut: int | None = None
+        self._opened = False
+        self._shown: _Bar | _Lines | None = None
+        self._wandb: Any = None
+        self._wants_wandb = wandb
+
+    def begin(self, facts: Mapping[str, str], steps: int, step: int, config: Any = None) -> None:
+        """Say what will happen (`facts`, in order) and show progress from `step` to `steps`.
+
+        Metrics past `step` are dropped: with `step` 0 the file starts anew.
+        """
+        self._cut = step
+        if self.silent:
+            return
+        console = Console(highlight=False)
+        for name, value in facts.items():
+            console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
+        kind = _Bar if console.is_terminal else _Lines
+        self._shown = kind(console, steps, step)
+        if self._wants_wandb:
+            self._wandb = _start_wandb(self.folder, config)
+
+    def write(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
+        """Append metrics of `step` (numbers, or 0-d tensors: only here are they waited for)."""
+        values = {key: float(value) for key, value in metrics.items()}
+        if not values or self.silent:
+            return
+        if not self._opened:
+            self._open(step if self._cut is None else self._cut)
+        line = {"step": step, "seconds": round(time.monotonic() - self._began, 3), **values}
+        try:
+            with self.file.open("a") as sink:
+                sink.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk does not say which file it was
+            raise OSError(error.errno, error.strerror, str(self.file)) from error
+        self.last |= values
+        if self._wandb is not None:
+            self._wandb.log(values, step=step)
+        if self._shown is not None:
+            self._shown.tell(self.last)
+
+    def advance(self, step: int) -> None:
+        """Progress; cheap enough for every iteration."""
+        if self._shown is not None:
+            self._shown.advance(step)
+
+    def warn(self, line: str) -> None:
+        """A line for people to see, above the progress."""
+        if not self.silent:
+            print(f"embodied: {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away and finish wandb."""
+        if self._shown is not None:
+            self._shown.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, step: int) -> None:
+        """Keep the lines up to `step`; the clock goes on where they end."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = read_metrics(self.folder)
+        kept = [row for row in rows if row["step"] <= step and (step > 0 or self._cut is None)]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        write_durably(self.file, lambda sink: sink.write(text.encode()))
+        for row in kept:
+            self.last |= {key: row[key] for key in row if key not in ("step", "seconds")}
+        self._began -= kept[-1]["seconds"] if kept else 0.0
+        self._opened = True
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, without one that was cut; [] where there are none."""
+    file = Path(folder) / "metrics.jsonl"
+    if not file.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in file.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break  # a crash of the machine can leave zeros where the end was to be
+        rows.append(row)
+    return rows
+
+
+class _Bar:
+    """A progress bar with rate, remaining time and the newest result."""
+
+    def __init__(self, console: Console, steps: int, step: int) -> None:
+        self.shown, self.start, self.began = 0.0, step, time.monotonic()
+        self.progress = Progress(
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            auto_refresh=False,
+            expand=True,
+        )
+        self.task = self.progress.add_task("", total=steps, completed=step, rate="", note="")
+        self.progress.start()
+
+    def advance(self, step: int) -> None:
+        now = time.monotonic()
+        if now - self.shown > REFRESH or step >= (self.progress.tasks[0].total or 0):
+            self.shown = now
+            rate = (step - self.start) / max(now - self.began, 1e-9)
+            self.progress.update(self.task, completed=step, rate=f"{rate:,.0f}/s", refresh=True)
+
+    def tell(self, last: Mapping[str, float]) -> None:
+        self.progress.update(self.task, note=newest(last), refresh=True)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class _Lines:
+    """A plain line every few seconds."""
+
+    def __init__(self, console: Console, steps: int, step: int) -> None:
+        self.steps, self.start, self.note = steps, step, ""
+        self.began = self.shown = time.monotonic()
+
+    def advance(self, step: int) -> None:
+        now = time.monotonic()
+        if now - self.shown > PLAIN:
+            self.shown = now
+            rate = (step - self.start) / (now - self.began)
+            left = (self.steps - step) / max(rate, 1e-9)
+            print(
+                f"{step}/{self.steps}  {rate:,.0f}/s  {left:,.0f} s left  {self.note}", flush=True
+            )
+
+    def tell(self, last: Mapping[str, float]) -> None:
+        self.note = newest(last)
+
+    def close(self) -> None:
+        """Lines need no end."""
+
+
+def newest(last: Mapping[str, float]) -> str:
+    """The number people wait for: success, else return, of evaluation, else of training."""
+    for key in ("eval/success", "eval/return", "train/success", "train/return"):
+        if key in last:
+            value = f"{last[key]:.0%}" if key.endswith("success") else f"{last[key]:,.1f}"
+            return f"{key.replace('/', ' ')} {value}"
+    return f"loss {last['train/loss']:.4g}" if "train/loss" in last else ""
+
+
+def _start_wandb(folder: Path, config: Any) -> Any:
+    """A wandb run in `folder`, offline unless the user is logged in or says otherwise."""
+    import wandb
+
+    if not _logged_in():
+        os.environ.setdefault("WANDB_MODE", "offline")
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    name = f"{folder.parent.name}/{folder.name}"
+    return wandb.init(
+        project="embodied", dir=folder, name=name, id=identity, resume="allow", config=config
+    )
+
+
+def _logged_in() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (FileNotFoundError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,69 @@
+"""Terms: what a reward is made of, step by step, over one evaluation episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
+from embodied.core.atomic_write import write_json
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.reward import Termed, Watching
+from embodied.core.tensors import Tensors
+from embodied.training.collector import Rollout
+
+LONGEST = 1000  # steps of an episode that are kept
+FILE = "terms.json"
+
+
+@torch.no_grad()
+def write_terms(
+    folder: Path,
+    reward: Termed,
+    policy: Policy,
+    env: VecEnv,
+    gamma: float,
+    seed: int,
+    execute: int | None = None,
+) -> None:
+    """Play the first evaluation episode of row 0 and keep the reward's parts of it, one number a
+    decision, in FOLDER/terms.json."""
+    if isinstance(reward, Watching):
+        env = reward.watch(env)
+    rows, won = _episode(policy, env, gamma, seed, execute)
+    rows = tt.to(rows, next(policy.parameters()).device)
+    parts = {name: value.tolist() for name, value in reward.terms(rows).items()}
+    write_json(folder / FILE, {"terms": parts, "success": won})
+
+
+def _episode(
+    policy: Policy, env: VecEnv, gamma: float, seed: int, execute: int | None
+) -> tuple[Tensors, bool | None]:
+    """The decisions of row 0's first episode, played without noise, and whether it succeeded."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        rollout = Rollout(env, policy, gamma, 1, execute, seed)
+        rollout.actor = Actor(policy, env.num_envs, execute)
+        kept: list[Tensors] = []
+        won: bool | None = None
+        for _ in range(LONGEST):
+            rows, step = rollout.step()
+            at = _first_of(rollout.closed, env.num_envs)
+            if rows and at is not None:
+                kept.append({key: value[at : at + 1] for key, value in rows.items()})
+            if "success" in step.log:
+                won = bool(won) or bool(step.log["success"][0])
+            if bool(step.ended[0]):
+                break
+    return tt.cat(kept), won
+
+
+def _first_of(closed: torch.Tensor | None, count: int) -> int | None:
+    """Where row 0's decision is among those that closed; None where it is still running."""
+    if closed is None:
+        return 0 if count else None
+    place = (closed == 0).nonzero().flatten()
+    return int(place[0]) if len(place) else None

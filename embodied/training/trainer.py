@@ -1,0 +1,146 @@
+"""Keeper: what happens between updates: count, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core.env import Step
+from embodied.training.logger import Log
+
+
+class Loop(Protocol):
+    """Runs until the keeper says stop; its state is what an exact resume needs."""
+
+    def run(self, keeper: Keeper) -> None: ...
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Every:
+    """Intervals in steps; 0: only at the end."""
+
+    log: int
+    evaluate: int
+    save: int
+
+
+class Keeper:
+    """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
+
+    The first Ctrl-C lets the running iteration finish, saves, and then raises KeyboardInterrupt;
+    the second one stops at once.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        steps: int,
+        every: Every,
+        evaluate: Callable[[int], None],
+        save: Callable[[int], None],
+        step: int = 0,
+    ) -> None:
+        self.log, self.steps, self.every = log, steps, every
+        self.evaluate, self.save = evaluate, save
+        self.step = step
+        self.saved = step
+        self.interrupted = False
+        self.episodes = Episodes()
+        self.updates: list[Mapping[str, Tensor]] = []
+
+    @property
+    def running(self) -> bool:
+        self.interrupted = distributed.anywhere(self.interrupted)
+        return self.step < self.steps and not self.interrupted
+
+    def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
+        """`steps` more are done; `metrics` are the newest update's (may be none)."""
+        before, self.step = self.step, self.step + steps
+        if step is not None:
+            self.episodes.add(step)
+        if metrics:
+            self.updates.append(metrics)
+        if self._due(self.every.log, before):
+            self.log.write(self.step, self._means() | self.episodes.drain())
+        self.log.advance(self.step)
+        if self._due(self.every.evaluate, before):
+            self.evaluate(self.step)
+        if self._due(self.every.save, before):
+            self.keep()
+
+    def _means(self) -> dict[str, float]:
+        """Metrics averaged over the updates since the last line; waits for the device only here."""
+        updates, self.updates = self.updates, []
+        keys = updates[-1].keys() if updates else ()
+        stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
+        return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
+
+    def keep(self) -> None:
+        """Save, unless this step has been saved."""
+        if self.saved != self.step:
+            self.save(self.step)
+            self.saved = self.step
+
+    def _due(self, every: int, before: int) -> bool:
+        return every > 0 and self.step // every > before // every
+
+    def __enter__(self) -> Keeper:
+        # Python lets only the main thread handle signals.
+        mine = threading.current_thread() is threading.main_thread()
+        kinds = (signal.SIGINT, signal.SIGTERM) if mine else ()
+        self._handlers = {kind: signal.signal(kind, self._stop) for kind in kinds}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted and distributed.world() == 1:  # torchrun passes on what all have had
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+
+class Episodes:
+    """Return, length, success and violations of the training episodes that ended since the last
+    look."""
+
+    def __init__(self) -> None:
+        self.running: Tensor | None = None
+        self.ended: list[Tensor] = []
+
+    def add(self, step: Step) -> None:
+        """Add one step of every row, on the environment's device."""
+        success = step.log.get("success")
+        won = step.reward * 0 if success is None else success.to(step.reward.dtype)
+        bad = step.log.get("violated")
+        now = step.reward.new_ones(4, len(step.reward))
+        now[0], now[2], now[3] = step.reward, won, 0.0 if bad is None else bad
+        self.running = now if self.running is None else self.running + now
+        self.knows, self.tells = success is not None, bad is not None
+        if step.ended.any():
+            self.ended.append(self.running[:, step.ended])
+            self.running = self.running * ~step.ended
+
+    def drain(self) -> dict[str, float]:
+        """Means over the ended episodes, and forget them."""
+        if not self.ended:
+            return {}
+        rows = torch.cat(self.ended, 1)
+        self.ended = []
+        means = {"train/return": rows[0].mean().item(), "train/length": rows[1].mean().item()}
+        if self.knows:
+            means["train/success"] = (rows[2] > 0).float().mean().item()
+        if self.tells:
+            means["train/violated"] = (rows[3] > 0).float().mean().item()
+        return means

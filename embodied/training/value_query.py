@@ -1,0 +1,56 @@
+"""Asked: what a student thinks episodes are worth, before anybody plays them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+from embodied.teachers.task_space import Floats
+
+SEED = 20_000  # of what a task does not say of a start; the same whenever it is asked
+
+
+@runtime_checkable
+class Knowing(Protocol):
+    """A learner that knows what a first observation is worth, in the world's own rewards."""
+
+    def worth(self, obs: Tensors) -> Tensor: ...
+
+
+class Asked:
+    """A world of its own (`node`), in which episodes are begun and not played."""
+
+    def __init__(self, node: dict[str, Any], learner: Learner, device: torch.device) -> None:
+        self.node, self.learner, self.device = node, learner, device
+        self.env: VecEnv | None = None
+
+    def values(self, tasks: Floats) -> Floats:
+        """[n] of episodes at `tasks` [n, D]."""
+        env: VecEnv = build(self.node) if self.env is None else self.env
+        self.env, size = env, env.num_envs
+        parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
+        return np.concatenate(parts)
+
+    @torch.no_grad()
+    def _some(self, env: VecEnv, tasks: Floats) -> Floats:
+        learner = self.learner
+        assert isinstance(learner, Knowing)
+        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last world is filled up
+        obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
+        values = learner.worth(tt.to(obs, self.device))[: len(tasks)]
+        return values.double().cpu().numpy()
+
+
+def asked(node: dict[str, Any], learner: Learner, device: torch.device) -> Asked | None:
+    """None where the learner does not know, or not in the world's own rewards."""
+    if not isinstance(learner, Knowing) or learner.estimates is None:
+        return None
+    return Asked(node, learner, device)

@@ -1,0 +1,227 @@
+"""Compare: several runs on one page without a server: curves, success, films in a grid."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.core.atomic_write import write_durably
+from embodied.evaluation.statistics import rate, wilson
+from embodied.reports.run_report import PAGE, STYLE
+from embodied.reports.svg import COLOURS, Point, coloured, framed, legend, number, svg
+from embodied.training.logger import read_metrics
+from embodied.viewer.launch import ViewerError
+
+SHOWN = ("eval/success", "eval/return", "eval/length", "train/success", "train/return")
+"""Curves that come first."""
+MOST = 12
+"""Curves on the page: the first that runs have in common."""
+BYTES = 4_000_000
+"""Of films in the page; larger ones are left out, and the page says so."""
+GROUPS = ("env", "policy", "finetune", "learner", "reward", "teacher")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run folder: its `name` on the page, its metrics line by line, and its configuration."""
+
+    folder: Path
+    name: str
+    rows: Sequence[dict[str, Any]]
+    config: dict[str, Any]
+
+    def curve(self, key: str) -> list[Point]:
+        return [(float(row["step"]), float(row[key])) for row in self.rows if key in row]
+
+
+def compare(folders: Sequence[Path], path: Path) -> Path:
+    """Write a page about `folders` (two or more) to `path`; ViewerError where one is no run."""
+    if len(folders) < 2:
+        raise ViewerError("name two runs or more: embodied view --compare RUN RUN")
+    runs = kept(folders)
+    parts = [_header(runs), _success(runs), _curves(runs), _films(runs), _settings(runs)]
+    title = " and ".join(run.name for run in runs)
+    page = PAGE.format(title=escape(title), style=STYLE + MORE, body="\n".join(parts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, lambda sink: sink.write(page.encode()))
+    return path
+
+
+def kept(folders: Sequence[Path]) -> list[Kept]:
+    """The runs, named as shortly as tells them apart."""
+    runs: list[Kept] = []
+    for folder in folders:
+        rows = read_metrics(folder)
+        if not rows:
+            raise ViewerError(f"{folder} holds no metrics.jsonl; name a run folder")
+        file = folder / "run.yaml"
+        config = yaml.safe_load(file.read_text()) if file.exists() else {}
+        runs.append(Kept(folder, folder.resolve().name, rows, config))
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [Kept(run.folder, str(run.folder), run.rows, run.config) for run in runs]
+
+
+def _header(runs: Sequence[Kept]) -> str:
+    names = " · ".join(
+        f'<span style="color:{_colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
+    )
+    return f"<header><h1>{names}</h1><p>{len(runs)} runs, side by side</p></header>"
+
+
+def _colour(index: int) -> str:
+    return f"var({COLOURS[index % len(COLOURS)]})"
+
+
+def _success(runs: Sequence[Kept]) -> str:
+    """The last evaluation of every run, with its interval drawn as a bar."""
+    lines = []
+    for i, run in enumerate(runs):
+        ends = [row for row in run.rows if "eval/return" in row]
+        last = ends[-1] if ends else {}
+        cells = [f'<b style="color:{_colour(i)}">{escape(run.name)}</b>', _bar(last, _colour(i))]
+        cells += [
+            number(last["eval/return"]) if last else "-",
+            number(last["eval/length"]) if "eval/length" in last else "-",
+            f"{run.rows[-1]['step']:,}",
+            f"{run.rows[-1].get('seconds', 0) / 60:.1f} min",
+        ]
+        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+    heads = "run", "success [95%]", "return", "length", "steps", "time"
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<h2>The last evaluation</h2><table><tr>{head}</tr>{body}</table>"
+
+
+def _bar(row: dict[str, Any], colour: str) -> str:
+    if "eval/success" not in row:
+        return "-"
+    trials = int(row["eval/episodes"])
+    won = round(row["eval/success"] * trials)
+    low, high = wilson(won, trials)
+    drawn = (
+        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="track" width="100" height="10" rx="2"/>'
+        f'<rect x="{100 * low:.1f}" width="{100 * (high - low):.1f}" height="10" '
+        f'style="fill:{colour};opacity:.35"/>'
+        f'<rect x="{100 * won / trials - 0.6:.1f}" width="1.2" height="10" style="fill:{colour}"/>'
+        "</svg>"
+    )
+    return f"{rate(won, trials)} of {trials}{drawn}"
+
+
+def _curves(runs: Sequence[Kept]) -> str:
+    keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row))
+    keys = [key for key in keys if key not in ("step", "seconds", "eval/episodes")]
+    shared = [key for key in keys if sum(bool(run.curve(key)) for run in runs) > 1]
+    shared.sort(key=lambda key: SHOWN.index(key) if key in SHOWN else len(SHOWN))
+    figures = "".join(_figure(runs, key) for key in shared[:MOST])
+    return f'<h2>Over training</h2><div class="grid2">{figures}</div>' if figures else ""
+
+
+def _figure(runs: Sequence[Kept], key: str) -> str:
+    series = [run.curve(key) for run in runs]
+    bands = [_band(run, key) for run in runs]
+    edges = [(x, y) for band in bands for x, low, high in band for y in (low, high)]
+    limits = (0.0, 1.0) if key.endswith("success") else (None, None)
+    frame = framed([*[p for points in series for p in points], *edges], *limits)
+    drawn = [frame.grid()]
+    for i, (points, band) in enumerate(zip(series, bands, strict=True)):
+        if len(band) > 1:
+            low, high = [(x, y) for x, y, _ in band], [(x, y) for x, _, y in band]
+            around = frame.path([*low, *reversed(high)])
+            drawn.append(f'<polygon points="{around}" style="fill:{_colour(i)};opacity:.13"/>')
+        if points:
+            drawn.append(coloured(frame, points, i))
+    caption = f"<figcaption>{escape(key)}</figcaption>"
+    return f"<figure>{caption}{svg(key, drawn)}{legend(run.name for run in runs)}</figure>"
+
+
+def _band(run: Kept, key: str) -> list[tuple[float, float, float]]:
+    """Step and Wilson interval of every evaluated success rate."""
+    if key != "eval/success":
+        return []
+    rows = [row for row in run.rows if key in row]
+    trials = [int(row["eval/episodes"]) for row in rows]
+    ends = [wilson(round(row[key] * n), n) for row, n in zip(rows, trials, strict=True)]
+    return [(float(row["step"]), *end) for row, end in zip(rows, ends, strict=True)]
+
+
+def _films(runs: Sequence[Kept]) -> str:
+    """A row for every kind of film that a run has (success, failure), a column for every run."""
+    files = {run.name: {f.stem: f for f in sorted(run.folder.glob("videos/*.mp4"))} for run in runs}
+    kinds = sorted({kind for found in files.values() for kind in found}, reverse=True)
+    if not kinds:
+        return ""
+    room, figures = BYTES, []
+    for kind in kinds:
+        for i, run in enumerate(runs):
+            file = files[run.name].get(kind)
+            room -= 0 if file is None else file.stat().st_size
+            figures.append(_film(run, kind, file, room >= 0, _colour(i)))
+    columns = f"grid-template-columns:repeat({len(runs)},minmax(0,1fr))"
+    return f'<h2>Episodes</h2><div class="films" style="{columns}">{"".join(figures)}</div>'
+
+
+def _film(run: Kept, kind: str, file: Path | None, fits: bool, colour: str) -> str:
+    caption = (
+        f'<figcaption><b style="color:{colour}">{escape(run.name)}</b>{escape(kind)}</figcaption>'
+    )
+    if file is None:
+        return f"<figure>{caption}<p>no {escape(kind)} was filmed</p></figure>"
+    if not fits:
+        return f"<figure>{caption}<p>left out for its size: {escape(str(file))}</p></figure>"
+    data = base64.b64encode(file.read_bytes()).decode()
+    source = f"data:video/mp4;base64,{data}"
+    film = f'<video controls autoplay loop muted playsinline src="{source}"></video>'
+    return f"<figure>{caption}{film}</figure>"
+
+
+def _settings(runs: Sequence[Kept]) -> str:
+    """What each run was made of, and the settings in which they differ."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
+    lines = [("made of", [_made_of(run.config) for run in runs])]
+    lines += [(key, [str(one.get(key, "-")) for one in flat]) for key in differs if key != "output"]
+    head = "".join(
+        f'<th style="color:{_colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
+    )
+    body = "".join(
+        f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
+        for key, values in lines
+    )
+    return f"<h2>Where they differ</h2><table><tr><th></th>{head}</tr>{body}</table>"
+
+
+def _made_of(config: dict[str, Any]) -> str:
+    nodes = [config.get(group) for group in GROUPS]
+    names = [str(node["_target_"]).rpartition(".")[2] for node in nodes if isinstance(node, dict)]
+    return " · ".join(names)
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Settings by their dotted names."""
+    found: list[tuple[str, Any]] = []
+    for key, value in node.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+MORE = """
+.bar { height: 10px; width: 100%; margin-top: 3px; } .track { fill: var(--edge); }
+.films { display: grid; gap: 14px; } .films figure { margin: 0; } .films video { width: 100%; }
+@media (max-width: 560px) { .films { grid-template-columns: 1fr !important; } }
+h1 span { font-size: 24px; }
+table { overflow-x: auto; }
+"""

@@ -1,0 +1,132 @@
+"""Export: one episode to a file: an HTML page that replays it, or a film."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.core.atomic_write import write_durably
+from embodied.datasets.lerobot.video import encode_film
+from embodied.viewer.export.html_replay import Replay
+from embodied.viewer.export.html_replay_charts import Lane
+from embodied.viewer.launch import ViewerError
+from embodied.viewer.scene.images import Picture
+from embodied.viewer.session.session import Session
+from embodied.viewer.session.snapshot import Packed
+
+KINDS = (".html", ".mp4", ".gif")
+LONGEST = 1000
+"""Steps that an exported episode has at most; many worlds never end one."""
+GAP = 8
+STRIP = 26
+"""Pixels below each picture of a film, for what is written there."""
+
+
+def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
+    """Play the episode of `seed` (at most `steps` of it) into `path`: a replay (.html) or a
+    film (.mp4, .gif). ViewerError where the file cannot be made."""
+    require_kind(path)
+    filmed = path.suffix != ".html"
+    for each in session.both:
+        each.witness.filming = filmed
+    session.begin(seed)
+    while not session.over and session.length <= steps:
+        session.advance()
+    return write_film(session, path) if filmed else replay_of(session).write(path)
+
+
+def require_kind(path: Path) -> None:
+    """ViewerError where the name does not say what to write."""
+    if path.suffix not in KINDS:
+        raise ViewerError(f"export={path} should end with one of {', '.join(KINDS)}")
+
+
+def replay_of(session: Session, plays: bool = True) -> Replay:
+    """The running episode, as far as it is kept, as a page."""
+    look = session.witness.look
+    lanes = [Lane(label(each), each.episode, each.plans(), each.trail()) for each in session.both]
+    return Replay(
+        title=session.title[:1].upper() + session.title[1:],
+        facts=" · ".join(filter(None, (f"{session.counts} {session.episode.seed}", session.trial))),
+        dt=session.spec.dt,
+        lanes=lanes,
+        eye=None if look is None else look.eye(),
+        followed=None if look is None else look.followed(),
+        names=session.spec.act.names,
+        plays=plays,
+    )
+
+
+def label(session: Session) -> str:
+    """Who acts in it: the run and its checkpoint, or what is not of a run."""
+    who = session.episode.who
+    if not session.name or session.name == who:
+        return who
+    return f"{session.name} · {who}"
+
+
+def write_film(session: Session, path: Path) -> Path:
+    """The pictures of every moment, side by side where there are two, with what came of them."""
+    rows = [list(strips(each, session.length)) for each in session.both]
+    frames = [joined([row[t] for row in rows]) for t in range(session.length)]
+    frames += [frames[-1]] * round(0.8 / session.spec.dt)
+    data = film(frames, session.spec.dt, path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, lambda sink: sink.write(data))
+    return path
+
+
+def film(frames: list[Picture], dt: float, kind: str) -> bytes:
+    """An MP4 of every frame, or a GIF of at most 25 a second."""
+    if kind == ".mp4":
+        high, wide = (side - side % 2 for side in frames[0].shape[:2])
+        every = torch.from_numpy(np.stack(frames))[:, :high, :wide]
+        return encode_film(every, 1 / dt, quality=20)
+    from PIL import Image
+
+    stride = max(1, round(0.04 / dt))
+    images = [Image.fromarray(frame) for frame in frames[::stride]]
+    images = [image.resize((image.width // 2, image.height // 2)) for image in images]
+    few: list[Any] = [image.quantize(128, dither=Image.Dither.NONE) for image in images]
+    sink = io.BytesIO()
+    wait = round(1000 * dt * stride)
+    few[0].save(sink, "gif", save_all=True, append_images=few[1:], duration=wait, loop=0)
+    return sink.getvalue()
+
+
+def strips(session: Session, count: int) -> list[Picture]:
+    """The picture of each moment, with its caption; the last stays while a rival goes on."""
+    moments = session.episode.moments
+    pictures = [moment.sight.film or moment.sight.picture for moment in moments]
+    if any(picture is None for picture in pictures):
+        why = session.witness.trouble or "it has no picture"
+        raise ViewerError(f"this world cannot be filmed ({why}); export=replay.html shows numbers")
+    made: list[Picture] = []
+    won = False
+    for moment, picture in zip(moments, pictures, strict=True):
+        assert isinstance(picture, Packed)
+        won = won or bool(moment.success)
+        words = f"{label(session)}   step {moment.step}" + ("   success" if won else "")
+        made.append(captioned(picture.picture(), words, won))
+    return made + made[-1:] * (count - len(made))
+
+
+def captioned(picture: Picture, words: str, won: bool) -> Picture:
+    """The picture above a strip with `words`."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    high, wide = picture.shape[:2]
+    image = Image.new("RGB", (wide, high + STRIP), (0, 90, 70) if won else (38, 46, 56))
+    image.paste(Image.fromarray(picture))
+    font = ImageFont.load_default(14)
+    ImageDraw.Draw(image).text((10, high + 5), words, fill=(255, 255, 255), font=font)
+    return np.asarray(image)
+
+
+def joined(pictures: list[Picture]) -> Picture:
+    gap = np.full((len(pictures[0]), GAP, 3), 255, np.uint8)
+    return np.concatenate([part for picture in pictures for part in (gap, picture)][1:], 1)

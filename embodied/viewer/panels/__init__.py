@@ -1,0 +1,1 @@
+"""The parts of the page: main view, timeline, plots, controls."""

@@ -1,0 +1,187 @@
+"""Plots of the running episode: its rewards, the actions that were sent, what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from viser import GuiUplotHandle, ViserServer, uplot
+
+from embodied.core.spec import Leaf, Spec
+from embodied.viewer.session.episode import CURVES, MOVED, SAFETY, TERM, Episode
+
+POINTS = 400
+NAMED = 24
+"""Discrete actions whose names fit on the axis."""
+COLOURS = (
+    "#2563eb", "#dc2626", "#16a34a", "#d97706", "#9333ea", "#0891b2", "#db2777", "#65a30d",
+)  # fmt: skip
+TOGETHER = {
+    TERM: ("reward terms, stacked", True),
+    SAFETY: ("safety: ticks changed in a step, stacked", True),
+    MOVED: ("target moved, largest joint (rad)", False),
+}
+"""Numbers whose names begin so share a plot: its title, and whether they are stacked."""
+Range = tuple[float, float]
+
+
+class Plots:
+    """Reward and actions over the seconds of the episode; `draw` sends both anew."""
+
+    def __init__(self, server: ViserServer, spec: Spec) -> None:
+        act, self.dt = spec.act, spec.dt
+        self.range: Range = (-0.05, 1.05)
+        self.rewards = plot(server, "reward", ["reward"], 130, self.range)
+        bounds, named = (-1.05, 1.05), tuple[str, ...]()
+        if is_discrete(act) and isinstance(act.high, int | float):
+            bounds, named = (-0.5, act.high + 0.5), act.names[:NAMED]
+        height = max(160, 50 + 17 * len(named))
+        self.actions = plot(
+            server, titled("action", act), curve_names("action", act), height, bounds, named
+        )
+
+    def draw(self, episode: Episode) -> None:
+        """Send the curves of `episode`."""
+        rewards = np.array(episode.rewards or [0.0], np.float64)
+        wanted = reward_range(rewards)
+        if wanted != self.range:
+            self.range, self.rewards.scales = wanted, _scales(wanted)
+        self.rewards.data = curves(rewards[:, None], self.dt)
+        self.actions.data = curves(episode.actions or [[0.0] * len(self.actions.data[1:])], self.dt)
+
+
+class Judged:
+    """What is known of each step besides: terms of the reward one above the other, the critic."""
+
+    def __init__(self, server: ViserServer, dt: float) -> None:
+        self.server, self.dt = server, dt
+        self.folder = server.gui.add_folder("Judged", visible=False)
+        self.plots: dict[str, tuple[GuiUplotHandle, list[str]]] = {}
+
+    def draw(self, episode: Episode) -> None:
+        """Send the curves of `episode`; a plot is made when there is first something to show."""
+        for title, (members, stacked) in groups_of(episode.told).items():
+            if self.plots.get(title, (None, []))[1] != members:
+                self._begin(title, members)
+            rows = np.array(
+                [[moment.numbers.get(name, np.nan) for name in members] for moment in episode.taken]
+            )
+            self.plots[title][0].data = curves(np.cumsum(rows, 1) if stacked else rows, self.dt)
+
+    def _begin(self, title: str, members: list[str]) -> None:
+        self.folder.visible = True
+        if title in self.plots:
+            self.plots[title][0].remove()
+        with self.folder:
+            shown = [name.partition("/")[2] or name for name in members][:CURVES]
+            self.plots[title] = plot(self.server, title, shown, 150, None), members
+
+
+def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
+    """Title, members and whether they are stacked, of the plots of the numbers `names`."""
+    found: dict[str, tuple[list[str], bool]] = {}
+    for name in names:
+        begins = next((prefix for prefix in TOGETHER if name.startswith(prefix)), None)
+        title, stacked = (name, False) if begins is None else TOGETHER[begins]
+        found.setdefault(title, ([], stacked))[0].append(name)
+    return found
+
+
+class Observed:
+    """The elements of one observation over the seconds of the episode, at their own scale."""
+
+    def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
+        self.name, self.dt = name, dt
+        self.plot = plot(server, titled(name, leaf), curve_names(name, leaf), 150, None)
+
+    def draw(self, episode: Episode) -> None:
+        """Send the curves of `episode`."""
+        seen = episode.seen(self.name)
+        self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
+
+
+def is_discrete(act: Leaf) -> bool:
+    return act.dtype == "int64" and not act.shape
+
+
+def titled(name: str, leaf: Leaf) -> str:
+    unit = f" ({leaf.unit})" if leaf.unit else ""
+    return f"{name}{unit}" if leaf.size <= CURVES else f"{name}: first {CURVES} of {leaf.size}"
+
+
+def curve_names(name: str, leaf: Leaf) -> list[str]:
+    """One for each curve; names of a single discrete number are those of its values."""
+    count = min(leaf.size, CURVES)
+    if len(leaf.names) == leaf.size:
+        return [*leaf.names[:count]]
+    return [name] if leaf.size == 1 else [f"{name} {i}" for i in range(count)]
+
+
+def curves(rows: Sequence[Sequence[float]] | NDArray[Any], dt: float) -> tuple[NDArray[Any], ...]:
+    """Seconds after each of `rows` [T, K] and the K curves, thinned to what can be seen."""
+    kept = thinned(len(rows))
+    values = np.array([rows[row][:CURVES] for row in kept], np.float64)
+    return (np.asarray((kept + 1) * dt, np.float64), *values.T.copy())
+
+
+def reward_range(rewards: NDArray[np.float64]) -> Range:
+    """Ends of the reward axis: zero and all rewards are in it, in powers of two, so that it rarely
+    changes."""
+    low, high = min(float(rewards.min()), 0.0), max(float(rewards.max()), 0.0)
+    if low == high:
+        return -0.05, 1.05
+    size = float(2.0 ** np.ceil(np.log2(high - low)))
+    return (-1.05 if low < 0 else -0.05) * size, (1.05 if high > 0 else 0.05) * size
+
+
+def thinned(count: int) -> NDArray[np.intp]:
+    """At most POINTS indices of `count`, spread evenly, the first and the last among them."""
+    if count <= POINTS:
+        return np.arange(count)
+    return np.round(np.linspace(0, count - 1, POINTS)).astype(np.intp)
+
+
+def _scales(ends: Range | None) -> dict[str, uplot.Scale]:
+    y = uplot.Scale(auto=True) if ends is None else uplot.Scale(auto=False, range=ends)
+    return {"x": uplot.Scale(time=False), "y": y}
+
+
+def _curve(name: str, index: int) -> uplot.Series:
+    return uplot.Series(
+        label=name,
+        stroke=COLOURS[index % len(COLOURS)],
+        width=1.5,
+        points=uplot.Series_Points(show=False),
+    )
+
+
+def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
+    """Names instead of numbers on the axis of values."""
+    if not values:
+        return None
+    places = tuple(float(i) for i in range(len(values)))
+    width = 20.0 + 6.5 * max(len(value) for value in values)
+    return uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
+
+
+def plot(
+    server: ViserServer,
+    title: str,
+    names: Sequence[str],
+    height: int,
+    ends: Range | None,
+    values: tuple[str, ...] = (),
+) -> GuiUplotHandle:
+    empty = np.zeros(1)
+    return server.gui.add_uplot(
+        (empty,) * (len(names) + 1),
+        (uplot.Series(label="s"), *(_curve(name, i) for i, name in enumerate(names))),
+        title=title,
+        height=height,
+        scales=_scales(ends),
+        axes=_axes(values),
+        legend=uplot.Legend(show=True),
+        padding=(10, 24, 0, 0),
+    )

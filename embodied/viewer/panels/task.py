@@ -1,0 +1,104 @@
+"""The task sliders: each element of the task vector in its own units, or drawn anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from viser import ViserServer
+
+from embodied.viewer.panels.task_map import MapPanel
+from embodied.viewer.session.history import density_of
+
+if TYPE_CHECKING:
+    from embodied.viewer.app import Viewer
+
+
+class TaskPanel:
+    """A slider for each element of the task; moving one begins the episode again with it."""
+
+    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+        self.viewer, self.session = viewer, viewer.session
+        self.sliders: list[Any] = []
+        self.ranges: list[tuple[float, float]] = []
+        self.map: MapPanel | None = None
+        if self.session.spec.task is None:
+            return
+        with server.gui.add_folder("Task", expand_by_default=False):
+            self.fixed = server.gui.add_checkbox(
+                "Fixed", False, hint="off: drawn anew for each episode"
+            )
+            self._bind(self.fixed, self._take)
+            known = task_ranges(self.session.env)
+            for name, low, high, unit in known:
+                slider = server.gui.add_slider(
+                    name, low, high, (high - low) / 200, low, hint=f"{low:g} to {high:g} {unit}"
+                )
+                self._bind(slider, self._move)
+                self.sliders.append(slider)
+                self.ranges.append((low, high))
+            self.map = MapPanel(server, viewer, known)
+            self.sampled = self._sampled(server)
+
+    def _sampled(self, server: ViserServer) -> Any:
+        """Where the run's teacher sampled its tasks, if it had one."""
+        run, leaf = self.session.run, self.session.spec.task
+        picture = None if run is None or leaf is None else density_of(run.folder, leaf.names)
+        if picture is None:
+            return None
+        return server.gui.add_image(picture, label="Where the teacher sampled")
+
+    def begun(self) -> None:
+        """A new episode: the sliders show its task."""
+        drawn = self.session.drawn_task
+        if drawn is not None:
+            for slider, value, (low, high) in zip(self.sliders, drawn, self.ranges, strict=True):
+                slider.value = low + value * (high - low)
+
+    def show(self) -> None:
+        """Whether the task is fixed, and the map."""
+        if self.sliders:
+            self.fixed.value = self.session.task is not None
+        if self.map is not None:
+            self.map.draw()
+
+    def _bind(self, control: Any, action: Callable[[], None]) -> None:
+        async def pressed(event: Any) -> None:
+            # Values that we set ourselves come back here too, without a client.
+            if event.client_id is not None:
+                self.viewer.press(action)
+
+        control.on_update(pressed)
+
+    def _move(self) -> None:
+        self.fixed.value = True
+        self._take()
+
+    def _take(self) -> None:
+        """Begin again with what the sliders show now; of many moves only the last one counts."""
+        if not self.fixed.value:
+            return self.viewer.set_task(None)
+        task = [
+            min(max((slider.value - low) / (high - low), 0.0), 1.0)
+            for slider, (low, high) in zip(self.sliders, self.ranges, strict=True)
+        ]
+        before = self.session.task
+        if before is None or not torch.equal(before, torch.tensor(task, dtype=torch.float32)):
+            self.viewer.set_task(task)
+
+
+def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
+    """Name, native low and high, and unit of each element of the task vector.
+
+    From `env.parameters` (our FR3 tasks declare them), else the plain [0, 1] of the vector.
+    """
+    leaf = env.spec.task
+    names = leaf.names or tuple(f"task {i}" for i in range(leaf.size))
+    known = {each.name: each for each in getattr(env, "parameters", ())}
+    return [
+        (name, known[name].low, known[name].high, known[name].unit)
+        if name in known
+        else (name, 0.0, 1.0, "")
+        for name in names
+    ]

@@ -1,0 +1,1 @@
+"""A robot at work, read-only: its state, its plan, its last minutes."""

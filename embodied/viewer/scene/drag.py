@@ -1,0 +1,61 @@
+"""Touch: things in the scene are dragged with the mouse, and links of the robot pushed by a click.
+
+A free body that is dragged is pulled, with the forces that this takes, while time goes on; a link
+that is clicked gets a push away from whoever looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from viser import MeshHandle
+
+from embodied.viewer.scene.viser_scene import Scene
+from embodied.viewer.session.disturbances import ROBOT
+from embodied.viewer.session.player import Player
+
+if TYPE_CHECKING:
+    from embodied.viewer.app import Viewer
+
+
+class Touch:
+    """Handles on the meshes of `scene`, the world of `player`."""
+
+    def __init__(self, viewer: Viewer, scene: Scene, player: Player) -> None:
+        self.viewer, self.scene, self.player = viewer, scene, player
+        self.loose = {name for name in player.pushes.names if name != ROBOT}
+        self.links = set(player.pushes.links())
+        if self.loose or self.links:
+            scene.watch(self._drawn)
+
+    def _drawn(self, body: int, mesh: MeshHandle) -> None:
+        name = self.scene.bodies[body].partition("_")[2]
+        if name in self.loose:
+            self._draggable(body, name, mesh)
+        elif name in self.links:
+            self._clickable(name, mesh)
+
+    def _draggable(self, body: int, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        # In order, on the server's own thread, as viser asks for of gestures.
+        async def dragged(event: Any) -> None:
+            shown = self.scene.place(body)
+            if event.phase == "end" or shown is None:
+                viewer.press(lambda: viewer.let_go(player))
+                return
+            way = np.subtract(event.end_position, event.start_position)
+            place = shown + way
+            viewer.press(lambda: viewer.hold(player, name, place))
+
+        mesh.on_drag(dragged)
+
+    def _clickable(self, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        async def clicked(event: Any) -> None:
+            way = np.asarray(event.ray_direction, np.float64)
+            viewer.press(lambda: viewer.shove(player, name, way, viewer.page.trials.strength.value))
+
+        mesh.on_click(clicked)

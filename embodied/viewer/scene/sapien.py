@@ -1,0 +1,135 @@
+"""A SAPIEN scene as bodies and shapes: every entity that has something to draw is a body."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import sapien
+from sapien import physx, render
+
+from embodied.viewer.scene.shapes import Mesh
+from embodied.viewer.scene.types import Array, Eye, Followed, Shape, around
+
+MOVED = (physx.PhysxArticulationLinkComponent, physx.PhysxRigidDynamicComponent)
+Colour = tuple[float, float, float, float]
+Drawn = tuple[sapien.Entity, render.RenderBodyComponent]
+
+
+class SapienLook:
+    """What `scene()` gives, a `sapien.Scene`, as the page wants it.
+
+    Entities that the scene hides from its own cameras (goals, for one) are drawn: they are for
+    people to see.
+    """
+
+    def __init__(self, scene: Callable[[], sapien.Scene]) -> None:
+        self.scene = scene
+        self._colours: dict[tuple[object, ...], Colour] = {}
+
+    def bodies(self) -> Sequence[str]:
+        return [f"{number}_{entity.name}" for number, (entity, _) in enumerate(self._drawn())]
+
+    def poses(self) -> tuple[Array, Array]:
+        system: Any = self.scene().physx_system
+        if hasattr(system, "sync_poses_gpu_to_cpu"):
+            system.sync_poses_gpu_to_cpu()
+        poses = [entity.pose for entity, _ in self._drawn()]
+        return np.stack([pose.p for pose in poses]), np.stack([pose.q for pose in poses])
+
+    def shapes(self) -> Iterator[Shape]:
+        for body, (_, drawn) in enumerate(self._drawn()):
+            for number, shape in enumerate(drawn.render_shapes):
+                yield from self._parts(body, number, shape)
+
+    def eye(self) -> Eye:
+        """From the scene's last camera, the one for people, or from in front of all that moves."""
+        cameras, moving = self.scene().get_cameras(), self._moving()
+        if not cameras:
+            return around(moving)
+        pose = cameras[-1].get_global_pose()
+        forward = pose.to_transformation_matrix()[:3, 0]
+        reach = max(float(np.dot(moving.mean(0) - pose.p, forward)), 0.1)
+        # A little back, as the panels take part of the window.
+        return Eye(pose.p - 0.25 * reach * forward, pose.p + reach * forward, cameras[-1].fovy)
+
+    def followed(self) -> Followed | None:
+        return None
+
+    def _drawn(self) -> list[Drawn]:
+        kind = render.RenderBodyComponent
+        found = [(each, each.find_component_by_type(kind)) for each in self.scene().entities]
+        return [(entity, drawn) for entity, drawn in found if isinstance(drawn, kind)]
+
+    def _moving(self) -> Array:
+        """Places of what physics moves, or of everything."""
+        kind = physx.PhysxRigidBodyComponent
+        every = [entity for entity, _ in self._drawn()]
+        moving = [each for each in every if isinstance(each.find_component_by_type(kind), MOVED)]
+        return np.stack([entity.pose.p for entity in moving or every])
+
+    def _parts(self, body: int, number: int, shape: render.RenderShape) -> Iterator[Shape]:
+        """One for each part of a mesh, as parts have materials of their own."""
+        scale, pose = scale_of(shape), shape.local_pose
+        place, turn = np.array(pose.p, np.float64), np.array(pose.q, np.float64)
+        parts: Sequence[Any] = [shape]
+        if isinstance(shape, render.RenderShapeTriangleMesh):
+            parts = shape.parts
+        for index, part in enumerate(parts):
+            rgba, form = self._rgba(part.material), zlib.crc32(part.vertices.tobytes())
+            numbers = np.concatenate([scale, place, turn, rgba, [form]]).astype(np.float64)
+            yield Shape(
+                body=body,
+                name=f"{number}_{index}",
+                style=numbers.tobytes(),
+                rgba=rgba,
+                place=place,
+                turn=turn,
+                mesh=partial(mesh_of, part, scale, shape.front_face == "clockwise"),
+            )
+
+    def _rgba(self, material: render.RenderMaterial) -> Colour:
+        """As `rgba_of`, without reading the same large texture again at every reset."""
+        texture = material.base_color_texture
+        size = () if texture is None else (texture.filename, texture.width, texture.height)
+        key = (*material.base_color, *size)
+        if key not in self._colours:
+            self._colours[key] = rgba_of(material)
+        return self._colours[key]
+
+
+def scale_of(shape: render.RenderShape) -> Array:
+    """What the vertices of a shape are multiplied with [3]; SAPIEN's long axis is x."""
+    match shape:
+        case render.RenderShapeBox():
+            return np.array(shape.half_size, np.float64)
+        case render.RenderShapeSphere():
+            return np.full(3, shape.radius)
+        case render.RenderShapeCylinder():
+            return np.array([shape.half_length, shape.radius, shape.radius])
+        case render.RenderShapePlane() | render.RenderShapeTriangleMesh():
+            return np.array(shape.scale, np.float64)
+        case _:  # a capsule has its size in its vertices
+            return np.ones(3)
+
+
+def mesh_of(part: Any, scale: Array, clockwise: bool = False) -> Mesh:
+    """Vertices [V, 3] (m) and faces [F, 3] of one part of a shape, in the shape's own frame."""
+    faces = part.triangles
+    if clockwise != bool(np.prod(scale) < 0):
+        faces = faces[:, ::-1]
+    return part.vertices * np.asarray(scale, np.float32), faces
+
+
+def rgba_of(material: render.RenderMaterial) -> Colour:
+    """The base colour of a material in [0, 1]; a texture counts with its mean."""
+    r, g, b, a = (float(value) for value in material.base_color)
+    texture = material.base_color_texture
+    if texture is not None:
+        pixels = np.asarray(texture.download(), np.float64)
+        top = 255.0 if pixels.max() > 1 else 1.0
+        r, g, b = (float(value) for value in pixels[..., :3].reshape(-1, 3).mean(0) / top)
+    return r, g, b, a

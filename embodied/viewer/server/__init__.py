@@ -1,0 +1,1 @@
+"""The web server on this machine, its authentication proxy and its threads."""

@@ -1,0 +1,73 @@
+"""Who may act in a world: checkpoints of a run, the script for its task, random, nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import build
+from embodied.core.checkpoint import load_policy
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.viewer.launch import Run
+from embodied.viewer.session.scripts import script_for
+
+
+class Acts(Protocol):
+    """What `Actor` offers: actions [1, A] for observations, with or without exploration."""
+
+    explore: bool
+
+    def __call__(self, obs: Tensors, first: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """Who acts by a plan and a memory, which can be kept."""
+
+    def get_state(self) -> Tensors: ...
+
+    def set_state(self, state: Tensors) -> None: ...
+
+
+Choices = dict[str, Callable[[], Acts]]
+
+
+class Still:
+    """Always the zero action (the middle of every range; the first of discrete actions)."""
+
+    explore = False
+
+    def __init__(self, spec: Spec) -> None:
+        self.action = spec.act.zeros(1)
+
+    def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
+        return self.action
+
+
+def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
+    """Who may act in `env`, by name, each made when it is first called; and who begins."""
+    spec = env.spec
+    found: Choices = {}
+    if run is not None:
+        for folder in run.checkpoints:
+            found[label(folder)] = lambda folder=folder: Actor(
+                load_policy(folder, spec), 1, run.execute
+            )
+    script = script_for(env)
+    if script is not None:
+        found["demonstrator"] = lambda: Actor(build(script, spec=spec), 1)
+    random = {"_target_": "policies.random.Random"}
+    found["random"] = lambda: Actor(build(random, spec=spec), 1)
+    found["zero"] = lambda: Still(spec)
+    return found, next(iter(found)) if run is None else label(run.chosen)
+
+
+def label(checkpoint: Path) -> str:
+    """A checkpoint's name among the choices."""
+    return f"checkpoint {checkpoint.name}"

@@ -1,0 +1,253 @@
+"""Corpus: scenes of all worlds as batches of pictures, captions and the facts behind them.
+
+Pictures are reduced once to what of them is not learned (`Towers.look.moments`), as they are and in
+other lights; captions are drawn anew in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.vision.captions import Scenes
+from embodied.vision.simclip import BLANK, Towers, prepared, words_of
+
+BLANKS = (BLANK, "an empty picture", "no scene in view", "the picture is empty", "nothing in view")
+STRAYS = words_of(
+    "red bus street rain dog cat piano sings river mountain bread window old woman child reads "
+    "newspaper garden tree flower boat sails storm horse kitchen plate soup guitar plays dances "
+    "moon night train station waits umbrella book letter winter snow football crowd sleeps chair"
+)
+LINKS = (" and ", ", ", " while ", "; ", " with ")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` of `batch` pictures; AdamW with warm-up and a cosine;
+    then `polish` steps of pictures alone; `order` is c;
+    `variants` of every picture are drawn from: itself, and in other lights."""
+
+    steps: int = 2500
+    batch: int = 160
+    rate: float = 2e-3
+    warm: int = 50
+    decay: float = 0.01
+    order: float = 4.0
+    seed: int = 0
+    variants: int = 2
+    polish: int = 8000
+    save_every: int = 200
+
+
+class Corpus:
+    """All worlds' scenes with one numbering of facts, and every phrasing's facts."""
+
+    def __init__(self, worlds: Sequence[Scenes], held_out: bool = False) -> None:
+        self.worlds = list(worlds)
+        facts = [fact for scenes in worlds for fact in scenes.words.facts]
+        self.count = len(facts) + 1  # the last one: there is nothing to be seen
+        self.first = [0]
+        for scenes in worlds:
+            self.first.append(self.first[-1] + len(scenes.words.facts))
+        said = [fact.held_out if held_out else fact.phrases for fact in facts]
+        self.phrases: list[tuple[str, ...]] = [*said, BLANKS]
+        self.means: dict[str, set[int]] = {}
+        for number, each in enumerate(self.phrases):
+            for phrase in each:
+                self.means.setdefault(phrase, set()).add(number)
+        # A rare fact is as worth telling as a common one.
+        self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in worlds]
+
+    def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
+        """Reduce every picture, in `plan.variants`, to what of it is not learned: `moments` of each
+        world [V, N, F] and of `nothing` [n, F]; read from `folder` where they are there."""
+        random, self.single = torch.Generator().manual_seed(plan.seed), towers.look.each.size
+        empty = blanks(300, towers.shape.side, towers.shape.views, random)
+        self.nothing = moments(towers, empty, 0, random)
+        self.moments: list[Tensor] = []
+        for scenes in self.worlds:
+            random.manual_seed(plan.seed)
+            sort = f"{len(scenes)}-{plan.variants}-{towers.shape.views}"
+            path = folder / f"moments-{scenes.world}-{sort}.safetensors"
+            if not path.exists():
+                each = [moments(towers, scenes.pictures, v, random) for v in range(plan.variants)]
+                save_file({"moments": torch.stack(each)}, path.with_suffix(".part"))
+                path.with_suffix(".part").rename(path)
+            self.moments.append(load_file(path)["moments"])
+
+    def facts(self, world: int, index: Tensor) -> Tensor:
+        """Facts [n, count] (bool) of pictures `index` [n]."""
+        known = torch.zeros(len(index), self.count, dtype=torch.bool)
+        known[:, self.first[world] : self.first[world + 1]] = self.worlds[world].facts[index]
+        return known
+
+    def told(self, world: int, index: Tensor, random: torch.Generator) -> list[list[str]]:
+        """A caption for every picture: one to three phrases that are true of it."""
+        weights = self.worlds[world].facts[index] * self.rare[world]
+        most = int((weights > 0).sum(1).min())
+        chosen = torch.multinomial(weights, min(3, most), generator=random)
+        counts = torch.randint(1, chosen.shape[1] + 1, (len(index),), generator=random)
+        return [
+            [self.phrase(self.first[world] + number, random) for number in row[:count]]
+            for row, count in zip(chosen.tolist(), counts.tolist(), strict=True)
+        ]
+
+    def phrase(self, fact: int, random: torch.Generator) -> str:
+        """One of a fact's phrasings."""
+        each = self.phrases[fact]
+        return each[int(torch.randint(len(each), (1,), generator=random))]
+
+    def shares(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """Of which facts each sentence speaks [M, count], rows that sum to one (or to nothing)."""
+        shares = torch.zeros(len(sentences), self.count)
+        for row, sentence in enumerate(sentences):
+            for phrase in sentence:
+                for number in self.means[phrase]:
+                    shares[row, number] += 1 / len(self.means[phrase]) / len(sentence)
+        return shares
+
+    def hold(self, captions: Sequence[Sequence[str]], facts: Tensor) -> Tensor:
+        """Which captions [M] are true of pictures with `facts` [n, count]: [n, M] (bool). A phrase
+        that means several facts (in several worlds) is true where one of them is."""
+        true = torch.ones(len(facts), len(captions), dtype=torch.bool)
+        for column, caption in enumerate(captions):
+            for phrase in caption:
+                true[:, column] &= facts[:, sorted(self.means.get(phrase, ()))].any(1)
+        return true
+
+
+@dataclass(slots=True)
+class Batch:
+    """`moments` [n, F] of pictures, `captions` with who they are `true` of [n, M]; `rungs`:
+    sentences of each ladder of the first `own` pictures' world, worst first, and their `places`
+    [own, L]; the last `blank` pictures are of nothing. `stated` [M + rungs, F]: which facts each
+    sentence states, as shares; `ranks`: the numbers of the rungs' facts, nothing's first."""
+
+    moments: Tensor
+    captions: list[str]
+    true: Tensor
+    rungs: list[list[str]]
+    places: Tensor
+    own: int
+    blank: int
+    stated: Tensor
+    ranks: list[list[int]]
+
+
+def drawn(corpus: Corpus, plan: Plan, step: int) -> Batch:
+    """The batch of one step: three quarters from one world, so that its captions have to be told
+    apart; a few pictures of nothing, a few sentences about nothing."""
+    random = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
+    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.worlds])
+    main = int(torch.multinomial(sizes, 1, generator=random))
+    others = torch.multinomial(sizes, 3, replacement=True, generator=random).tolist()
+    own, rest, blank = 3 * plan.batch // 4, plan.batch // 16, plan.batch // 16
+    seen, facts, captions = [], [], []
+    for world, count in [(main, own), *((other, rest) for other in others)]:
+        index = torch.randint(len(corpus.worlds[world]), (count,), generator=random)
+        variant = torch.randint(plan.variants, (count,), generator=random)
+        seen.append(corpus.moments[world][variant, index])
+        facts.append(corpus.facts(world, index))
+        captions += corpus.told(world, index[: max(count // 3, 1)], random)
+        if len(seen) == 1:
+            places = corpus.worlds[world].places[index]
+    seen.append(corpus.nothing[torch.randint(len(corpus.nothing), (blank,), generator=random)])
+    facts.append(functional.one_hot(torch.full((blank,), corpus.count - 1), corpus.count).bool())
+    captions.append([corpus.phrase(corpus.count - 1, random)])
+    rungs = [
+        [corpus.phrase(corpus.count - 1, random)]
+        + [corpus.phrase(number, random) for number in numbers]
+        for numbers in rungs_of(corpus, main)
+    ]
+    captions += [[text] for each in rungs for text in each[1:]]
+    known = torch.cat(facts)
+    true = corpus.hold(captions, known)
+    numbers = [[corpus.count - 1, *each] for each in rungs_of(corpus, main)]
+    strays = [stray(random) for _ in range(4)]
+    texts = [joined(caption, random) for caption in captions] + strays
+    sentences = [*captions, *([] for _ in strays), *([text] for each in rungs for text in each)]
+    true = torch.cat([true, torch.zeros(len(true), len(strays), dtype=torch.bool)], 1)
+    return Batch(
+        glimpsed(torch.cat(seen).float(), corpus.single, random),
+        texts,
+        true,
+        rungs,
+        places,
+        own,
+        blank,
+        corpus.shares(sentences),
+        numbers,
+    )
+
+
+def rungs_of(corpus: Corpus, world: int) -> list[list[int]]:
+    """The numbers of the facts of each of a world's ladders."""
+    found, number = [], corpus.first[world]
+    for ladder in corpus.worlds[world].words.ladders:
+        found.append(list(range(number, number + len(ladder.rungs))))
+        number += len(ladder.rungs)
+    return found
+
+
+def joined(phrases: Sequence[str], random: torch.Generator) -> str:
+    """Phrases as one sentence."""
+    link = LINKS[int(torch.randint(len(LINKS), (1,), generator=random))]
+    return link.join(phrases)
+
+
+def glimpsed(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
+    """Every fourth picture [N, F] without the views after its first, which has `single` numbers."""
+    moments[torch.rand(len(moments), generator=random) < 0.25, single:] = torch.nan
+    return moments
+
+
+def stray(random: torch.Generator) -> str:
+    """A sentence that is true of no scene."""
+    count = int(torch.randint(3, 9, (1,), generator=random))
+    picks = torch.randint(len(STRAYS), (count,), generator=random)
+    return " ".join(STRAYS[pick] for pick in picks.tolist())
+
+
+def blanks(count: int, side: int, views: int, random: torch.Generator) -> Tensor:
+    """Pictures of nothing: one colour, darkness, noise, uint8 [count, side, views side, 3]."""
+    colour = torch.randint(256, (count, 1, 1, 3), generator=random)
+    colour[::3] = 0
+    noise = torch.randint(-60, 61, (count, side, views * side, 3), generator=random)
+    noise[: count // 2] //= 20
+    return (colour + noise).clamp(0, 255).to(torch.uint8)
+
+
+@torch.no_grad()
+def moments(towers: Towers, pictures: Tensor, variant: int, random: torch.Generator) -> Tensor:
+    """What is not learned of pictures, [N, F] in half precision; those of variant 0 as they are."""
+    device = towers.t.device
+    parts = [
+        towers.look.moments(
+            prepared(varied(p, random) if variant else p, towers.shape.side).to(device)
+        )
+        for p in pictures.split(200)
+    ]
+    return torch.cat(parts).half().cpu()
+
+
+def varied(pictures: Tensor, random: torch.Generator) -> Tensor:
+    """Another light, other colours, some noise, and for every fifth a coarser picture."""
+    count, (side, width) = len(pictures), pictures.shape[1:3]
+    gain = 0.8 + 0.4 * torch.rand(count, 1, 1, 1, generator=random)
+    tint = 0.92 + 0.16 * torch.rand(count, 1, 1, 3, generator=random)
+    shift = 24 * torch.rand(count, 1, 1, 1, generator=random) - 12
+    # One grain for all, each with its own strength: drawing one for each costs more than a step.
+    grain = torch.randn(1, *pictures.shape[1:], generator=random)
+    strength = 8 * torch.rand(count, 1, 1, 1, generator=random) - 4
+    changed = pictures.float() * (gain * tint) + (shift + strength * grain)
+    coarse = changed[::5].permute(0, 3, 1, 2)
+    coarse = functional.interpolate(coarse, (2 * side // 3, 2 * width // 3), mode="area")
+    coarse = functional.interpolate(coarse, (side, width), mode="bilinear")
+    changed[::5] = coarse.permute(0, 2, 3, 1)
+    return changed.clamp(0, 255).to(torch.uint8)

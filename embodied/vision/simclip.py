@@ -1,0 +1,297 @@
+"""SimClip: a small image-text dual encoder for our own simulated worlds, shipped with the package.
+
+Contrastive towers as in CLIP (Radford et al., 2021), pairs judged one by one as in SigLIP (Zhai et
+al., 2023): p(sentence j is true of picture i) = sigmoid(e^t <x_i, y_j> + b). What it knows was
+distilled from simulator states: it grounds the sentences of its card, not language at large.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError
+from embodied.vision.image_text import views_of
+
+HOME = Path(__file__).with_name("weights")
+WORD = re.compile(r"[a-z0-9]+")
+BLANK = "there is nothing to be seen"
+FAMILIAR = 0.6  # of a sentence's words have to be known to read it at all
+HUES, GREYS, CELLS = 12, 6, 6
+LIKE = 0.7  # cosine of a sentence and a rung that mean the same
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Pictures of up to `views` views, `side` x `side` pixels each; `buckets` for hashed pieces of
+    words; `size` D."""
+
+    side: int = 96
+    views: int = 1
+    size: int = 128
+    buckets: int = 4096
+    width: int = 128
+    layers: int = 1
+    heads: int = 4
+    longest: int = 64
+
+
+def pieces(word: str, buckets: int) -> list[int]:
+    """The buckets of a word and of its runs of three and four letters, so that "touches" is near
+    "touching"."""
+    marked = f"<{word}>"
+    runs = [marked[i : i + n] for n in (3, 4) for i in range(len(marked) - n + 1)]
+    return [1 + zlib.crc32(run.encode()) % (buckets - 1) for run in (marked, *runs)]
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words of a sentence, in small letters."""
+    return WORD.findall(sentence.lower())
+
+
+class Moments(nn.Module):
+    """Where which colours are: a picture [N, 3, side, side] in [0, 1] as [N, F].
+
+    Pixels are shared out, softly, among twelve hues (by saturation, so that a mixed edge pixel
+    counts in part and centres are exact below a pixel) and six greys; of each colour its mass, mean
+    place, spread, and its mass in 6 x 6 cells. Nothing here is learned: simulated things have
+    plain colours, and a convolution takes a hundred times as long to find a ball of four pixels.
+    """
+
+    powers: Tensor
+    hues: Tensor
+    greys: Tensor
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+        at = (torch.arange(side // 2) + 0.5) / (side // 2) * 2 - 1
+        x, y = at.repeat(len(at)), at.repeat_interleave(len(at))
+        powers = torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
+        turns = torch.arange(HUES) * 2 * torch.pi / HUES
+        self.register_buffer("powers", powers, persistent=False)
+        self.register_buffer("hues", torch.stack([turns.cos(), turns.sin()], 1), persistent=False)
+        self.register_buffer("greys", torch.linspace(0, 1, GREYS)[:, None], persistent=False)
+
+    @property
+    def size(self) -> int:
+        return (HUES + GREYS) * (6 + CELLS * CELLS)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        weights = self.colours(functional.avg_pool2d(pictures, 2).flatten(2))
+        sums = weights @ self.powers
+        mass, first, second = sums[..., :1], sums[..., 1:3], sums[..., 3:]
+        mean, square = first / (mass + 0.3), second / (mass + 0.3)
+        mixed = torch.stack([mean[..., 0] ** 2, mean[..., 1] ** 2, mean.prod(-1)], -1)
+        shape = torch.cat([(mass + 0.05).log(), mean, square - mixed], -1)
+        maps = weights.unflatten(2, (self.side // 2, self.side // 2))
+        cells = (functional.adaptive_avg_pool2d(maps, CELLS) * 64 + 0.05).log()
+        return torch.cat([shape.flatten(1), cells.flatten(1)], 1)
+
+    def colours(self, pixels: Tensor) -> Tensor:
+        """How much of each colour is in each of `pixels` [N, 3, P], [N, HUES + GREYS, P]."""
+        red, green, blue = pixels.unbind(1)
+        plane = torch.stack([red - green, (red + green) / 2 - blue], 1)
+        saturation = plane.norm(dim=1, keepdim=True)
+        along = (self.hues @ (plane / (saturation + 1e-4))).clamp(min=0)
+        off = (pixels.mean(1, keepdim=True) - self.greys) ** 2 / 0.02 + saturation**2 / 0.01
+        return torch.cat([saturation * along**8, (-off).exp()], 1)
+
+
+class Look(nn.Module):
+    """Pictures [N, 3, side, V side] in [0, 1] to [N, D]."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.each, self.views = Moments(shape.side), shape.views
+        size = self.each.size * shape.views
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("deviation", torch.ones(size))
+        self.head = nn.Sequential(
+            nn.Linear(size, 512),
+            nn.GELU(),
+            nn.Linear(512, 256),
+            nn.GELU(),
+            nn.Linear(256, shape.size),
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.of(self.moments(pictures))
+
+    def moments(self, pictures: Tensor) -> Tensor:
+        """What is not learned of pictures, [N, F]; NaN for views that are not there. Views beyond
+        those that it was trained with are not looked at."""
+        views = pictures.chunk(views_of(pictures.permute(0, 2, 3, 1)), dim=3)[: self.views]
+        seen = torch.cat([self.each(view) for view in views], 1)
+        missing = (self.views - len(views)) * self.each.size
+        return functional.pad(seen, (0, missing), value=torch.nan)
+
+    def of(self, moments: Tensor) -> Tensor:
+        """Of what `moments` returned, [N, F]; what is missing counts as the mean."""
+        scaled = ((moments - self.mean) / self.deviation).clamp(-8, 8)
+        return self.head(scaled.nan_to_num(0.0))
+
+    def fit(self, moments: Tensor) -> None:
+        """Set the scale of every number from those of many pictures [N, F]."""
+        there = ~moments.isnan()
+        count, known = there.sum(0).clamp(min=2), moments.nan_to_num(0.0)
+        mean = known.sum(0) / count
+        square = ((known - mean) * there).square().sum(0) / (count - 1)
+        self.mean.copy_(mean)
+        self.deviation.copy_(square.sqrt().clamp(min=0.02))
+
+
+class Read(nn.Module):
+    """Sentences to [N, D]: words from their pieces, a transformer over them, their mean."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.pieces = nn.EmbeddingBag(shape.buckets, shape.width, mode="mean", padding_idx=0)
+        self.places = nn.Parameter(torch.randn(shape.longest, shape.width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            shape.width,
+            shape.heads,
+            4 * shape.width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.mixer = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(shape.width, shape.size)
+        self.known: dict[str, list[int]] = {}
+
+    def forward(self, sentences: Sequence[str]) -> Tensor:
+        rows = [(words_of(text) or ["nothing"])[: self.shape.longest] for text in sentences]
+        longest = max(map(len, rows))
+        flat = [self._pieces(word) for row in rows for word in row]
+        most = max(map(len, flat))
+        padded = torch.tensor([each + [0] * (most - len(each)) for each in flat])
+        lengths = torch.tensor([len(row) for row in rows], device=self.places.device)
+        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        words = self.places.new_zeros(len(rows), longest, self.shape.width)
+        words[mask] = self.pieces(padded.to(self.places.device))
+        mixed = self.mixer(words + self.places[:longest], src_key_padding_mask=~mask)
+        return self.head((mixed * mask[..., None]).sum(1) / lengths[:, None])
+
+    def _pieces(self, word: str) -> list[int]:
+        if word not in self.known:
+            self.known[word] = pieces(word, self.shape.buckets)
+        return self.known[word]
+
+
+class Towers(nn.Module):
+    """Both towers, and how close is close: logits e^t <x, y> + b."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, self.look, self.read = shape, Look(shape), Read(shape)
+        self.t = nn.Parameter(torch.tensor(10.0).log())
+        self.b = nn.Parameter(torch.tensor(-10.0))
+
+    def pictures(self, pictures: Tensor) -> Tensor:
+        """uint8 [N, H, W, 3] to unit vectors [N, D]."""
+        return functional.normalize(self.look(prepared(pictures, self.shape.side)), dim=1)
+
+    def sentences(self, sentences: Sequence[str]) -> Tensor:
+        """Sentences to unit vectors [N, D]."""
+        return functional.normalize(self.read(sentences), dim=1)
+
+    def logits(self, pictures: Tensor, sentences: Tensor) -> Tensor:
+        """Of every picture's embedding with every sentence's, [N, M]."""
+        return self.t.exp() * pictures @ sentences.T + self.b
+
+
+def prepared(pictures: Tensor, side: int) -> Tensor:
+    """uint8 [N, H, W, 3] as float32 [N, 3, side, V side] in [0, 1] of V views; the aspect of a
+    single one is not kept."""
+    chw, size = pictures.permute(0, 3, 1, 2).float() / 255, (side, views_of(pictures) * side)
+    if chw.shape[-2:] == size:
+        return chw
+    return functional.interpolate(chw, size, mode="bilinear", antialias=True)
+
+
+class SimClip:
+    """The towers with their card, frozen: an `ImageText`."""
+
+    def __init__(self, towers: Towers, card: dict[str, Any], device: torch.device | str) -> None:
+        self.towers = towers.to(device).eval().requires_grad_(False)
+        self.card, self.device = card, torch.device(device)
+        self.name = f"simclip:{card.get('weights', 'new')}"
+        self.size, self.side = towers.shape.size, towers.shape.side
+        self.scale = float(towers.t.exp())
+        self.known = frozenset(card.get("vocabulary", ()))
+
+    @torch.no_grad()
+    def images(self, pictures: Tensor) -> Tensor:
+        parts = [self.towers.pictures(part.to(self.device)) for part in pictures.split(256)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.size, device=self.device)
+
+    @torch.no_grad()
+    def texts(self, sentences: Sequence[str]) -> Tensor:
+        if not sentences:
+            return torch.zeros(0, self.size, device=self.device)
+        return self.towers.sentences(sentences)
+
+    def familiar(self, sentence: str) -> float:
+        """The share of a sentence's words that were trained on."""
+        words = words_of(sentence)
+        return sum(word in self.known for word in words) / max(len(words), 1)
+
+    def ladder(self, sentence: str) -> list[list[str]] | None:
+        """Captions from worst to best (several phrasings each) that lead to what `sentence` says;
+        None where no order that this model was taught ends in, or begins with, its meaning."""
+        if self.familiar(sentence) < FAMILIAR:
+            return None
+        best, found = LIKE, None
+        said = self.texts([sentence])
+        for each in self.card.get("ladders", {}).values():
+            for rungs in (each, each[::-1]):
+                likeness = float((self.texts(rungs[-1]) @ said.T).max())
+                if likeness > best:
+                    best, found = likeness, rungs
+        return None if found is None else [[BLANK], *found]
+
+
+def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
+    """The model in `folder` (simclip.safetensors, simclip.json); ConfigError where it is not."""
+    weights, about = folder / "simclip.safetensors", folder / "simclip.json"
+    for path in (weights, about):
+        if not path.exists():
+            raise ConfigError(
+                f"{path} is missing; make it with: embodied reward train-encoder out={folder}"
+            )
+    card = json.loads(about.read_text())
+    towers = Towers(Shape(**card["shape"]))
+    towers.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    return SimClip(towers, card, device)
+
+
+def save(folder: Path, towers: Towers, card: dict[str, Any]) -> None:
+    """Write weights (half precision) and card, each under a temporary name first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().half().contiguous().cpu() for k, v in towers.state_dict().items()}
+    digest = 0
+    for key in sorted(state):
+        digest = zlib.crc32(state[key].reshape(-1).view(torch.uint8).numpy().tobytes(), digest)
+    card = {"shape": asdict(towers.shape), "weights": f"{digest:08x}", **card}
+    part = folder / "simclip.safetensors.part"
+    save_file(state, part)
+    part.rename(folder / "simclip.safetensors")
+    part = folder / "simclip.json.part"
+    part.write_text(json.dumps(card, indent=1) + "\n")
+    part.rename(folder / "simclip.json")

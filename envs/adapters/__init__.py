@@ -1,0 +1,1 @@
+"""Our environments as Gymnasium and Stable-Baselines3 environments."""

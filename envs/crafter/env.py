@@ -1,0 +1,178 @@
+"""Crafter: an open world of survival with 22 achievements, as a VecEnv.
+
+Source: Crafter (Hafner, 2021). The package's rules and maps, number for number, in an engine that
+makes a map in milliseconds and draws only where pictures are asked for. The score of a run is
+
+    S = exp(1/22 sum_i ln(1 + s_i)) - 1,   s_i the success rate of achievement i in percent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs.crafter.events import happened
+from envs.crafter.pool import Pool, Settings
+from envs.crafter.rules import ACHIEVEMENTS, ACTIONS
+from envs.crafter.view import Kind, fields
+
+
+@dataclass(frozen=True)
+class Config:
+    """`observe`: "symbols" (the 7 x 9 cells in view, where the player looks, daylight), "inventory"
+    (16 counts), "image" (64 x 64 x 3; nothing is drawn without it).
+
+    `workers` processes share the rows (0: this process), `length` is the time limit in steps,
+    `goal` the achievement that counts as success and ends an episode, if there is one.
+    """
+
+    num_envs: int = 16
+    workers: int = 2
+    observe: tuple[Kind, ...] = ("symbols", "inventory")
+    length: int = 10000
+    goal: str | None = None
+    text: str = "survive, and unlock as many of the 22 achievements as you can"
+
+
+class Crafter(VecEnv):
+    """Actions are the package's 17; the reward is its own: 1 in a step that unlocks something new,
+    and a tenth of every change of health. An episode ends with the player's death.
+
+    Row i plays the episodes of the package's environment with a seed made of (seed, i), one after
+    the other. `log` holds `achievement/<name>` (bool, unlocked so far in this episode), and
+    `success` where there is a goal. `get_state` is exact, random generators included.
+    """
+
+    def __init__(self, config: Config) -> None:
+        _require_sound(config)
+        self.config, self.num_envs = config, config.num_envs
+        goal = -1 if config.goal is None else ACHIEVEMENTS.index(config.goal)
+        self._knows_success = goal >= 0
+        self._goal = goal
+        self._pool = Pool(
+            config.num_envs, config.workers, Settings(config.length, goal, config.observe)
+        )
+        self._names = tuple(fields(config.observe))
+        self.spec = Spec(
+            obs=_leaves(config.observe),
+            act=Leaf((), "int64", 0, len(ACTIONS) - 1),
+            dt=1.0,
+            text=config.text,
+        )
+        self._now: Tensors = {}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError("Crafter has no task vector; call reset without `task`")
+        if mask is not None and not self._now:
+            raise ValueError("the first reset must begin every row; call reset without `mask`")
+        rows = range(self.num_envs) if mask is None else mask.nonzero().flatten().tolist()
+        going_on = seed is None and bool(self._now)
+        self._pool.reset({row: None if going_on else row_seed(seed, row) for row in rows})
+        began = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        self._now = self._after(self._now, began)
+        return self._now
+
+    def step(self, action: Tensor) -> Step:
+        if not self._now:
+            raise ValueError("nothing to step yet; call reset first")
+        arrays = self._pool.arrays
+        arrays["action"][:] = action.numpy()
+        if arrays["action"].min() < 0 or arrays["action"].max() >= len(ACTIONS):
+            raise ValueError(f"actions are 0 to {len(ACTIONS) - 1}, got {action.tolist()}")
+        self._pool.step()
+        following = {name: _copied(arrays[f"next/{name}"]) for name in self._names}
+        terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
+        ended = terminated | truncated
+        self._now = self._after(following, ended) if ended.any() else following
+        return Step(
+            obs=self._now,
+            next_obs=following,
+            reward=_copied(arrays["reward"]),
+            terminated=terminated,
+            truncated=truncated,
+            log=self._log(_copied(arrays["unlocked"])),
+        )
+
+    def _log(self, unlocked: Tensor) -> Tensors:
+        named = zip(ACHIEVEMENTS, unlocked.unbind(1), strict=True)
+        log = {f"achievement/{name}": flags for name, flags in named}
+        return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
+
+    def _after(self, before: Tensors, began: Tensor) -> Tensors:
+        """`before`, but the rows that began an episode as they begin it."""
+        start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
+        return tt.where(began, start, before) if before else start
+
+    def get_state(self) -> Tensors:
+        if not self._now:
+            raise ValueError("nothing to save yet; call reset first")
+        world = {key: torch.from_numpy(value) for key, value in self._pool.read().items()}
+        # A picture of the night has noise that the generator has left behind.
+        return world | {f"obs/{name}": value.clone() for name, value in self._now.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        world = {k: v.numpy() for k, v in state.items() if not k.startswith("obs/")}
+        self._pool.write(world)
+        self._now = {name: state[f"obs/{name}"].clone() for name in self._names}
+        return self._now
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        return torch.from_numpy(self._pool.ask("draw", row, width, height))
+
+    def describe(self, row: int = 0) -> str:
+        return self._pool.ask("tell", row)
+
+    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+        """What the steps from observations `before` to `after` changed, a sentence each; "" where
+        nothing is worth one."""
+        return happened(before, after)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def score(successes: Tensor) -> float:
+    """Crafter's score in percent, of episodes' unlocked achievements [N, 22] (bool or 0/1)."""
+    rates = 100 * successes.double().mean(0)
+    return math.exp(torch.log1p(rates).mean().item()) - 1
+
+
+def row_seed(seed: int | None, row: int) -> int:
+    """The package's seed for one row: 31 bits that depend on (seed, row); None draws fresh ones."""
+    entropy = None if seed is None else (seed, row)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+def _require_sound(config: Config) -> None:
+    if config.num_envs < 1 or config.workers < 0 or config.length < 1:
+        raise ConfigError(
+            f"num_envs={config.num_envs} and length={config.length} must be at least 1, "
+            f"workers={config.workers} at least 0"
+        )
+    if not config.observe or len(set(config.observe)) < len(config.observe):
+        raise ConfigError(f"observe={list(config.observe)} must name something, and nothing twice")
+    if config.goal is not None and config.goal not in ACHIEVEMENTS:
+        raise ConfigError(f"no achievement {config.goal!r}{nearest(config.goal, ACHIEVEMENTS)}")
+
+
+def _leaves(observe: tuple[Kind, ...]) -> dict[str, Leaf]:
+    return {
+        name: Leaf(field.shape, field.dtype, 0, field.high, field.unit, field.names)
+        for name, field in fields(observe).items()
+    }
+
+
+def _copied(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.copy())

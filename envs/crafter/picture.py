@@ -1,0 +1,185 @@
+"""Crafter's pictures, byte for byte the package's, from tiles that are blended once.
+
+Source: Crafter (Hafner, 2021). With daylight l, ground and creatures c and their night n(c) (paler,
+half blue; noisy where l < 1/2),
+
+    picture = l c + (1 - l) n(c).
+
+Without noise n works pixel by pixel, so the night of every tile is kept beside its day.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+
+from envs.crafter.rules import (
+    HIGH,
+    ITEM_ROWS,
+    ITEMS,
+    LOOKS,
+    MATERIALS,
+    MOST,
+    PACKAGE,
+    STRIDE,
+    WIDE,
+)
+from envs.crafter.world import World
+
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+NIGHT, DREAM = np.array((0, 16, 64)), np.array((0, 0, 16))
+PALE, DEPTH = 0.4, 0.5  # colour that is left at night; deviation of the noise-free middle
+NOISE = (32, 127)
+SIZE = 64  # of the package's picture
+
+
+class Painter:
+    """Draws worlds with cells of `unit` x `unit` pixels; arrays are x before y until the end."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self.shape = (WIDE * unit, HIGH * unit)
+        tiles = _tiles(unit)
+        self._day = tiles.astype(np.float64)
+        self._night = _tint(_colour(tiles.reshape(-1, unit, 3), PALE), NIGHT).reshape(tiles.shape)
+        self._tiles = tiles
+        self._items = _item_tiles(unit)
+        xs, ys = np.meshgrid(*(np.linspace(-1, 1, side) for side in self.shape))
+        self._edge = (1 - np.exp(-0.5 * (xs**2 + ys**2) / (DEPTH**2))).T[..., None]
+
+    def paint(self, world: World, grain: int) -> Pixels:
+        """The view above the inventory [9 unit, 9 unit, 3], y before x. `grain` holds the random
+        bits of the noise, two words a pixel; it is only read in the dark."""
+        player = world.player
+        left, top = player.x - WIDE // 2, player.y - HIGH // 2
+        window = slice(left, left + WIDE), slice(top, top + HIGH)
+        ground, look = (
+            np.frombuffer(layer, np.uint8).reshape(STRIDE, STRIDE)[window]
+            for layer in (world.cells, world.look)
+        )
+        light = world.light
+        if light >= 0.5:
+            day, night = self._day[ground, look], self._night[ground, look]
+            view = _joined(light * day + (1 - light) * night)
+        else:
+            canvas = _joined(self._tiles[ground, look])
+            view = light * canvas + (1 - light) * self._dark(canvas, light, grain)
+        view = view.astype(np.uint8)
+        if player.sleeping:
+            view = _tint(_colour(view, 0.0), DREAM).astype(np.uint8)
+        return np.concatenate([view.transpose(1, 0, 2), self._inventory(player.inventory)])
+
+    def _dark(self, canvas: Pixels, light: float, grain: int) -> Floats:
+        noise = NOISE[0] + (NOISE[1] - NOISE[0]) * _uniform(grain, self.shape)[..., None]
+        mask = 2 * (0.5 - light) * self._edge
+        noisy = (1 - mask) * canvas + mask * noise
+        return _tint(_colour(noisy.astype(np.uint8), PALE), NIGHT)
+
+    def _inventory(self, counts: list[int]) -> Pixels:
+        unit = self.unit
+        tiles = np.zeros((ITEM_ROWS * WIDE, unit, unit, 3), np.uint8)
+        tiles[: len(counts)] = self._items[np.arange(len(counts)), counts]
+        rows = tiles.reshape(ITEM_ROWS, WIDE, unit, unit, 3).transpose(0, 3, 1, 2, 4)
+        return rows.reshape(ITEM_ROWS * unit, WIDE * unit, 3)
+
+
+def picture(world: World) -> Pixels:
+    """What the package observes: [64, 64, 3], with the noise that the world has drawn."""
+    painter = painter_of(SIZE // WIDE)
+    out = np.zeros((SIZE, SIZE, 3), np.uint8)
+    drawn = painter.paint(world, world.grain)
+    out[: drawn.shape[0], : drawn.shape[1]] = drawn
+    return out
+
+
+def portrait(world: World, width: int, height: int) -> Pixels:
+    """The same for people, in the middle of [height, width, 3]; noise of its own, nothing drawn
+    from the world's generator."""
+    unit = max(1, min(width, height) // WIDE)
+    painter = painter_of(unit)
+    bits = 64 * painter.shape[0] * painter.shape[1]
+    drawn = painter.paint(world, Random(world.clock).getrandbits(bits))[:height, :width]
+    out = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - drawn.shape[0]) // 2, (width - drawn.shape[1]) // 2
+    out[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
+    return out
+
+
+@cache
+def painter_of(unit: int) -> Painter:
+    return Painter(unit)
+
+
+def _uniform(grain: int, shape: tuple[int, int]) -> Floats:
+    """Uniform numbers in [0, 1) from random words, as the Mersenne twister makes doubles."""
+    count = 2 * shape[0] * shape[1]
+    words = np.frombuffer(grain.to_bytes(4 * count, "little"), np.uint32)
+    high, low = words[0::2] >> 5, words[1::2] >> 6
+    doubles: Floats = (high.astype(np.float64) * 67108864 + low) / 9007199254740992
+    return doubles.reshape(shape)
+
+
+def _joined(tiles: NDArray) -> NDArray:
+    """Tiles [9, 7, u, u, 3] side by side, [9 u, 7 u, 3]."""
+    wide, high, unit = tiles.shape[:3]
+    return tiles.transpose(0, 2, 1, 3, 4).reshape(wide * unit, high * unit, 3)
+
+
+def _colour(pixels: Pixels, amount: float) -> Pixels:
+    return np.asarray(ImageEnhance.Color(Image.fromarray(pixels)).enhance(amount))
+
+
+def _tint(pixels: Pixels, colour: NDArray[np.int64]) -> Floats:
+    return 0.5 * pixels + 0.5 * colour
+
+
+def _texture(name: str, size: int) -> Pixels:
+    """One of the package's images, x before y, [size, size, 3 or 4]."""
+    pixels = np.asarray(Image.open(PACKAGE / "assets" / f"{name}.png")).transpose(1, 0, 2)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((size, size), resample=Image.Resampling.NEAREST))
+
+
+def _over(texture: Pixels, canvas: Pixels) -> Pixels:
+    """A texture blended over a canvas of its size."""
+    if texture.shape[-1] == 3:
+        return texture
+    alpha = texture[..., 3:].astype(np.float32) / 255
+    colour, below = (part.astype(np.float32) / 255 for part in (texture[..., :3], canvas))
+    return (255 * (alpha * colour + (1 - alpha) * below)).astype(np.uint8)
+
+
+def _tiles(unit: int) -> Pixels:
+    """Every creature on every ground [1 + materials, looks, u, u, 3]."""
+    grey = np.full((unit, unit, 3), 127, np.uint8)
+    grounds = [grey, *(_texture(name, unit)[..., :3] for name in MATERIALS)]
+    looks = [None, *(_texture(name, unit) for name in LOOKS[1:])]
+    return np.stack(
+        [
+            np.stack([_over(x, ground) if x is not None else ground for x in looks])
+            for ground in grounds
+        ]
+    )
+
+
+def _item_tiles(unit: int) -> Pixels:
+    """Every item with every count [items, 1 + most, u, u, 3]; a count of 0 is black."""
+    tiles = np.zeros((len(ITEMS), 1 + max(MOST), unit, unit, 3), np.uint8)
+    icon, digit = int(0.8 * unit), int(0.6 * unit)
+    edge, inset = int(0.1 * unit), int(0.4 * unit)
+    if digit < 1:
+        return tiles
+    icon_at, digit_at = slice(edge, edge + icon), slice(inset, inset + digit)
+    for item, name in enumerate(ITEMS):
+        for count in range(1, 1 + MOST[item]):
+            tile = tiles[item, count]
+            tile[icon_at, icon_at] = _over(_texture(name, icon), tile[icon_at, icon_at])
+            number = _texture(str(count), digit)
+            tile[digit_at, digit_at] = _over(number, tile[digit_at, digit_at])
+    return tiles

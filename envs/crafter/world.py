@@ -1,0 +1,212 @@
+"""One Crafter world: the package's rules step for step, without its drawing.
+
+Source: Crafter (Hafner, 2021). Equal seeds and actions give what the package gives: the generator
+is drawn from in the same order, and drawing a picture in the dark takes its numbers here, too,
+whether anybody looks at the picture or not. One thing the package leaves to where objects lie in
+memory: which of several creatures of a chunk disappears. Here they are in the order in which they
+came to the chunk.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import numpy as np
+
+from envs.crafter.life import COW, KINDS, SKELETON, TURNS, ZOMBIE, Thing
+from envs.crafter.maps import make
+from envs.crafter.player import Player
+from envs.crafter.rules import (
+    CELLS,
+    CHUNK_CELLS,
+    CHUNK_OF,
+    GRASS,
+    HIGH,
+    NEAR,
+    PATH,
+    SIDE,
+    STRIDE,
+    WIDE,
+    place,
+)
+
+UNIT = 7  # pixels of a cell in the package's 64 x 64 picture
+GRAIN = 2 * 32 * (WIDE * UNIT) * (HIGH * UNIT)  # random bits in one picture of the night
+CHUNKS = np.array(CHUNK_OF)
+KIND = {name: number for number, name in enumerate(KINDS)}
+
+
+@cache
+def daylight(step: int) -> float:
+    """From 0 (dark) to 1; a day has 300 steps."""
+    progress = (step / 300) % 1 + 0.3
+    return float(1 - np.abs(np.cos(np.pi * progress)) ** 3)
+
+
+class World:
+    """A running episode. `cells` material, `look` what stands there (as it is drawn), `who` stands
+    there; `seed` and `episode` decide everything but the actions."""
+
+    def __init__(self, seed: int, length: int | None = 10000) -> None:
+        self.seed, self.length, self.episode = seed, length, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """The next episode of this seed."""
+        self.episode += 1
+        drawn = make(hash((self.seed, self.episode)) % (2**31 - 1))
+        self.set_random(drawn.random.getstate())
+        self.cells, self.clock, self.light = drawn.cells, 0, daylight(0)
+        self.empty()
+        self.player = Player(place(SIDE // 2, SIDE // 2))
+        self.add(self.player)
+        for kind, at in drawn.creatures:
+            self.add(Thing(KIND[kind], at))
+        self.before = self.player.health
+        self.unlocked = [False] * len(self.player.achieved)
+        self._shimmer()
+
+    def set_random(self, state: tuple) -> None:
+        """Draw from a Mersenne twister in this state from now on."""
+        self.generator = Random()
+        self.generator.setstate(state)
+        self.random, self.bits = self.generator.random, self.generator.getrandbits
+
+    def empty(self) -> None:
+        """Nobody anywhere; counts what is on the ground."""
+        self.who: list[Thing | None] = [None] * CELLS
+        self.look = bytearray(CELLS)
+        self.things: list[Thing] = []
+        self.chunks: dict[int, dict[Thing, None]] = {}
+        self.gone = False
+        self.grass, self.path = self._count(GRASS), self._count(PATH)
+
+    def _count(self, material: int) -> list[int]:
+        """How many cells of each chunk are of a material."""
+        chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
+        return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
+
+    def step(self, action: int) -> tuple[float, bool, bool]:
+        """Reward, whether the player died, whether the time is up."""
+        self.clock += 1
+        self.light = daylight(self.clock)
+        player, others = self.player, self.things[1:]  # who comes in this step waits
+        player.turn(self, action)
+        self.look[player.at] = player.look
+        x, y = player.x, player.y
+        for thing in others:
+            if abs(thing.x - x) + abs(thing.y - y) < NEAR:
+                TURNS[thing.kind](self, thing)
+        if self.clock % 10 == 0:
+            self._balance()
+        if self.gone:
+            self.things = [thing for thing in self.things if not thing.removed]
+            self.gone = False
+        self._shimmer()
+        reward = (player.health - self.before) / 10
+        self.before = player.health
+        unlocked = [count > 0 for count in player.achieved]
+        if unlocked != self.unlocked:
+            self.unlocked = unlocked
+            reward += 1.0
+        dead = player.health <= 0
+        return reward, dead, self.length is not None and self.clock >= self.length
+
+    def _shimmer(self) -> None:
+        """A picture in the dark is noisy; its noise is drawn whether anybody looks or not."""
+        self.grain = self.bits(GRAIN) if self.light < 0.5 else 0
+
+    def add(self, thing: Thing) -> None:
+        """Put somebody where nobody is."""
+        self.things.append(thing)
+        self.who[thing.at] = thing
+        self.look[thing.at] = thing.look
+        self.chunks.setdefault(CHUNK_OF[thing.at], {})[thing] = None
+
+    def remove(self, thing: Thing) -> None:
+        """Take somebody away; nothing happens to those who are gone already."""
+        if thing.removed:
+            return
+        self.who[thing.at], self.look[thing.at] = None, 0
+        del self.chunks[CHUNK_OF[thing.at]][thing]
+        thing.removed = self.gone = True
+
+    def move(self, thing: Thing, way: int, ground: bytes) -> bool:
+        """Go one step where the cell is free and of the right ground; whether it was."""
+        at = thing.at
+        to = at + way
+        if self.who[to] is not None or not ground[self.cells[to]]:
+            return False
+        if thing.removed:
+            return True
+        self.who[at], self.who[to] = None, thing
+        self.look[to], self.look[at] = self.look[at], 0
+        if CHUNK_OF[at] != CHUNK_OF[to]:
+            del self.chunks[CHUNK_OF[at]][thing]
+            self.chunks.setdefault(CHUNK_OF[to], {})[thing] = None
+        thing.at = to
+        thing.x, thing.y = divmod(to, STRIDE)
+        return True
+
+    def put(self, at: int, material: int) -> None:
+        """Change the ground of a cell."""
+        chunk, before = CHUNK_OF[at], self.cells[at]
+        for kind, counts in ((GRASS, self.grass), (PATH, self.path)):
+            counts[chunk] += (material == kind) - (before == kind)
+        self.cells[at] = material
+
+    def _balance(self) -> None:
+        """Creatures come and go, chunk by chunk."""
+        light = self.light
+        night = int(3.5 - 3 * light)
+        cows = int(1.5 + light)
+        for chunk, things in list(self.chunks.items()):
+            kinds = [thing.kind for thing in things]
+            grass, path = self.grass[chunk], self.path[chunk]
+            low = 0 if grass < 50 else night
+            if not low <= kinds.count(ZOMBIE) <= night:
+                self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)
+            low = 0 if path < 6 else 1
+            if not low <= kinds.count(SKELETON) <= 2:
+                self._adjust(chunk, SKELETON, PATH, 7, 7, 0.1, 0.1, low)
+            low = 0 if grass < 30 else 1
+            if not low <= kinds.count(COW) <= cows:
+                self._adjust(chunk, COW, GRASS, 5, 5, 0.01, 0.1, low)
+
+    def _adjust(
+        self,
+        chunk: int,
+        kind: int,
+        material: int,
+        spawn_far: int,
+        despawn_far: int,
+        spawn: float,
+        despawn: float,
+        least: int,
+    ) -> None:
+        """One more of `kind` in a chunk that has fewer than `least`, else one less; perhaps."""
+        creatures = [thing for thing in self.chunks[chunk] if thing.kind == kind]
+        if len(creatures) < least:
+            if self.random() < spawn:
+                ground = [at for at in CHUNK_CELLS[chunk] if self.cells[at] == material]
+                at = ground[self._below(len(ground))]
+                if self.who[at] is None and self._far(at) >= spawn_far:
+                    self.add(Thing(kind, at))
+        elif self.random() < despawn:
+            thing = creatures[self._below(len(creatures))]
+            if self._far(thing.at) >= despawn_far:
+                self.remove(thing)
+
+    def _far(self, at: int) -> int:
+        x, y = divmod(at, STRIDE)
+        return abs(x - self.player.x) + abs(y - self.player.y)
+
+    def _below(self, count: int) -> int:
+        """A whole number from 0 to count - 1, drawn as numpy's RandomState.randint does."""
+        if count == 1:
+            return 0
+        mask = (1 << (count - 1).bit_length()) - 1
+        while (number := self.bits(32) & mask) >= count:
+            pass
+        return number

@@ -1,0 +1,114 @@
+"""Magnet: help that no robot has, a virtual force that draws an object to the hand.
+
+Privileged actions fade with success (privileged-action curriculum, 2025; the law is ours):
+
+    F = p k m g (a + 1) / 2 (1 - d / (p R)) u - p c m v     (N, within d < p R of the tool point)
+
+with u from the object to the tool, v the object's speed, a one more element of the action, and p
+one more element of the task vector, 0 unless a teacher asks for help: evaluation, videos and robots
+know none of it. Both how strong and how far it is fade, so that an object floats within
+R (p - 1 / k): the hand has to come nearer little by little until the fingers are around it, and
+with less than that it has to grip. At p = 0 the action does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+
+GRAVITY = 9.81
+PULL, HELP = "pull", "help"
+
+
+@dataclass(frozen=True)
+class Config:
+    """`body` of the world is drawn to the hand with up to `weights` times its weight (k) within
+    `reach` (R, m), its speed damped by `damping` (c, 1/s). Using it costs `cost` p ((a + 1) / 2)^2
+    a step."""
+
+    body: str
+    weights: float = 5.0
+    reach: float = 0.36
+    damping: float = 5.0
+    cost: float = 0.002
+
+
+class Magnet(Wrapper):
+    """Around an FR3 in MuJoCo: action and task have one more element each, observations `help`."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        if not hasattr(env, "view") or not hasattr(env, "batch"):
+            raise ConfigError("Magnet is for the FR3 worlds of envs.fr3.env")
+        if min(config.weights, config.reach) <= 0 or min(config.damping, config.cost) < 0:
+            raise ConfigError("Magnet: weights and reach are above 0, damping and cost not below")
+        super().__init__(env, _spec(env.spec))
+        self.config = config
+        inner: Any = env
+        known = [inner.model.body(i).name for i in range(inner.model.nbody)]
+        if config.body not in inner.what.free:
+            raise ConfigError(f"Magnet: no free body {config.body!r}; there are {inner.what.free}")
+        self._body = known.index(config.body)
+        joint = inner.model.joint(config.body)
+        self._at, self._speed = int(joint.qposadr[0]), int(joint.dofadr[0])
+        self._mass = float(inner.model.body_mass[self._body])
+        self.memory[HELP] = torch.zeros(self.num_envs)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.rows(mask)
+        asked = torch.zeros(self.num_envs) if task is None else task[:, -1].to(self.memory[HELP])
+        if not ((asked >= 0) & (asked <= 1)).all():
+            raise ValueError("Magnet: task vectors have to be in [0, 1]")
+        self.memory[HELP] = torch.where(rows, asked, self.memory[HELP])
+        return self.seen(self.env.reset(seed, None if task is None else task[:, :-1], mask))
+
+    def step(self, action: Tensor) -> Step:
+        help_, pull = self.memory[HELP], (action[:, -1].clamp(-1, 1) + 1) / 2
+        if not torch.isfinite(pull).all():
+            return self.env.step(action)  # refuses it, and says in which rows
+        inner: Any = self.env
+        inner.batch.xfrc_applied[:, self._body, :3] = self.force(help_.numpy(), pull.numpy())
+        step = self.env.step(action[:, :-1])
+        reward = step.reward - self.config.cost * help_ * pull.square()
+        following = {**step.next_obs, HELP: help_[:, None].clone()}
+        self.memory[HELP] = help_.masked_fill(step.ended, 0)
+        log = {**step.log, HELP: help_}
+        return replace(step, obs=self.seen(step.obs), next_obs=following, reward=reward, log=log)
+
+    def force(self, help_: Any, pull: Any) -> Any:
+        """What is applied to the object now, [B, 3] (N)."""
+        config, inner = self.config, self.env
+        world: Any = inner
+        view = world.view(np.arange(self.num_envs))
+        place = world.batch.qpos[:, self._at : self._at + 3]
+        speed = world.batch.qvel[:, self._speed : self._speed + 3]
+        way = view.tool - place
+        far = np.linalg.norm(way, axis=1, keepdims=True)
+        near = np.clip(1 - far / np.maximum(help_[:, None] * config.reach, 1e-6), 0, 1)
+        strength = config.weights * GRAVITY * pull[:, None] * near
+        held = config.damping * speed * (near > 0)
+        return help_[:, None] * self._mass * (strength * way / np.maximum(far, 1e-6) - held)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        return {**obs, HELP: self.memory[HELP][:, None].clone()}
+
+
+def _spec(spec: Spec) -> Spec:
+    if spec.act.names and PULL in spec.act.names:
+        raise ConfigError("Magnet: this world has one already")
+    act = replace(spec.act, shape=(spec.act.size + 1,), names=(*spec.act.names, PULL))
+    names = () if spec.task is None else spec.task.names
+    task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))
+    shown = Leaf((1,), low=0.0, high=1.0, names=(HELP,))
+    return replace(spec.with_obs(**{HELP: shown}), act=act, task=task)

@@ -1,0 +1,217 @@
+"""FR3 tasks on a table in batched MuJoCo, driven by the controller that drives the real arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Leaf, Spec
+from embodied.embodiments import cartesian_delta, fr3
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from envs.fr3 import joint_model
+from envs.fr3.base import ROBOT_NAMES, Drawn, Given, addresses, mocaps
+from envs.fr3.domain_randomization import Look, Physics, drawn_from
+from envs.fr3.scene import compile_scene
+from envs.fr3.tasks.task import View
+from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from envs.mujoco.cameras import Cameras
+from envs.wrappers import point_cloud
+
+VIEWS = ("front", "wrist")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
+    None: the task's own), `cameras` are "front" and "wrist"; `drawing` "light" shows them boxes
+    instead of meshes and no arm, which is hundreds of times faster without a GPU.
+
+    `portraits` are the cameras that rewards see it with, side by side (none: the first of
+    `cameras`, else "front").
+
+    `clouds` adds the leaf `points`: what cameras measure, as a point cloud in the base frame.
+    `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
+    `privileged/state`, for critics and demonstrators. `randomize` gives quantities of the world
+    (see `envs.fr3.domain_randomization`) a range to be drawn from for each episode, as further
+    task parameters;
+    `reveal` shows them, in [0, 1], as `privileged/random`. `arm` gives quantities of the joints
+    (see `envs.fr3.joint_model`) seven values each, as they were identified from a real arm."""
+
+    task: str = "lift"
+    num_envs: int = 16
+    reward: Literal["sparse", "shaped"] = "sparse"
+    cameras: tuple[str, ...] = ()
+    portraits: tuple[str, ...] = ()
+    image_size: int = 96
+    drawing: Literal["full", "light"] = "full"
+    clouds: point_cloud.Config | None = None
+    horizon: int | None = None
+    threads: int = 2
+    seed: int = 0
+    turning: Literal["none", "yaw", "full"] = "none"
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    objects: Literal["seen", "privileged"] = "seen"
+    randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    reveal: bool = False
+    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+class Fr3(MujocoVecEnv):
+    """B FR3s with one of the tasks of `envs.fr3.tasks` in front of each."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.portraits = config, tuple(config.portraits)
+        if unknown := [name for name in self.portraits if name not in VIEWS]:
+            raise ConfigError(
+                f"env.portraits: no camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
+            )
+        more = drawn_from(config.randomize)
+        self.given = Given(config.task, config.reward, config.ranges, more)
+        self.what, self.parameters = self.given.task, self.given.parameters
+        self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
+        self.draws = self.what.draws
+        model = compile_scene(self.what, pictures=False)
+        joint_model.write(model, config.arm)
+        super().__init__(
+            model,
+            self._spec(tuple(each.name for each in more)),
+            config.num_envs,
+            substeps=round(self.controller.config.dt / self.what.timestep),
+            horizon=self.what.horizon if config.horizon is None else config.horizon,
+            threads=config.threads,
+            seed=config.seed,
+            name=f"fr3_{config.task}",
+            cameras=_cameras(config),
+        )
+        self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
+        self._drawn = Drawn(self.what)
+        self._seen = self._drawn if config.drawing == "full" else Drawn(self.what, meshes=False)
+        self._looks: dict[Drawn, Look] = {}
+        self._physics = Physics(config.randomize, model, self.what)
+        self._remember(num_envs=config.num_envs)
+
+    def control(self, action: Floats) -> None:
+        memory = self.memory
+        reference = {key: memory[key] for key in ("place", "turn", "q", "width")}
+        joints, width, moved = self.controller(action, self.batch.qpos[:, :7], reference)
+        for key, value in moved.items():
+            memory[key][:] = value
+        self.batch.ctrl[:, :7], self.batch.ctrl[:, 7] = joints, width / 2
+
+    def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
+        state = self.given.observe(self.view(rows)).astype(np.float32)
+        obs: dict[str, NDArray[np.generic]] = {"state": state}
+        if self.config.objects == "privileged":
+            obs = {"state": state[:, : len(ROBOT_NAMES)].copy(), "privileged/state": state}
+        if "privileged/random" in self.spec.obs:
+            size = self.spec.obs["privileged/random"].size
+            obs["privileged/random"] = self.task[rows, -size:].astype(np.float32)
+        return obs
+
+    def outcome(self, action: Floats) -> Outcome:
+        return Outcome(*self.given.judge(self.view(np.arange(self.num_envs))))
+
+    def place(self, rows: Rows, draws: Floats) -> None:
+        start = self.what.start(self.native(rows), draws)
+        q = self.controller.reach(start.tool)
+        tool, _, _ = fr3.forward(q)
+        qpos = self.batch.qpos
+        qpos[rows, :7] = q
+        qpos[rows, 7:9] = start.width[:, None] / 2
+        for name, (place, turn) in start.bodies(tool).items():
+            first = self._free[name]
+            qpos[rows, first : first + 3], qpos[rows, first + 3 : first + 7] = place, turn
+        for name, place in start.marker.items():
+            self.batch.mocap_pos[rows, self._markers[name]] = place
+        reference = self.controller.begin(q, start.width)
+        for key, value in {**reference, **start.memory}.items():
+            self.memory[key][rows] = value
+        self.batch.ctrl[rows, :7], self.batch.ctrl[rows, 7] = q, 0.0
+        self.batch.ctrl[rows, 7] = start.width / 2
+        if self.what.settle:
+            self.batch.ctrl[rows, 7] = 0.0
+            self.memory["width"][rows] = 0.0
+            self.batch.step(rows, nstep=self.what.settle)
+
+    def retask(self, rows: Rows) -> None:
+        native = self.native(rows)
+        self._physics.restore(self.batch, rows)
+        for (name, geom), value in self.what.shape(native).items():
+            self.batch.expand(name)[rows, self.model.geom(geom).id] = value
+        self._physics.scale(self.batch, rows, native)
+
+    def native(self, rows: Rows) -> dict[str, Floats]:
+        """Task parameters [n] of `rows` in their own units, by name."""
+        return self.given.native(self.task[rows])
+
+    def view(self, rows: Rows) -> View:
+        """What rewards, observations and texts see of `rows`."""
+        qpos = self.batch.qpos[rows]
+        tool, _, _ = fr3.forward(qpos[:, :7])
+        place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
+        for name, marker in self._markers.items():
+            place[name] = self.batch.mocap_pos[rows, marker]
+        return View(
+            q=qpos[:, :7],
+            dq=self.batch.qvel[rows, :7],
+            tool=tool,
+            lead=self.memory["place"][rows] - tool,
+            width=qpos[:, 7] + qpos[:, 8],
+            place=place,
+            turn={name: qpos[:, at + 3 : at + 7] for name, at in self._free.items()},
+            param=self.native(rows),
+            memory={key: self.memory[key][rows] for key in self._own},
+        )
+
+    def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        return self._scene(row, self._drawn)
+
+    def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        return self._scene(row, self._seen)
+
+    def _scene(self, row: int, drawn: Drawn) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        native = self.native(np.array([row]))
+        model, data = drawn.shaped(native)
+        if self.config.randomize:
+            if drawn not in self._looks:
+                self._looks[drawn] = Look(self.config.randomize, model, self.what)
+            self._looks[drawn].write(model, native)
+        everything = mujoco.mjtState.mjSTATE_INTEGRATION.value
+        mujoco.mj_setState(model, data, self.batch.state[row], everything)
+        mujoco.mj_forward(model, data)
+        return model, data
+
+    def describe(self, row: int = 0) -> str:
+        return self.what.describe(self.view(np.array([row])))
+
+    def _spec(self, drawn: tuple[str, ...]) -> Spec:
+        spec = self.given.spec(self.controller)
+        if self.config.objects == "privileged":
+            robot = Leaf((len(ROBOT_NAMES),), names=ROBOT_NAMES)
+            spec = spec.with_obs(**{"state": robot, "privileged/state": spec.obs["state"]})
+        if self.config.reveal and drawn:
+            leaf = Leaf((len(drawn),), low=0.0, high=1.0, names=drawn)
+            spec = spec.with_obs(**{"privileged/random": leaf})
+        return spec
+
+    def _remember(self, num_envs: int) -> None:
+        """Allocate the per-row memory: the controller's reference and what the task draws."""
+        half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
+        own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
+        reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
+        self._own = tuple(own)
+        for key, value in {**reference, **own}.items():
+            self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
+
+
+def _cameras(config: Config) -> Cameras | None:
+    names = tuple(config.cameras)
+    if config.clouds is not None:
+        return point_cloud.Clouds(names, config.image_size, config.clouds)
+    return Cameras(names, config.image_size) if names else None

@@ -1,0 +1,51 @@
+"""An FR3 among boxes, made of levels: mazes on a table, for teachers of levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from embodied.core.build import ConfigError
+from envs.fr3 import env as fr3_env
+from envs.fr3.env import Fr3
+from envs.fr3.tasks.course import SIDE, Course
+from envs.maze.levels import MazeLevels
+from envs.mujoco.batch_env import Floats, Outcome, Rows
+
+
+@dataclass(frozen=True)
+class Config(fr3_env.Config):
+    """As of any FR3 world; up to `blocks` boxes stand in a level that is drawn."""
+
+    task: str = "course"
+    blocks: int = 12
+
+
+class Fr3Course(Fr3):
+    """Levels as of `envs.maze.env`, with a way from start to goal; `held_out` are for evaluation.
+    To
+    rise above the boxes ends an episode without success."""
+
+    def __init__(self, config: Config) -> None:
+        if config.task != "course" or config.ranges or config.randomize:
+            raise ConfigError("Fr3Course: task is course, without ranges or randomize")
+        self.levels = MazeLevels(SIDE, config.blocks)
+        self.held_out = torch.from_numpy(self.levels.held_out).float()
+        super().__init__(config)
+        assert self.spec.task is not None and self.spec.task.names == self.levels.names
+        self.spec = replace(self.spec, task=replace(self.spec.task, unit="level"))
+
+    def outcome(self, action: Floats) -> Outcome:
+        found = super().outcome(action)
+        assert isinstance(self.what, Course)
+        lost = self.what.lost(self.view(np.arange(self.num_envs))) & ~found.terminated
+        return replace(found, terminated=found.terminated | lost, log=found.log | {"lost": lost})
+
+    def _begin(self, rows: Rows, task: Floats | None) -> None:
+        if task is None:
+            task = self.task.copy()
+            for row in rows:
+                task[row] = self.levels.random(1, self.generators[row])[0]
+        super()._begin(rows, task)

@@ -1,0 +1,73 @@
+"""Posed: the picture of an FR3 task as it was measured, for a rendered camera beside a real arm's
+wire (real_robot.cameras.sources.Rendered): the same drawing as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.fr3.base import Drawn, Given, addresses, mocaps
+from envs.mujoco.batch_env import Floats
+from envs.mujoco.cameras import Cameras
+
+
+@dataclass(frozen=True)
+class Config:
+    """`task` of `envs.fr3.tasks`; `camera` "front" or "wrist"; pictures of `size` x `size`;
+    `drawing`
+    as in `envs.fr3.env`."""
+
+    task: str
+    camera: str = "front"
+    size: int = 64
+    drawing: str = "light"
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
+
+
+class Posed:
+    """`show` may be called from another thread than `picture`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.given = Given(config.task, "sparse", config.ranges)
+        self.drawn = Drawn(self.given.task, meshes=config.drawing == "full")
+        self.cameras: Cameras | None = None
+        self.shown: tuple[Floats, float, Mapping[str, float]] | None = None
+
+    def show(self, q: Floats, width: float, values: Mapping[str, float]) -> None:
+        """From now on joints at `q` [7] (rad), the hand `width` m open, and things where `values`
+        (`cube_x ...`, `goal_x ...`) say."""
+        self.shown = (q, width, values)
+
+    def picture(self) -> NDArray[np.uint8]:
+        """Of what was shown last, uint8 [size, size, 3]."""
+        if self.shown is None:
+            raise RuntimeError("Posed: call show() before picture()")
+        q, width, values = self.shown
+        task, half = self.given.task, np.full((1, len(self.given.parameters)), 0.5)
+        native = self.given.native(half)
+        native |= {name: np.array([values[name]]) for name in native if name in values}
+        model, data = self.drawn.shaped(native)
+        data.qpos[:7], data.qpos[7:9] = q, width / 2
+        for name, at in addresses(model, task).items():
+            data.qpos[at : at + 3] = [values[f"{name}_{axis}"] for axis in "xyz"]
+            yaw = np.arctan2(values.get(f"{name}_sin_4yaw", 0), values.get(f"{name}_cos_4yaw", 1))
+            data.qpos[at + 3 : at + 7] = [np.cos(yaw / 8), 0, 0, np.sin(yaw / 8)]
+        for name, at in mocaps(model, task).items():
+            data.mocap_pos[at] = [values[f"{name}_{axis}"] for axis in "xyz"]
+        mujoco.mj_forward(model, data)
+        if self.cameras is None:  # drawing belongs to the thread that began it
+            self.cameras = Cameras((), 0)
+        config = self.config
+        return self.cameras.picture(model, data, config.camera, config.size, config.size)
+
+    def close(self) -> None:
+        """By the thread that has drawn."""
+        if self.cameras is not None:
+            self.cameras.close()
+            self.cameras = None

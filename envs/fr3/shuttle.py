@@ -1,0 +1,106 @@
+"""Shuttle: an FR3 that pushes a cube to one place and back again, and nobody puts it back.
+
+The goal is among the observations, so that one policy learns both ways. Between episodes the arm
+goes home by itself, as a real one does (here at once); the cube stays where it is (forward and
+backward tasks: SERL; Luo et al., 2024). `envs.reset_free.wrapper` makes episodes of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.tensors import Tensors
+from envs.fr3 import env as fr3_env
+from envs.mujoco.batch_env import Floats, Outcome, Rows
+from envs.reset_free.state_machine import Facts
+
+ENDLESS = 1 << 40  # steps
+HOME = (0.45, 0.0, 0.25)  # m, of the tool
+THING = "cube"
+
+
+@dataclass(frozen=True)
+class Config(fr3_env.Config):
+    """As `envs.fr3.env`, of a task with a cube and a goal for it. `places` (x, y; m) are the
+    goals, one
+    after the other; outside of `area` (low, high; m) the arm does not get at the cube."""
+
+    task: str = "push"
+    places: tuple[tuple[float, float], ...] = ((0.44, -0.08), (0.54, 0.08))
+    area: tuple[tuple[float, float, float], tuple[float, float, float]] = (
+        (0.33, -0.25, 0.0),
+        (0.68, 0.25, 0.1),
+    )
+
+
+class Shuttle(fr3_env.Fr3):
+    """Rows never end by themselves; a cube that is begun with lies anywhere (`ranges`)."""
+
+    def __init__(self, config: Config) -> None:
+        if len(config.places) < 2:
+            raise ConfigError("there and back needs two places or more")
+        super().__init__(replace(config, horizon=ENDLESS))
+        if THING not in self._free or "goal" not in self._markers:
+            raise ConfigError(f"{config.task} has no cube that goes to a goal: task=push")
+        self.places = np.array(config.places)
+        self.area = np.array(config.area)
+        self.goal = torch.zeros(self.num_envs, dtype=torch.int64)
+
+    def outcome(self, action: Floats) -> Outcome:
+        """Reward of the task; what success means is said by who makes the episodes."""
+        made = super().outcome(action)
+        never = np.zeros(self.num_envs, np.bool_)
+        return Outcome(made.reward, never, {k: v for k, v in made.log.items() if k != "success"})
+
+    def place(self, rows: Rows, draws: Floats) -> None:
+        super().place(rows, draws)
+        self.goal[torch.from_numpy(rows)] = 0
+        self._aim(rows)
+
+    def facts(self) -> Facts:
+        """For `envs.reset_free.wrapper`."""
+        view = self.view(np.arange(self.num_envs))
+        cube = view.place[THING]
+        lost = ((cube < self.area[0]) | (cube > self.area[1])).any(1)
+        reached = torch.from_numpy(np.asarray(self.what.success(view)) & ~lost)
+        never = torch.zeros_like(reached)
+        return Facts(torch.from_numpy(cube.copy()).float(), reached, never, torch.from_numpy(lost))
+
+    def advance(self, rows: Tensor) -> None:
+        """The next places of `rows` [B] (bool)."""
+        self.goal = torch.where(rows, (self.goal + 1) % len(self.places), self.goal)
+        self._aim(np.flatnonzero(rows.numpy()))
+
+    def rehome(self, rows: Tensor) -> None:
+        """Arms stand at home, hands closed."""
+        index = np.flatnonzero(rows.numpy())
+        if not len(index):
+            return
+        q = self.controller.reach(np.tile(HOME, (len(index), 1)))
+        closed = np.zeros(len(index))
+        self.batch.qpos[index, :9] = np.concatenate([q, np.zeros((len(index), 2))], 1)
+        self.batch.qvel[index, :9] = 0.0
+        self.batch.ctrl[index, :7], self.batch.ctrl[index, 7] = q, 0.0
+        for key, value in self.controller.begin(q, closed).items():
+            self.memory[key][index] = value
+        self.batch.forward(index)
+
+    def look(self) -> Tensors:
+        self._obs = self._observe(np.arange(self.num_envs))
+        return self._obs
+
+    def get_state(self) -> Tensors:
+        return {**super().get_state(), "shuttle": self.goal.clone()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.goal = state["shuttle"].clone()
+        return super().set_state({k: v for k, v in state.items() if k != "shuttle"})
+
+    def _aim(self, rows: Rows) -> None:
+        at = self._markers["goal"]
+        self.batch.mocap_pos[rows, at, :2] = self.places[self.goal.numpy()[rows]]

@@ -1,0 +1,16 @@
+"""Tasks of the FR3, one file each."""
+
+from envs.fr3.tasks.course import Course
+from envs.fr3.tasks.insert import Insert
+from envs.fr3.tasks.lift import Lift
+from envs.fr3.tasks.push import Push
+from envs.fr3.tasks.reach import Reach
+from envs.fr3.tasks.task import Task
+
+TASKS: dict[str, type[Task]] = {
+    "course": Course,
+    "insert": Insert,
+    "lift": Lift,
+    "push": Push,
+    "reach": Reach,
+}

@@ -1,0 +1,129 @@
+"""Course: slide the closed fingers between boxes to a goal, without rising above them.
+
+The table is a field of 6 x 6 cells of five centimetres, each empty or with a box on it. The task
+vector is the level, as `envs.maze.levels` writes one: a box or none for every cell, row by row away
+from the robot, then the cells of start and goal (its last number says nothing here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import mujoco
+
+from embodied.embodiments.arrays import constant, namespace
+from envs.fr3.tasks.reach import approach
+from envs.fr3.tasks.task import (
+    Flags,
+    Floats,
+    Parameter,
+    Params,
+    Start,
+    Task,
+    Term,
+    View,
+    add_marker,
+    centimetres,
+    distance,
+    spread,
+)
+
+SIDE, CELL = 6, 0.05
+NEAR = (0.375, -0.125)
+"""The middle of the first cell."""
+HALF = (0.023, 0.023, 0.025)
+LAYER, LID = 0.025, 0.045
+"""Height of the tool point where it belongs, and where the episode is lost."""
+AWAY = -1.0  # where boxes are that are not there
+CLOSE = 0.02
+CELLS = tuple((row, column) for row in range(SIDE) for column in range(SIDE))
+BOXES = tuple(f"box_{row}_{column}" for row, column in CELLS)
+WALLS = tuple(f"wall_{row}_{column}" for row, column in CELLS)
+
+
+def boxes(param: Params) -> Flags:
+    """[n, 36]: where boxes stand; never on the start or the goal."""
+    xp = namespace(param["start"])
+    asked = xp.stack([param[name] for name in WALLS], 1) >= 0.5
+    cells = constant(tuple(range(SIDE * SIDE)), param["start"])[None]
+    start, goal = ends(param)
+    return asked & (cells != start[:, None]) & (cells != goal[:, None])
+
+
+def ends(param: Params) -> tuple[Floats, Floats]:
+    """The cells of start and goal, [n] each; a goal on the start is on the next cell."""
+    xp, count = namespace(param["start"]), SIDE * SIDE
+    start, goal = (
+        xp.clip(xp.floor(param[name] * count + 1e-3), 0, count - 1) for name in ("start", "goal")
+    )
+    return start, xp.where(start == goal, (goal + 1) % count, goal)
+
+
+def middle(cell: Floats) -> Floats:
+    """Points [n, 3] in the fingers' layer, in the middle of cells [n]."""
+    xp = namespace(cell)
+    row = xp.floor(cell / SIDE)
+    place = (NEAR[0] + CELL * row, NEAR[1] + CELL * (cell - SIDE * row))
+    return xp.stack([*place, xp.full_like(row, LAYER)], 1)
+
+
+class Course(Task):
+    """The tool point is within two centimetres of the goal, without having left the layer."""
+
+    text = "move the fingers between the boxes to the green ball"
+    parameters = tuple(
+        Parameter(name, 0.0, 1.0, "") for name in (*WALLS, "start", "goal", "facing")
+    )
+    markers = ("goal", *BOXES)
+    names = (
+        *(f"goal_{axis}" for axis in "xyz"),
+        *(f"goal_from_tool_{axis}" for axis in "xyz"),
+        *BOXES,
+    )
+    terms: ClassVar[Mapping[str, Term]] = {"approach": approach}
+    weights: ClassVar[Mapping[str, float]] = {"approach": 1.0}
+    horizon = 80
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        add_marker(spec, "goal", CLOSE, (0.20, 0.70, 0.35, 0.6))
+        for name in BOXES:
+            body = spec.worldbody.add_body(name=name, mocap=True)
+            body.add_geom(
+                name=name,
+                type=mujoco.mjtGeom.mjGEOM_BOX,
+                size=HALF,
+                rgba=(0.33, 0.37, 0.45, 1.0),
+                friction=[0.2, 0.005, 0.0001],
+            )
+
+    def start(self, param: Params, draws: Floats) -> Start:
+        xp = namespace(draws)
+        begin, goal = (middle(cell) for cell in ends(param))
+        there = boxes(param)
+        marker = {"goal": goal}
+        for i, name in enumerate(BOXES):
+            place = middle(xp.full_like(begin[:, 0], float(i)))
+            height = xp.where(there[:, i], HALF[2], AWAY)
+            marker[name] = xp.stack([place[:, 0], place[:, 1], height], 1)
+        tool = begin + spread(draws, (-0.006, -0.006, -0.004), (0.006, 0.006, 0.004))
+        return Start(tool, xp.zeros_like(draws[:, 0]), marker=marker)
+
+    def observe(self, view: View) -> Floats:
+        goal = view.place["goal"]
+        there = [view.place[name][:, 2:] > 0 for name in BOXES]
+        xp = namespace(goal)
+        shown = xp.concatenate(there, 1) * xp.ones_like(goal[:, :1])
+        return xp.concatenate([goal, goal - view.tool, shown], 1)
+
+    def success(self, view: View) -> Flags:
+        return distance(view.tool, view.place["goal"]) < CLOSE
+
+    def lost(self, view: View) -> Flags:
+        """Above the lid, [n]."""
+        return view.tool[:, 2] > LID
+
+    def describe(self, view: View) -> str:
+        tool, goal = centimetres(view.tool), centimetres(view.place["goal"])
+        there = sum(int(view.place[name][0, 2] > 0) for name in BOXES)
+        return f"The tool is at {tool}, the goal at {goal}; {there} boxes stand in the field."

@@ -1,0 +1,219 @@
+"""Task: what an FR3 is asked to do on its table: objects, starts, success and reward terms.
+
+A task's arithmetic is written over the `namespace` of what it is given, so that the same file runs
+on numpy arrays (MuJoCo on the CPU) and on torch tensors (MuJoCo Warp on the GPU).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import mujoco
+
+from embodied.embodiments.arrays import Floats, constant, namespace
+
+Flags = Any
+"""bool [n], of the same library as Floats."""
+Params = Mapping[str, Floats]
+STIFF = (0.005, 1.0)
+"""Contact time constant (s) of what is held: soft objects sink into the pads."""
+Rgba = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One element of the task vector: its native range and unit."""
+
+    name: str
+    low: float
+    high: float
+    unit: str = "m"
+
+
+@dataclass(slots=True)
+class View:
+    """What rewards and observations see of n rows, SI units, base frame.
+
+    `tool` [n, 3] measured tool point, `lead` [n, 3] commanded minus measured tool point (it grows
+    with the contact force), `width` [n] opening of the hand, `place` and `turn` positions [n, 3]
+    and quaternions [n, 4] (w first) by body name, `param` the task parameters [n] by name, `memory`
+    what the task drew at the start of the episode.
+    """
+
+    q: Floats
+    dq: Floats
+    tool: Floats
+    lead: Floats
+    width: Floats
+    place: dict[str, Floats]
+    turn: dict[str, Floats]
+    param: Params
+    memory: dict[str, Floats]
+
+
+@dataclass(slots=True)
+class Start:
+    """Where n episodes begin: tool point [n, 3], hand width [n], free bodies' positions and
+    quaternions, marker (mocap) bodies' positions, and the task's own memory [n, ...]."""
+
+    tool: Floats
+    width: Floats
+    free: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    marker: dict[str, Floats] = field(default_factory=dict)
+    memory: dict[str, Floats] = field(default_factory=dict)
+    held: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    """Bodies that begin in the hand: position relative to the tool point, quaternion."""
+
+    def bodies(self, tool: Floats) -> dict[str, tuple[Floats, Floats]]:
+        """Positions [n, 3] and quaternions [n, 4] of all free bodies; `tool` [n, 3] is where the
+        tool point came to be."""
+        held = {name: (tool + offset, turn) for name, (offset, turn) in self.held.items()}
+        return {**self.free, **held}
+
+
+Term = Callable[[View], Floats]
+
+
+class Task(ABC):
+    """One task on the table; the world around it is `envs.fr3.env.Fr3`.
+
+    `free` and `markers` name the bodies that `edit` adds; `names` are the elements of `observe`;
+    `terms` are pure functions of a `View`, weighted by `weights` in the shaped reward.
+    """
+
+    text: str
+    parameters: tuple[Parameter, ...]
+    free: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    terms: ClassVar[Mapping[str, Term]]
+    weights: ClassVar[Mapping[str, float]]
+    draws: int = 3
+    timestep: float = 0.0025
+    horizon: int = 80
+    settle: int = 0
+    """Physics steps taken before the episode begins (a grasp that has to build up)."""
+
+    @abstractmethod
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        """Add the task's bodies to the scene."""
+
+    @abstractmethod
+    def start(self, param: Params, draws: Floats) -> Start:
+        """Starts of n episodes from task parameters [n] and uniform numbers [n, draws]."""
+
+    @abstractmethod
+    def observe(self, view: View) -> Floats:
+        """The task's part of the state observation, [n, len(names)]."""
+
+    @abstractmethod
+    def success(self, view: View) -> Flags:
+        """Whether each row has done it, [n]."""
+
+    @abstractmethod
+    def describe(self, view: View) -> str:
+        """The first row of `view` in words."""
+
+    def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
+        """Model fields that follow from the parameters: (geom field, geom name) to values
+        [n, ...]; sizes may only shrink against the compiled model."""
+        return {}
+
+
+def upright(yaw: Floats) -> Floats:
+    """Quaternions [n, 4] of turns about the vertical by `yaw` [n] (rad)."""
+    xp = namespace(yaw)
+    zero = xp.zeros_like(yaw)
+    return xp.stack([xp.cos(yaw / 2), zero, zero, xp.sin(yaw / 2)], 1)
+
+
+def yaw_of(turn: Floats) -> Floats:
+    """Heading [n] (rad) of quaternions [n, 4]."""
+    w, x, y, z = turn.T
+    return namespace(turn).arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+
+def spread(draws: Floats, low: tuple[float, ...], high: tuple[float, ...]) -> Floats:
+    """Uniform numbers [n, k] stretched to a box."""
+    bottom = constant(low, draws)
+    return bottom + draws * (constant(high, draws) - bottom)
+
+
+def sliding(friction: Floats) -> Floats:
+    """Friction of a geom [n, 3] from its sliding part [n]; torsion and rolling are those of
+    `add_box`."""
+    like = namespace(friction).full_like
+    return namespace(friction).stack([friction, like(friction, 0.01), like(friction, 0.001)], 1)
+
+
+def near(a: Floats, b: Floats, scale: float) -> Floats:
+    """1 where the points [n, 3] meet, falling with distance: 1 - tanh(distance / scale)."""
+    return 1 - namespace(a).tanh(distance(a, b) / scale)
+
+
+def distance(a: Floats, b: Floats) -> Floats:
+    """How far apart the points [n, 3] are, [n]."""
+    return namespace(a).linalg.norm(a - b, axis=1)
+
+
+def centimetres(place: Floats) -> str:
+    """The first of the points [n, 3] in words."""
+    x, y, z = 100 * place[0]
+    return f"x {x:.1f}, y {y:.1f}, z {z:.1f} cm"
+
+
+def add_box(
+    spec: mujoco.MjSpec,
+    name: str,
+    half: tuple[float, float, float],
+    rgba: Rgba,
+    mass: float,
+) -> mujoco.MjsBody:
+    """A free box with its own friction (priority over the table and the pads)."""
+    body = spec.worldbody.add_body(name=name)
+    body.add_freejoint(name=name)
+    body.add_geom(
+        name=name,
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        size=half,
+        rgba=rgba,
+        mass=mass,
+        condim=4,
+        priority=1,
+        friction=[1.0, 0.01, 0.001],
+        solref=STIFF,
+    )
+    return body
+
+
+def add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Rgba) -> None:
+    """A ball that shows a goal and touches nothing."""
+    _shown(spec, name, mujoco.mjtGeom.mjGEOM_SPHERE, [radius, 0, 0], 0.0, rgba)
+
+
+def add_disc(spec: mujoco.MjSpec, name: str, radius: float, rgba: Rgba) -> None:
+    """A flat disc, drawn 2.4 cm below its body, on the table under an object's centre."""
+    _shown(spec, name, mujoco.mjtGeom.mjGEOM_CYLINDER, [radius, 0.0006, 0], -0.0244, rgba)
+
+
+def _shown(
+    spec: mujoco.MjSpec,
+    name: str,
+    kind: mujoco.mjtGeom,
+    size: list[float],
+    below: float,
+    rgba: Rgba,
+) -> None:
+    body = spec.worldbody.add_body(name=name, mocap=True)
+    body.add_geom(
+        name=name,
+        type=kind,
+        size=size,
+        pos=[0, 0, below],
+        rgba=rgba,
+        contype=0,
+        conaffinity=0,
+    )

@@ -1,0 +1,280 @@
+"""FR3 tasks with thousands of copies: the worlds of `envs.fr3.env` stepped by MuJoCo Warp on a GPU.
+
+The tasks, the controller, the spec and the reward are the same code; here it is fed with torch
+tensors that are Warp's own memory, and every row is begun again without leaving the device. Each
+control step looks at the device once, for what the contract asks (is anything not finite?) and for
+whether a row ended. Physics is in single precision, everything else in double.
+
+On the CPU a seed decides every bit. On a GPU MuJoCo Warp 4.0 finds contacts in any order (its
+option for an order does nothing yet), and runs repeat to rounding only, which contacts amplify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import NotFinite, Step, VecEnv, require_finite
+from embodied.core.tensors import Tensors, where
+from embodied.embodiments import cartesian_delta, fr3
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from envs.fr3.base import Drawn, Given, addresses, mocaps
+from envs.fr3.scene import compile_scene
+from envs.fr3.tasks.task import Start, View
+from envs.mujoco.cameras import Cameras
+from envs.mujoco.warp_batch import WarpBatch
+from envs.mujoco.warp_import import tell_about_compiling
+from envs.row_rng import Streams
+
+REFERENCE = ("place", "turn", "q", "width")
+
+
+@dataclass(frozen=True)
+class Config:
+    """As `envs.fr3.env.Config`, without cameras; `device` is "auto" (a GPU if there is one), "cpu"
+    or
+    "cuda:0". `contacts` (on average) and `constraints` (at most) are what a row has room for."""
+
+    task: str = "lift"
+    num_envs: int = 64
+    reward: Literal["sparse", "shaped"] = "sparse"
+    horizon: int | None = None
+    seed: int = 0
+    turning: Literal["none", "yaw", "full"] = "none"
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    device: str = "auto"
+    contacts: int = 32
+    constraints: int = 128
+
+
+class Fr3Warp(VecEnv):
+    """B FR3s with one of the tasks of `envs.fr3.tasks` in front of each, on one device.
+
+    `batch.state` is the live simulation and may be written; `task` [B, D] are the task vectors,
+    `memory` [B, ...] the controller's references and what the task drew for the episode.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.name = config, f"fr3_{config.task}_warp"
+        self.given = Given(config.task, config.reward, config.ranges)
+        self.what, self.parameters = self.given.task, self.given.parameters
+        self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
+        self.spec, self.num_envs = self.given.spec(self.controller), config.num_envs
+        self.horizon = self.what.horizon if config.horizon is None else config.horizon
+        self.substeps = round(self.controller.config.dt / self.what.timestep)
+        self.model = compile_scene(self.what, pictures=False)
+        self.batch = self._batch()
+        self.device = self.batch.device
+        self._free, self._markers = addresses(self.model, self.what), mocaps(self.model, self.what)
+        self._drawn, self._cameras = Drawn(self.what), Cameras((), 0)
+        self.streams = Streams(config.seed, self.num_envs, self.device)
+        self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.task = self._zeros(len(self.parameters))
+        self.memory: Tensors = {}
+        self._obs: Tensors | None = None
+
+    def _batch(self) -> WarpBatch:
+        config, device = self.config, self.config.device
+        if device == "auto":
+            device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        tell_about_compiling(self.name, device)
+        half = {each.name: np.full(1, (each.low + each.high) / 2) for each in self.parameters}
+        return WarpBatch(
+            self.model,
+            self.num_envs,
+            device,
+            contacts=config.contacts,
+            constraints=config.constraints,
+            varied=tuple({name for name, _ in self.what.shape(half)}),
+        )
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        if mask is not None:
+            rows = mask.to(self.device, torch.bool)
+        if self._obs is None and not rows.all():
+            raise ValueError(f"{self.name}: the first reset has to be of all rows (mask=None)")
+        if seed is not None:
+            self.streams.seed(seed, rows.nonzero().flatten())
+        self._begin(rows, None if task is None else self._checked_task(task))
+        fresh = self._observe(self.view())
+        self._obs = fresh if self._obs is None else where(rows, fresh, self._obs)
+        return self._obs
+
+    def step(self, action: Tensor) -> Step:
+        if self._obs is None:
+            raise RuntimeError(f"{self.name}: call reset() before step()")
+        self._control(self._checked_action(action).clamp(-1, 1))
+        self.batch.step(self.substeps)
+        self.count = self.count + 1
+        view = self.view()
+        reward, won, log = self.given.judge(view)
+        reward, next_obs = reward.float(), self._observe(view)
+        late = (self.count >= self.horizon) & ~won
+        ended = won | late
+        sane = torch.isfinite(next_obs["state"]).all() & torch.isfinite(reward).all()
+        # The one time that the host waits for the device.
+        some, fine, lost = torch.stack([ended.any(), sane, self.batch.lost()]).tolist()
+        if not fine or lost:
+            self._complain(action, reward, next_obs, lost)
+        self._obs = next_obs
+        if some:
+            self.leaving(ended)
+            self._begin(ended, None)
+            self._obs = where(ended, self._observe(self.view()), next_obs)
+        return Step(self._obs, next_obs, reward, won, late, log)
+
+    def view(self, rows: slice = slice(None)) -> View:
+        """What rewards, observations and texts see of `rows`."""
+        qpos = self.batch.state["qpos"][rows].double()
+        tool, _, _ = fr3.forward(qpos[:, :7])
+        place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
+        for name, marker in self._markers.items():
+            place[name] = self.batch.state["mocap_pos"][rows, marker].double()
+        return View(
+            q=qpos[:, :7],
+            dq=self.batch.state["qvel"][rows, :7].double(),
+            tool=tool,
+            lead=self.memory["place"][rows] - tool,
+            width=qpos[:, 7] + qpos[:, 8],
+            place=place,
+            turn={name: qpos[:, at + 3 : at + 7] for name, at in self._free.items()},
+            param=self.given.native(self.task[rows]),
+            memory={k: v[rows] for k, v in self.memory.items() if k not in REFERENCE},
+        )
+
+    def get_state(self) -> Tensors:
+        if self._obs is None:
+            raise RuntimeError(f"{self.name}: call reset() before get_state()")
+        own = {"count": self.count, "task": self.task, "stream": self.streams.state}
+        memory = {f"memory/{key}": value for key, value in self.memory.items()}
+        physics = {f"physics/{key}": value for key, value in self.batch.state.items()}
+        obs = {f"obs/{key}": value for key, value in self._obs.items()}
+        every = {**own, **memory, **physics, **obs}
+        return {key: value.clone() for key, value in every.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        here = {key: value.to(self.device, copy=True) for key, value in state.items()}
+        self.count, self.task = here["count"], here["task"]
+        self.streams.state = here["stream"]
+        start = len("memory/")
+        self.memory = {k[start:]: v for k, v in here.items() if k.startswith("memory/")}
+        self.batch.load({key: here[f"physics/{key}"] for key in self.batch.state})
+        self._retask()
+        self._obs = {key: here[f"obs/{key}"] for key in self.spec.obs}
+        return self._obs
+
+    def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Model and data of one row as cameras and the viewer should see it."""
+        task = self.task[row : row + 1].cpu().numpy()
+        model, data = self._drawn.shaped(self.given.native(task))
+        for name in ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat"):
+            getattr(data, name)[:] = self.batch.state[name][row].cpu().numpy()
+        mujoco.mj_forward(model, data)
+        return model, data
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        return torch.from_numpy(self._cameras.picture(*self.scene(row), None, width, height))
+
+    def describe(self, row: int = 0) -> str:
+        return self.what.describe(self.view(slice(row, row + 1)))
+
+    def close(self) -> None:
+        self._cameras.close()
+
+    def _control(self, action: Tensor) -> None:
+        """Joint and finger targets for the coming control step; `action` [B, A] in [-1, 1]."""
+        reference = {key: self.memory[key] for key in REFERENCE}
+        measured = self.batch.state["qpos"][:, :7].double()
+        joints, width, moved = self.controller(action, measured, reference)
+        self.memory.update(moved)
+        self.batch.state["ctrl"].copy_(torch.cat([joints, width[:, None] / 2], 1))
+
+    def _begin(self, mask: Tensor, task: Tensor | None) -> None:
+        """Start a new episode in rows `mask` [B]; `task` [B, D] fixes their task vectors. All rows
+        are computed, and those not in `mask` left as they are: nothing has to be counted."""
+        size = len(self.parameters)
+        drawn = self._draw(size + self.what.draws, mask)
+        # The task is always drawn, so that a fixed one does not shift the row's later draws.
+        vector = drawn[:, :size] if task is None else task
+        self.task = torch.where(mask[:, None], vector, self.task)
+        self.count = self.count.masked_fill(mask, 0)
+        self._retask()
+        start = self.what.start(self.given.native(self.task), drawn[:, size:])
+        q = self.controller.reach(start.tool)
+        reference = self.controller.begin(q, start.width)
+        if self.what.settle:
+            reference["width"] = torch.zeros_like(start.width)
+        fresh = {**reference, **start.memory}
+        self.memory = where(mask, fresh, self.memory or fresh)
+        self.batch.restart(mask, self._placed(start, q))
+        if self.what.settle:
+            before = self.batch.saved()
+            self.batch.step(self.what.settle)
+            self.batch.keep(~mask, before)
+
+    def _draw(self, count: int, mask: Tensor) -> Tensor:
+        """Uniform numbers [B, count]; only the streams of rows `mask` move on."""
+        before = self.streams.state.clone()
+        drawn = self.streams.uniform(count).mT.double()
+        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
+        return drawn
+
+    def _placed(self, start: Start, q: Tensor) -> Tensors:
+        """State fields [B, ...] of rows that begin at `start` with joint angles `q` [B, 7]."""
+        tool, _, _ = fr3.forward(q)
+        qpos = self.batch.origin.double()
+        qpos[:, :7], qpos[:, 7:9] = q, start.width[:, None] / 2
+        for name, (place, turn) in start.bodies(tool).items():
+            first = self._free[name]
+            qpos[:, first : first + 3], qpos[:, first + 3 : first + 7] = place, turn
+        mocap = self.batch.state["mocap_pos"].double()
+        for name, place in start.marker.items():
+            mocap[:, self._markers[name]] = place
+        finger = torch.zeros_like(start.width) if self.what.settle else start.width / 2
+        ctrl = torch.cat([q, finger[:, None]], 1)
+        return {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap}
+
+    def _retask(self) -> None:
+        """Write the model fields that follow from the task vectors."""
+        for (name, geom), value in self.what.shape(self.given.native(self.task)).items():
+            self.batch.field(name)[:, self.model.geom(geom).id] = value.float()
+
+    def _observe(self, view: View) -> Tensors:
+        return {"state": self.given.observe(view).float()}
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(self.num_envs, size, dtype=torch.float64, device=self.device)
+
+    def _checked_action(self, action: Tensor) -> Tensor:
+        shape = (self.num_envs, *self.spec.act.shape)
+        if tuple(action.shape) != shape:
+            raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
+        return action.detach().to(self.device, torch.float64)
+
+    def _checked_task(self, task: Tensor) -> Tensor:
+        if tuple(task.shape) != tuple(self.task.shape):
+            wanted = tuple(self.task.shape)
+            raise ValueError(f"{self.name}: task is {tuple(task.shape)}, expected {wanted}")
+        values = task.detach().to(self.device, torch.float64)
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(f"{self.name}: task vectors have to be in [0, 1]")
+        return values
+
+    def _complain(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
+        """Raise what went wrong in the step, with rows and names."""
+        bad = ~torch.isfinite(action).all(1)
+        if bad.any():
+            rows = bad.nonzero().flatten().tolist()[:5]
+            raise NotFinite(f"{self.name}: action is not finite in rows {rows}; the run stops here")
+        if lost:
+            raise RuntimeError(self.batch.why_lost(self.name))
+        require_finite(reward, obs, self.name)

@@ -1,0 +1,1 @@
+"""Simulated robots behind the real protocol: Franka (libfranka), Crazyflie (CRTP)."""

@@ -1,0 +1,225 @@
+"""A Crazyflie in the air of this machine: the quadrotor's physics behind CRTP over UDP.
+
+The firmware's rules are `real_robot.emulators.crazyflie.firmware`; what flies it is the pilot of
+`envs.quadrotor.cascade_controller`. Time is real while the machine has it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodied.core.build import ConfigError, nearest
+from embodied.embodiments.crazyflie import GRAVITY, VEHICLES
+from envs.hardware_sim.crazyflie import Config
+from envs.hardware_sim.crazyflie_onboard import Onboard
+from envs.quadrotor.cascade_controller import Pilot
+from envs.quadrotor.dynamics import numbers
+from real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
+from real_robot.emulators.crazyflie.firmware import Firmware, Measured
+from real_robot.emulators.crazyflie.server import Server
+from real_robot.emulators.crazyflie.setpoint import Setpoint, Vector
+from real_robot.emulators.physics_link import Pace
+from real_robot.ipc.external_state import Seer
+
+STEP = 0.01  # s of physics, and between two looks of the firmware
+BEHIND = 0.25  # s that are caught up with at most: after a stall the world goes on late
+TOLD = 0.5  # s after which what somebody outside said of its place is old
+PLACES = ("drone_x", "drone_y", "drone_z")
+"""What a motion capture system beside it tells."""
+CPU = torch.device("cpu")
+
+
+class Flown:
+    """The body: it stands on a floor at height 0, and flies in still air."""
+
+    def __init__(self, config: Config) -> None:
+        if config.vehicle not in VEHICLES:
+            raise ConfigError(f"no vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}")
+        vehicle = VEHICLES[config.vehicle]
+        self.config, self.pilot = config, Pilot(vehicle, CPU)
+        zero = torch.zeros(3, 1)
+        self.air = self.pilot.physics.body(numbers(vehicle), zero, zero)
+        self.state = torch.zeros(17, 1)
+        self.state[:3, 0] = torch.tensor(config.place)
+        self.state[3] = 1.0
+        self.random = np.random.default_rng(config.seed)
+        self.time, self.told_at = 0.0, -1e9
+        self.error = -np.asarray(config.place) if config.external else np.zeros(3)
+        """What it believes of its place minus where it is, m."""
+        self.onboard = Onboard(Path(config.onboard), vehicle) if config.onboard else None
+        self.learned = False
+
+    def measure(self) -> Measured:
+        state = self.state[:, 0].double().numpy()
+        place = state[:3] + self.error + self.random.normal(0, self.config.noise, 3)
+        told = not self.config.external or self.time - self.told_at < TOLD
+        motors = (float(state[13]), float(state[14]), float(state[15]), float(state[16]))
+        return Measured(
+            _vector(place),
+            _vector(state[7:10]),
+            self._angles(),
+            _vector(state[10:13]),
+            1e-4 if told else 10.0,
+            motors,
+        )
+
+    def fly(self, setpoint: Setpoint, dt: float) -> None:
+        self.time += dt
+        state = self.state
+        action = -torch.ones(4, 1) if setpoint.up == "off" else self._pushed(setpoint)
+        state = self.pilot.physics.fly(state, action, self.air, dt)
+        if float(state[2]) <= 0:
+            state = self._grounded(state)
+        self.state = state
+
+    def hint(self, place: Vector) -> None:
+        if self.config.external:
+            self.error = np.asarray(place) - self.state[:3, 0].double().numpy()
+            self.told_at = self.time
+
+    def choose(self, learned: bool) -> None:
+        """Who flies to places: what was learned, or the pilot."""
+        self.learned = learned and self.onboard is not None
+
+    def upright(self) -> bool:
+        return bool(self.state[4:6].square().sum() < 0.25)  # 60 degrees
+
+    def _pushed(self, setpoint: Setpoint) -> torch.Tensor:
+        """Commands of the motors [4, 1]."""
+        pilot, state = self.pilot, self.state
+        if (learned := self._learned(setpoint)) is not None:
+            return learned
+        offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
+        place = torch.tensor(setpoint.place)[:, None] - offset
+        velocity = torch.tensor(setpoint.velocity)[:, None]
+        if setpoint.body:
+            yaw = pilot.heading(state)
+            x, y, z = velocity
+            velocity = torch.stack(
+                [yaw.cos() * x - yaw.sin() * y, yaw.sin() * x + yaw.cos() * y, z]
+            )
+        to_place = pilot.towards(state, place, velocity)
+        along = pilot.along(state, velocity)
+        wanted = torch.where(torch.tensor(setpoint.across == "place"), to_place, along)
+        wanted[2] = to_place[2] if setpoint.up == "place" else along[2]
+        if setpoint.across == "tilt":
+            self._lean(setpoint, wanted)
+        wanted_yaw = torch.tensor([setpoint.yaw])
+        turns = wanted_yaw if setpoint.turn == "rate" else pilot.turn_to(state, wanted_yaw)
+        return pilot(state, wanted, turns)
+
+    def _learned(self, setpoint: Setpoint) -> torch.Tensor | None:
+        """What the policy on board commands; None where it is not asked, or strays."""
+        if self.onboard is None:
+            return None
+        if not self.learned or setpoint.across != "place" or setpoint.up != "place":
+            self.onboard.flies = False
+            return None
+        command = self.onboard.step(self.measure(), self.state[3:7, 0], setpoint.place)
+        self.learned = command is not None  # until somebody asks again
+        return command
+
+    def _lean(self, setpoint: Setpoint, wanted: torch.Tensor) -> None:
+        """Write to `wanted` [3, 1] the acceleration of a thrust along that tilt."""
+        (roll, pitch), yaw = setpoint.tilt, self.pilot.heading(self.state)
+        r, p = torch.tensor(roll), torch.tensor(pitch)
+        x, y = yaw.cos() * p.sin() * r.cos(), yaw.sin() * p.sin() * r.cos()
+        axis = torch.stack([x + yaw.sin() * r.sin(), y - yaw.cos() * r.sin()])
+        upwards = (p.cos() * r.cos()).clamp(min=0.3)
+        if setpoint.up == "thrust":
+            vehicle = self.pilot.vehicle
+            wanted[2] = setpoint.thrust * vehicle.lift * GRAVITY * upwards - GRAVITY
+        wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
+
+    def _grounded(self, state: torch.Tensor) -> torch.Tensor:
+        """On the floor: level and at rest, facing where it faced."""
+        half = self.pilot.heading(state) / 2
+        after = state.clone()
+        after[2], after[7:13] = 0.0, 0.0
+        after[3:7] = torch.stack([half.cos(), 0 * half, 0 * half, half.sin()])
+        return after
+
+    def _angles(self) -> Vector:
+        w, x, y, z = (float(each) for each in self.state[3:7, 0])
+        roll = np.arctan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
+        pitch = np.arcsin(np.clip(2 * (w * y - z * x), -1, 1))
+        yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+        return (float(roll), float(pitch), float(yaw))
+
+
+class Air:
+    """The radio: a UDP socket of this machine, behind which one drone stands."""
+
+    def __init__(self, config: Config, folder: Path | None = None) -> None:
+        torch.set_num_threads(1)
+        self.config, self.body, self.pace = config, Flown(config), Pace(STEP, BEHIND)
+        made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
+        self.firmware = Firmware(made, self.body, 0.0)
+        onboard = self.body.onboard
+        self.server = Server(self.firmware, None if onboard is None else onboard.hash)
+        self.seer = None if folder is None else Seer(folder, PLACES)
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setblocking(False)
+        self.peer: tuple[str, int] | None = None
+        self.silent = False
+        """Nothing goes over the air any more, in either direction."""
+
+    @property
+    def uri(self) -> str:
+        return f"udp://127.0.0.1:{self.socket.getsockname()[1]}"
+
+    def serve(self, over: threading.Event) -> None:
+        """Until `over`."""
+        while not over.is_set():
+            left = self.pace.due - time.monotonic()
+            if left <= 0:  # one, and then it listens: it may be too slow to catch up
+                self.step()
+                left = self.pace.next()
+            if select.select([self.socket], [], [], left)[0]:
+                self._hear()
+        self.socket.close()
+
+    def step(self) -> None:
+        """One look of the firmware, and what is due to be told."""
+        self.firmware.tick(self.firmware.now + STEP)
+        if self.seer is not None:
+            self.seer.tell(self.body.state[:3, 0].double().numpy(), time.monotonic())
+        for frame in self.server.tell(self.firmware.now):
+            self._say(frame)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                frame, self.peer = self.socket.recvfrom(64)
+            except (BlockingIOError, ConnectionError):  # none left, or a peer that is gone
+                return
+            if self.silent or self._loses(frame):
+                continue
+            answer = self.server.hear(frame)
+            if answer is not None:
+                self._say(answer)
+
+    def _say(self, frame: bytes) -> None:
+        if self.peer is None or self.silent or self._loses(frame):
+            return
+        try:
+            self.socket.sendto(frame, self.peer)
+        except OSError:
+            self.peer = None  # it is gone
+
+    def _loses(self, frame: bytes) -> bool:
+        """Of the streams only: over UDP the client does not ask twice."""
+        streams = frame[:1] in (b"\x7c", b"\x5e", b"\x6c", b"\x6d")
+        return streams and self.body.random.random() < self.config.lost
+
+
+def _vector(values: np.ndarray) -> Vector:
+    return (float(values[0]), float(values[1]), float(values[2]))

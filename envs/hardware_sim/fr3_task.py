@@ -1,0 +1,86 @@
+"""Wired: a task of the simulation in front of a simulated FR3 that is driven over a robot's wire.
+
+The same objects, starts and predicate of success as in training, but physics run in real time
+behind a driver, and what acts on them is the bridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import mujoco
+import numpy as np
+
+from embodied.embodiments import fr3
+from envs.fr3.base import Given, addresses, mocaps
+from envs.fr3.scene import compile_scene
+from envs.fr3.tasks.task import View
+from envs.mujoco.batch_env import Floats
+
+
+@dataclass(frozen=True)
+class Config:
+    """`task` of `envs.fr3.tasks` (reach, lift, push, ...), its `ranges` narrowed or widened by
+    name.
+    `lasting`: laid out once, and then, as on a real table, nobody puts anything back."""
+
+    task: str
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    lasting: bool = False
+
+
+class Wired:
+    """`names`: the task's part of the observation, then `success` (0 or 1)."""
+
+    def __init__(self, config: Config) -> None:
+        self.lasting, self.laid = config.lasting, False
+        self.given = Given(config.task, "sparse", config.ranges)
+        self.task = self.given.task
+        self.names = (*self.task.names, "success")
+
+    def compile(self) -> mujoco.MjModel:
+        """The scene that policies were trained in."""
+        model = compile_scene(self.task, pictures=False)
+        self.free, self.markers = addresses(model, self.task), mocaps(model, self.task)
+        return model
+
+    def begin(
+        self, model: mujoco.MjModel, data: mujoco.MjData, random: np.random.Generator
+    ) -> None:
+        """Draw another task; objects are put where it wants them, at rest. The arm stays."""
+        if self.lasting and self.laid:
+            return
+        self.laid = True
+        self.param = self.given.native(random.random((1, len(self.given.parameters))))
+        start = self.task.start(self.param, random.random((1, self.task.draws)))
+        self.memory = start.memory
+        for (name, geom), value in self.task.shape(self.param).items():
+            getattr(model, name)[model.geom(geom).id] = value[0]
+        tool = fr3.forward(data.qpos[None, :7])[0]
+        for name, (place, turn) in start.bodies(tool).items():
+            at = self.free[name]
+            data.qpos[at : at + 7] = np.concatenate([place[0], turn[0]])
+            speed = model.joint(name).dofadr[0]
+            data.qvel[speed : speed + 6] = 0.0
+        for name, place in start.marker.items():
+            data.mocap_pos[self.markers[name]] = place[0]
+
+    def sense(self, data: mujoco.MjData) -> Floats:
+        """The task's observation [names] as it is now."""
+        qpos = data.qpos[None]
+        place = {name: qpos[:, at : at + 3] for name, at in self.free.items()}
+        place |= {name: data.mocap_pos[None, at] for name, at in self.markers.items()}
+        tool = fr3.forward(qpos[:, :7])[0]
+        view = View(
+            q=qpos[:, :7],
+            dq=data.qvel[None, :7],
+            tool=tool,
+            lead=np.zeros_like(tool),
+            width=qpos[:, 7] + qpos[:, 8],
+            place=place,
+            turn={name: qpos[:, at + 3 : at + 7] for name, at in self.free.items()},
+            param=self.param,
+            memory=self.memory,
+        )
+        return np.append(self.task.observe(view)[0], float(self.task.success(view)[0]))

@@ -1,0 +1,39 @@
+"""Franky: an FR3 that is not there, behind libfranka's own protocol on this machine.
+
+franky-sim (MuJoCo, 1 kHz) serves the robot and its hand to the real driver, which cannot tell; the
+things of a task stand before it, and what a tracker would see of them is told by shared memory.
+libfranka's ports are fixed, so what is free is an address of the loopback network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodied.core.build import ConfigError, Node
+from embodied.embodiments import fr3
+from real_robot.emulators.process import Process
+
+
+@dataclass(frozen=True)
+class Config:
+    """`world`: what stands on the table (none: nothing does); `host`: an address of 127.0.0.0/8
+    (none: a free one); `q` (rad) and `width` (m): where the arm begins."""
+
+    world: Node | None = None
+    host: str = ""
+    q: tuple[float, ...] = tuple(float(each) for each in fr3.HOME)
+    width: float = fr3.OPEN
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.q) != len(fr3.JOINTS):
+            raise ConfigError("q: 7 joint positions please")
+        if self.host and not self.host.startswith("127."):
+            raise ConfigError(f"host {self.host!r} should be a loopback address, as 127.0.0.2")
+
+
+class Franky(Process):
+    """`start` tells the driver its `host`, and its `senses` where something stands there."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("envs.hardware_sim.franka_main", config, "FR3 (franky-sim)")

@@ -1,0 +1,135 @@
+"""`python -m envs.hardware_sim.franka_main FOLDER`: the process of `envs.hardware_sim.franka`.
+
+franky-sim's own loop sleeps a millisecond less what a step took, and so falls behind; this one
+keeps deadlines, and is real time where the machine has the time. Where it has not, time goes slower
+here: a step waits for the torques that answer its state, or a busy machine would be a delay in the
+control loop, and shake the arm.
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import mujoco
+import numpy as np
+from franky_sim import SimulationServer
+from franky_sim.mujoco_simulator import MujocoSimulator
+
+from embodied.core.build import build
+from envs.fr3.base import addresses, mocaps
+from envs.hardware_sim.fr3_task import Wired
+from envs.hardware_sim.franka import Config
+from envs.hardware_sim.franka_hand import answer_all
+from real_robot.emulators.physics_link import Pace, answer, settings
+from real_robot.ipc.external_state import Seer
+
+STEP = 0.001  # s of physics
+LOOK = 0.01  # s from one look at the things to the next
+AGE = 1.0  # s: a busy machine is no fault here
+ANSWER = 0.02  # s that a step waits for the controller at most: it may be gone
+BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes on late
+
+
+class Things:
+    """What stands before the arm, as the simulator knows it, told to whoever looks."""
+
+    def __init__(self, world: Wired, folder: Path, seed: int) -> None:
+        self.world, self.seer = world, Seer(folder, world.names)
+        self.random = np.random.default_rng(seed)
+
+    def put(self, worldbody: ElementTree.Element) -> None:
+        """The task's bodies, into a scene that is not yet compiled; its floor is the table."""
+        spec = mujoco.MjSpec()
+        self.world.task.edit(spec)
+        made = ElementTree.fromstring(spec.to_xml()).find("worldbody")
+        worldbody.extend(made if made is not None else [])
+
+    def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Where the task wants them."""
+        task = self.world.task
+        self.world.free, self.world.markers = addresses(model, task), mocaps(model, task)
+        self._lay(model, data)
+
+    def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Tell what is so now; lay out again where that was asked for."""
+        if self.seer.asked():
+            self._lay(model, data)
+            self.seer.renewed()
+        self.seer.tell(self.world.sense(data), time.monotonic())
+
+    def _lay(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        self.world.begin(model, data, self.random)
+        mujoco.mj_forward(model, data)
+
+
+def main(folder: Path) -> None:
+    """Until standard input ends. What stands there is told of in `folder`."""
+    config = settings(Config)
+    host = config.host if config.host else _address()
+    said: dict[str, Any] = {"host": host}
+    things = None if config.world is None else Things(build(config.world), folder, config.seed)
+    with MujocoSimulator() as sim:
+        sim.add_robot(initial_q=config.q, initial_hand_width=config.width)
+        if things is not None:
+            things.put(sim.worldbody)
+        with SimulationServer(sim, hostname_candidates=[host]) as server:
+            model, data = _pinched(sim)
+            for robot in server.robot_servers:
+                if robot.gripper_server is not None:
+                    answer_all(robot.gripper_server)
+            if things is not None:
+                things.begin(model, data)
+                things.look(model, data)
+                said["senses"] = {
+                    "_target_": "real_robot.ipc.external_state.Seen",
+                    "folder": str(folder),
+                    "names": things.world.names,
+                    "age": AGE,
+                }
+            _run(server, said, (lambda: things.look(model, data)) if things is not None else None)
+
+
+def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    """Its model and data; firm friction as in training, or held things creep out of the hand."""
+    model, data = sim.model, sim.data
+    assert model is not None and data is not None
+    model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0
+    return model, data
+
+
+def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
+    over, pace, looked = threading.Event(), Pace(STEP, BEHIND), time.monotonic()
+    threading.Thread(target=answer, args=(said, pace.behind, over), daemon=True).start()
+    while not over.is_set():
+        server.run_once(realtime=False)
+        _await_answer(server)
+        now = time.monotonic()
+        if look is not None and now - looked >= LOOK:
+            looked = now
+            look()
+        time.sleep(pace.next())
+
+
+def _await_answer(server: SimulationServer) -> None:
+    """Until what runs on each robot has answered its newest state."""
+    for robot in server.robot_servers:
+        if robot.current_motion_id:
+            # The one thing that franky-sim (1.0) keeps to itself.
+            wire = getattr(robot, "_FrankaServer__udp_socket")  # noqa: B009
+            select.select([wire], [], [], ANSWER)
+
+
+def _address() -> str:
+    """A loopback address that nobody else is likely to have."""
+    return "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

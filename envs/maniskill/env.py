@@ -1,0 +1,221 @@
+"""ManiSkill: any of its registered tasks as a VecEnv, on the CPU or as one batch on the GPU.
+
+Source: ManiSkill 3 (Tao et al., 2024). Its environment is stepped without its time limit and its
+vector wrapper, so that the true successor is seen before ended rows alone are reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from envs.maniskill.factory import Settings, horizon_of, task_text
+from envs.maniskill.observations import leaves
+from envs.maniskill.pool import Pool
+from envs.maniskill.rows import Batch, Rows
+from envs.spaces import Actions
+
+Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`id` as ManiSkill registers it, `kwargs` for `gymnasium.make` (robot_uids, sim_config, ...).
+
+    `control_mode` None is the robot's own default. Episodes end at `horizon` steps (None: the
+    task's own limit) as truncated; with `end_on_success` also, as terminated, where ManiSkill says
+    that the task succeeded or failed. It is off by default, as in the evaluation of ManiSkill's
+    baselines: dense rewards are largest after success, so that ending there would punish it.
+    `workers`: processes for CPU rows (0: all in this one). `backend` auto is the GPU where there is
+    one and rows are many. `image_size` [height, width] of the observations' cameras, `cameras`
+    which of them to hand on (none named: all).
+    """
+
+    id: str
+    num_envs: int = 1
+    obs: Obs = "state"
+    control_mode: str | None = None
+    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"
+    backend: Literal["auto", "cpu", "gpu"] = "auto"
+    workers: int = 0
+    horizon: int | None = None
+    end_on_success: bool = False
+    image_size: tuple[int, int] | None = None
+    cameras: tuple[str, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+class ManiSkill(VecEnv):
+    """CPU rows are separate environments, row i seeded by (seed, i), and are saved exactly, as the
+    actions of the episode to be played again. GPU rows share a generator and cannot be saved."""
+
+    def __init__(self, config: Config) -> None:
+        if config.num_envs < 1 or config.workers < 0:
+            raise ValueError(
+                f"num_envs={config.num_envs} has to be at least 1, workers={config.workers} not "
+                "negative"
+            )
+        self.config, self.num_envs = config, config.num_envs
+        settings = _settings(config)
+        self.horizon, self.on_gpu = settings.horizon, settings.backend == "gpu"
+        self.device = torch.device("cuda" if self.on_gpu else "cpu")
+        self.rows = _rows(settings, config)
+        space, obs, names, period = self.rows.about()
+        self._actions = Actions(space, config.id)
+        _require_cameras(config, obs)
+        self.spec = Spec(
+            obs=leaves(obs, names),
+            act=self._actions.leaf,
+            dt=period,
+            text=config.text or task_text(config.id),
+        )
+        self._scale = [
+            torch.as_tensor(v, device=self.device)
+            for v in ((space.high + space.low) / 2, (space.high - space.low) / 2)
+        ]
+        self._count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self._seeds: dict[int, tuple[int, int] | None] = {r: (0, r) for r in range(self.num_envs)}
+        self._now: Tensors = {}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
+        if mask is not None and not self._now:
+            raise ValueError("the first reset must begin every row; call reset without `mask`")
+        chosen = range(self.num_envs) if mask is None else mask.nonzero().flatten().tolist()
+        if seed is not None:
+            self._seeds |= {row: (seed, row) for row in chosen}
+        if chosen:
+            fresh = self._begin(list(chosen))
+            self._now = fresh if mask is None else self._replaced(self._now, list(chosen), fresh)
+        return self._now
+
+    def step(self, action: Tensor) -> Step:
+        if not self._now:
+            raise RuntimeError(f"{self.config.id}: call reset() before step()")
+        following, told = self.rows.step(self._native(action))
+        require_finite(told["reward"], following, self.config.id)
+        self._count += 1
+        terminated = told["terminated"]
+        truncated = (self._count >= self.horizon) & ~terminated
+        ended = (terminated | truncated).nonzero().flatten().tolist()
+        self._now = following
+        if ended:
+            self._now = self._replaced(following, ended, self._begin(ended))
+        return Step(
+            obs=self._now,
+            next_obs=following,
+            reward=told["reward"],
+            terminated=terminated,
+            truncated=truncated,
+            log={key[4:]: value for key, value in told.items() if key.startswith("log/")},
+        )
+
+    def get_state(self) -> Tensors:
+        if not self._now:
+            raise RuntimeError(f"{self.config.id}: call reset() before get_state()")
+        if isinstance(self.rows, Batch):
+            raise NotSavable(
+                f"{self.config.id} on the GPU cannot save its contacts; use backend=cpu"
+            )
+        state = {key: torch.from_numpy(value) for key, value in self.rows.read().items()}
+        return state | {f"obs/{key}": value.clone() for key, value in self._now.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        if isinstance(self.rows, Batch):
+            raise NotSavable(f"{self.config.id} on the GPU cannot load a state; use backend=cpu")
+        self.rows.write({k: v.numpy() for k, v in state.items() if not k.startswith("obs/")})
+        self._count = state["count"].clone()
+        self._seeds = {}
+        self._now = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
+        return self._now
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        return self.rows.draw(self._checked(row), width, height)
+
+    def describe(self, row: int = 0) -> str:
+        return f"{self.spec.text}: {self.rows.tell(self._checked(row))}"
+
+    def sub_scene(self, row: int = 0) -> Any:
+        """The live SAPIEN scene of one row; rows in worker processes have none here."""
+        self._checked(row)
+        if isinstance(self.rows, Pool):
+            raise ValueError("rows in worker processes have no scene here; use workers=0")
+        if isinstance(self.rows, Rows):
+            return self.rows.rows[row].env.scene.sub_scenes[0]
+        self.rows.env.scene.px.sync_poses_gpu_to_cpu()
+        return self.rows.env.scene.sub_scenes[row]
+
+    def close(self) -> None:
+        self.rows.close()
+
+    def _checked(self, row: int) -> int:
+        if not 0 <= row < self.num_envs:
+            raise ValueError(f"there is no row {row}; rows are 0 to {self.num_envs - 1}")
+        return row
+
+    def _begin(self, rows: list[int]) -> Tensors:
+        """New episodes: the first of a seed where one waits, else the row's next."""
+        self._count[rows] = 0
+        return self.rows.reset({row: self._seeds.pop(row, None) for row in rows})
+
+    def _replaced(self, obs: Tensors, rows: list[int], fresh: Tensors) -> Tensors:
+        index = torch.tensor(rows, device=self.device)
+        return {key: value.index_copy(0, index, fresh[key]) for key, value in obs.items()}
+
+    def _native(self, action: Tensor) -> Any:
+        if not self.on_gpu:
+            return np.ascontiguousarray(self._actions.native(action), np.float32)
+        if not torch.isfinite(action).all():
+            raise NotFinite(f"{self.config.id}: the action is not finite; the run stops here")
+        middle, half = self._scale
+        return middle + half * action.clamp(-1.0, 1.0)
+
+
+def _settings(config: Config) -> Settings:
+    horizon = config.horizon or horizon_of(config.id)
+    if horizon is None:
+        raise ValueError(f"{config.id} has no time limit of its own; give horizon (steps)")
+    cuda = torch.cuda.is_available()
+    if config.backend == "gpu" and not cuda:
+        raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")
+    on_gpu = config.backend == "gpu" or (config.backend == "auto" and cuda and config.num_envs > 1)
+    return Settings(
+        id=config.id,
+        obs=config.obs,
+        control_mode=config.control_mode,
+        reward=config.reward,
+        backend="gpu" if on_gpu else "cpu",
+        image_size=config.image_size,
+        cameras=tuple(config.cameras),
+        horizon=horizon,
+        end_on_success=config.end_on_success,
+        kwargs=dict(config.kwargs),
+    )
+
+
+def _rows(settings: Settings, config: Config) -> Rows | Pool | Batch:
+    if settings.backend == "gpu":
+        return Batch(settings, config.num_envs)
+    workers = min(config.workers, config.num_envs)
+    return (
+        Pool(settings, config.num_envs, workers) if workers > 1 else Rows(settings, config.num_envs)
+    )
+
+
+def _require_cameras(config: Config, obs: Tensors) -> None:
+    seen = [name for name in obs if name.startswith("sensor_data_")]
+    for camera in config.cameras:
+        if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):
+            raise ValueError(f"{config.id} with obs={config.obs} has no camera {camera!r}")

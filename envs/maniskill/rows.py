@@ -1,0 +1,175 @@
+"""ManiSkill rows: one environment each, in this process or in worker processes; or a GPU batch.
+
+On the CPU, PhysX holds one environment per scene. A row is the seed of its episode and the actions
+played since: PhysX keeps contact caches that cannot be read, so that writing poses back does not go
+on as before, but an episode begun again from its seed and played again is the same to the bit. For
+that, the contacts of the episode before are flushed by a physics step in the new start position,
+which also keeps ManiSkill from seeing them in the first observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.tensors import Tensors
+from envs.maniskill.factory import Settings, make, require_driver
+from envs.maniskill.observations import element_names, flat, picture, words
+from envs.saved_state import pack, unpack
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Row:
+    """One environment, the generator that draws the seeds of its episodes, and its tape."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.env = settings, make(settings, 1)
+        self.generator = np.random.Generator(np.random.PCG64(0))
+        self.seed = 0
+        self.tape: list[NDArray[np.float32]] = []
+
+    def begin(self) -> Tensors:
+        """The row's next episode."""
+        return self.play(int(self.generator.integers(2**31)))
+
+    def play(self, seed: int) -> Tensors:
+        """Begin the episode of `seed`, whatever was played before."""
+        self.seed, self.tape = seed, []
+        obs, info = self.env.reset(seed=seed)
+        if not info.get("reconfigure", False):
+            self.env.scene.step()
+            obs, _ = self.env.reset(seed=seed)
+        return flat(obs, self.settings.cameras)
+
+    def step(self, action: NDArray[np.float32]) -> tuple[Tensors, Tensors]:
+        """Play one native action [A]: observations [1, ...], and what it was worth."""
+        self.tape.append(action.copy())
+        obs, reward, over, _, info = self.env.step(action[None])
+        return flat(obs, self.settings.cameras), worth(reward, over, info, self.settings)
+
+
+def worth(reward: Any, over: Tensor, info: Mapping[str, Any], settings: Settings) -> Tensors:
+    """Reward, termination and log [n] of a step; without `end_on_success` nothing terminates."""
+    reward = torch.as_tensor(reward)
+    ended = over.bool() if settings.end_on_success else torch.zeros_like(over, dtype=torch.bool)
+    log = {f"log/{key}": info[key].bool() for key in ("success", "fail") if key in info}
+    return {"reward": reward.float().reshape(-1), "terminated": ended, **log}
+
+
+class Rows:
+    """A few rows, stepped one after the other; tensors that leave are [rows, ...]."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        require_driver(settings.backend)
+        self.settings = settings
+        self.rows = [Row(settings) for _ in range(count)]
+
+    def about(self) -> tuple[Any, Tensors, tuple[str, ...], float]:
+        """The action space, an observation, the names of the flat state, the control period."""
+        env = self.rows[0].env
+        obs = flat(env._init_raw_obs, self.settings.cameras)
+        return env.single_action_space, obs, element_names(env), float(env.control_timestep)
+
+    def reset(self, seeds: Mapping[int, tuple[int, int] | None]) -> Tensors:
+        """Begin episodes in the named rows: the first of a (seed, row), or (None) the next."""
+        fresh = []
+        for row, seed in seeds.items():
+            if seed is not None:
+                self.rows[row].generator = np.random.Generator(np.random.PCG64(seed))
+            fresh.append(self.rows[row].begin())
+        return joined(fresh)
+
+    def step(self, actions: NDArray[np.float32]) -> tuple[Tensors, Tensors]:
+        played = [row.step(action) for row, action in zip(self.rows, actions, strict=True)]
+        return joined([obs for obs, _ in played]), joined([told for _, told in played])
+
+    def read(self) -> Arrays:
+        """Every row as arrays [rows, ...]."""
+        return {
+            "generator": np.stack([pack(row.generator) for row in self.rows]),
+            "episode": np.array([row.seed for row in self.rows], np.int64),
+            "count": np.array([len(row.tape) for row in self.rows], np.int64),
+            "tape": np.stack([self._taped(row) for row in self.rows]),
+        }
+
+    def write(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Play every row's episode again, up to where `read` found it."""
+        for at, row in enumerate(self.rows):
+            unpack(row.generator, state["generator"][at])
+            row.play(int(state["episode"][at]))
+            for action in state["tape"][at][: int(state["count"][at])]:
+                row.step(action)
+
+    def _taped(self, row: Row) -> NDArray[np.float32]:
+        size = row.env.single_action_space.shape[0]
+        whole = np.zeros((self.settings.horizon, size), np.float32)
+        if row.tape:
+            whole[: len(row.tape)] = row.tape
+        return whole
+
+    def draw(self, row: int, width: int, height: int) -> Tensor:
+        return picture(self.rows[row].env, 0, width, height)
+
+    def tell(self, row: int) -> str:
+        one = self.rows[row]
+        return words(one.env, 0, len(one.tape), self.settings.horizon)
+
+    def close(self) -> None:
+        for row in self.rows:
+            row.env.close()
+
+
+class Batch:
+    """All rows in one GPU simulation: ManiSkill draws the starts of rows together, so what a row
+    begins with depends on the others, and contact caches cannot be saved."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        require_driver(settings.backend)
+        self.settings, self.env = settings, make(settings, count)
+        self.counts = torch.zeros(count, dtype=torch.int64)
+        self.generator = np.random.Generator(np.random.PCG64(0))
+
+    def about(self) -> tuple[Any, Tensors, tuple[str, ...], float]:
+        env = self.env
+        obs = flat(env._init_raw_obs, self.settings.cameras)
+        return env.single_action_space, obs, element_names(env), float(env.control_timestep)
+
+    def reset(self, seeds: Mapping[int, tuple[int, int] | None]) -> Tensors:
+        """Begin episodes in the named rows; returns the observations of those rows."""
+        rows = torch.tensor(list(seeds), device=self.env.device)
+        first = next(iter(seeds.values()), None)
+        if first is not None:
+            self.generator = np.random.Generator(np.random.PCG64(first))
+        self.counts[rows.cpu()] = 0
+        with torch.random.fork_rng():
+            torch.manual_seed(int(self.generator.integers(2**31)))
+            obs, _ = self.env.reset(options={"env_idx": rows})
+        return {key: value[rows] for key, value in flat(obs, self.settings.cameras).items()}
+
+    def step(self, actions: Tensor) -> tuple[Tensors, Tensors]:
+        self.counts += 1
+        obs, reward, over, _, info = self.env.step(actions)
+        told = worth(reward, over, info, self.settings)
+        # What the simulator shows is overwritten by its next step or reset.
+        seen = {key: value.clone() for key, value in flat(obs, self.settings.cameras).items()}
+        return seen, {key: value.clone() for key, value in told.items()}
+
+    def draw(self, row: int, width: int, height: int) -> Tensor:
+        return picture(self.env, row, width, height)
+
+    def tell(self, row: int) -> str:
+        return words(self.env, row, int(self.counts[row]), self.settings.horizon)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def joined(parts: list[Tensors]) -> Tensors:
+    """Row after row, by name."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}

@@ -1,0 +1,104 @@
+"""Mazes made by hand and labyrinths by a fixed seed: for evaluation, never to be trained on.
+
+A labyrinth has exactly one way between any two of its cells (a depth-first walk that digs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.maze.shortest_paths import distances
+
+Walls = NDArray[np.bool_]
+LABYRINTHS = 20
+
+
+@dataclass(frozen=True)
+class Maze:
+    """`walls` [S, S], by row and column; `start` and `goal` are cells (row * S + column)."""
+
+    name: str
+    walls: Walls
+    start: int
+    goal: int
+
+
+def mazes(side: int, random: np.random.Generator) -> list[Maze]:
+    """Those by hand, there and back, then the labyrinths from a free cell to the farthest one."""
+    hand = [corridors(side), comb(side), four_rooms(side), rings(side), pillars(side)]
+    back = [Maze(f"{maze.name}_back", maze.walls, maze.goal, maze.start) for maze in hand]
+    dug = [labyrinth(side, random, f"labyrinth_{i}") for i in range(LABYRINTHS)]
+    return hand + back + dug
+
+
+def corridors(side: int) -> Maze:
+    """One long way, to and fro."""
+    walls = np.zeros((side, side), bool)
+    walls[1::2] = True
+    for turn, row in enumerate(range(1, side, 2)):
+        walls[row, 0 if turn % 2 else side - 1] = False
+    return Maze("corridors", walls, 0, _farthest(walls, 0))
+
+
+def comb(side: int) -> Maze:
+    """Dead ends side by side, open along the lowest row."""
+    walls = np.zeros((side, side), bool)
+    walls[:-1, 1::2] = True
+    return Maze("comb", walls, 0, side - 1 - (side + 1) % 2)
+
+
+def four_rooms(side: int) -> Maze:
+    walls, middle = np.zeros((side, side), bool), side // 2
+    walls[middle] = walls[:, middle] = True
+    near, far = middle // 2, (middle + 1 + side) // 2
+    for place in (near, far):
+        walls[middle, place] = walls[place, middle] = False
+    return Maze("four_rooms", walls, 0, side * side - 1)
+
+
+def rings(side: int) -> Maze:
+    """Rings around the middle, each with one gap, above and below in turn."""
+    row, column = np.indices((side, side))
+    depth = np.minimum(np.minimum(row, column), side - 1 - np.maximum(row, column))
+    walls = depth % 2 == 1
+    for turn, ring in enumerate(range(1, (side + 1) // 2, 2)):
+        walls[side - 1 - ring if turn % 2 else ring, side // 2] = False
+    middle = side // 2
+    walls[middle, middle] = False
+    return Maze("rings", walls, side * side - 1, middle * side + middle)
+
+
+def pillars(side: int) -> Maze:
+    """Single blocks in a lattice."""
+    walls = np.zeros((side, side), bool)
+    walls[1::2, 1::2] = True
+    end = side - 1 - (side + 1) % 2
+    return Maze("pillars", walls, 0, end * side + end)
+
+
+def labyrinth(side: int, random: np.random.Generator, name: str = "labyrinth") -> Maze:
+    walls = np.ones((side, side), bool)
+    rooms = np.arange(0, side, 2)
+    here = (int(random.choice(rooms)), int(random.choice(rooms)))
+    walls[here] = False
+    path = [here]
+    while path:
+        row, column = path[-1]
+        ahead = [(row + dy, column + dx) for dy, dx in ((0, 2), (2, 0), (0, -2), (-2, 0))]
+        new = [(y, x) for y, x in ahead if 0 <= y < side and 0 <= x < side and walls[y, x]]
+        if not new:
+            path.pop()
+            continue
+        y, x = new[int(random.integers(len(new)))]
+        walls[y, x] = walls[(y + row) // 2, (x + column) // 2] = False
+        path.append((y, x))
+    start = int(random.choice(np.flatnonzero(~walls)))
+    return Maze(name, walls, start, _farthest(walls, start))
+
+
+def _farthest(walls: Walls, start: int) -> int:
+    """A cell that takes the most steps to get to."""
+    return int(distances(walls[None], np.array([start])).argmax())

@@ -1,0 +1,240 @@
+"""MazeLevels: mazes as task vectors, drawn, edited and told apart from those without a way.
+
+A level of side S is S^2 + 3 numbers in [0, 1]: a wall where one of the first S^2 (row by row) is at
+least 1/2, then the cell of the start, that of the goal (cell c is c/S^2 to (c + 1)/S^2), and which
+way one looks at first, in quarters (right, down, left, up). Start and goal are never walls; a goal
+on the start is moved to the next cell. Every vector of the cube is therefore a level.
+
+Minimax-regret teachers draw and edit such levels: Dennis et al., 2020; Parker-Holder et al., 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.maze.held_out import mazes
+from envs.maze.render import drawing
+from envs.maze.shortest_paths import distances
+from envs.maze.tokens import spell
+
+Floats = NDArray[np.float64]
+MARKS = 3  # numbers of a vector that are not cells
+EDIT_GOAL = 0.1  # share of edits that move the goal instead of a wall
+HELD_OUT = 20_611  # the seed of the mazes that are for evaluation only
+
+
+@dataclass(frozen=True)
+class Plans:
+    """n levels: `walls` [n, S, S] (bool, by row and column), `start`, `goal` (cells) and `facing`
+    [n] (0 to 3)."""
+
+    walls: NDArray[np.bool_]
+    start: NDArray[np.int64]
+    goal: NDArray[np.int64]
+    facing: NDArray[np.int64]
+
+
+class MazeLevels:
+    """Levels of `side` x `side` cells, of which up to `blocks` are walls when they are drawn.
+
+    All that are drawn or edited have a way from start to goal, and none of them is `held_out`.
+    """
+
+    def __init__(self, side: int, blocks: int) -> None:
+        if side < 5:
+            raise ValueError(f"a maze of side={side} is too small; it needs at least 5")
+        self.side, self.cells = side, side * side
+        if not 0 <= blocks <= self.cells - 2:
+            raise ValueError(f"blocks={blocks} should be 0 to {self.cells - 2} for side={side}")
+        self.blocks, self.size = blocks, self.cells + MARKS
+        walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
+        self.names = (*walls, "start", "goal", "facing")
+        self.lots = self.cells + 2  # uniform numbers that make one level
+        # In words (maze_words.py): goal, start, and walls or nothing.
+        self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
+        self.held_out_names, self.held_out = self._held_out()
+        self._secret = {_key(level) for level in self._canonical(self.held_out)}
+
+    def decode(self, levels: Floats) -> Plans:
+        """What task vectors [n, S^2 + 3] mean; ValueError where they are of another size or not in
+        [0, 1]."""
+        if levels.ndim != 2 or levels.shape[1] != self.size:
+            raise ValueError(
+                f"a maze of side {self.side} is {self.size} numbers, got {list(levels.shape)[1:]}"
+            )
+        if not ((levels >= 0) & (levels <= 1)).all():
+            raise ValueError("a maze's numbers have to be in [0, 1]")
+        rows, last = np.arange(len(levels)), self.cells - 1
+        walls = levels[:, : self.cells] >= 0.5
+        # A little more than the number: float32 may be just below a cell's own bound.
+        start, goal = (
+            np.minimum((levels[:, self.cells + i] * self.cells + 1e-3).astype(np.int64), last)
+            for i in range(2)
+        )
+        goal = np.where(goal == start, (goal + 1) % self.cells, goal)
+        facing = np.minimum((levels[:, -1] * 4 + 1e-3).astype(np.int64), 3)
+        walls[rows, start] = walls[rows, goal] = False
+        return Plans(walls.reshape(-1, self.side, self.side), start, goal, facing)
+
+    def encode(self, plans: Plans) -> Floats:
+        """Task vectors [n, S^2 + 3]; exactly `decode`'s way back."""
+        marks = ((plans.start + 0.5) / self.cells, (plans.goal + 0.5) / self.cells)
+        columns = np.stack([*marks, (plans.facing + 0.5) / 4], 1)
+        return np.concatenate([plans.walls.reshape(-1, self.cells).astype(float), columns], 1)
+
+    def drawn(self, lots: Floats) -> Floats:
+        """Levels [n, S^2 + 3] from uniform numbers [n, `lots`], which may have no way: any number
+        of walls up to `blocks` as likely as any other, then any places for them."""
+        count = (lots[:, 0] * (self.blocks + 1)).astype(np.int64).clip(max=self.blocks)
+        return self._placed(count, lots)
+
+    def random(self, n: int, random: np.random.Generator) -> Floats:
+        """[n, S^2 + 3]: `drawn` until they are fit to be played."""
+        return self._until(self.drawn, n, random)
+
+    def plain(self, n: int, random: np.random.Generator) -> Floats:
+        """[n, S^2 + 3]: without walls, anywhere from anywhere."""
+        return self._until(lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random)
+
+    def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
+        """[n, S^2 + 3]: each with `edits` walls put or taken away, or the goal moved; where they
+        would leave no way, or a held-out maze, those that do are not made."""
+        levels = edited = self._canonical(levels)
+        cells = random.integers(self.cells, size=(edits, len(levels)))
+        goals = random.random((edits, len(levels))) < EDIT_GOAL
+        for cell, moved in zip(cells, goals, strict=True):
+            edited = self._edited(edited, cell, moved)
+        # Most come out fit: one look instead of one after every edit.
+        torn = np.flatnonzero(~self.fit(edited))
+        if len(torn):
+            edited[torn] = self._mended(levels[torn], cells[:, torn], goals[:, torn])
+        return edited
+
+    def spell(self, levels: Floats) -> NDArray[np.int64]:
+        """[n, blocks + 2]: the cells of goal, start and walls, then S^2 (nothing) to the end."""
+        return spell(self.decode(levels), self.length)
+
+    def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
+        """[n, S^2 + 3] from words [n, blocks + 2], looking anywhere at first; a wall that would
+        leave no way, or a held-out maze, is not put."""
+        goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
+        levels = self._empty(start, goal, random.integers(4, size=len(words)))
+        whole = self._walled(levels, words[:, self.marks :])
+        torn = np.flatnonzero(~self.fit(whole))
+        if len(torn):
+            whole[torn] = self._repaired(levels[torn], words[torn, self.marks :])
+        lost = np.flatnonzero(~self.fit(whole))  # an empty one that is held out
+        if len(lost):
+            whole[lost] = self.random(len(lost), random)
+        return whole
+
+    def solvable(self, levels: Floats) -> NDArray[np.bool_]:
+        """[n]: whether there is a way from start to goal."""
+        return self.ways(levels) >= 0
+
+    def fit(self, levels: Floats) -> NDArray[np.bool_]:
+        """[n]: whether a level may be played in training: it has a way and is not held out."""
+        secret = [_key(level) in self._secret for level in self._canonical(levels)]
+        return self.solvable(levels) & ~np.array(secret, dtype=bool)
+
+    def ways(self, levels: Floats) -> NDArray[np.int64]:
+        """[n]: cells from start to goal by the shortest way, breadth first; -1 where none is."""
+        plans = self.decode(levels)
+        rows = np.arange(len(levels))
+        steps = distances(plans.walls, plans.start, plans.goal).reshape(len(levels), -1)
+        return steps[rows, plans.goal]
+
+    def picture(self, level: Floats) -> NDArray[np.uint8]:
+        """One level [S^2 + 3] as a picture [h, w, 3], with the agent at its start."""
+        plans = self.decode(level[None])
+        start = divmod(int(plans.start[0]), self.side)
+        return drawing(plans.walls[0], int(plans.goal[0]), start, int(plans.facing[0]))
+
+    def traits(self, levels: Floats) -> dict[str, float]:
+        """Means over levels, for the log: how many walls, how long the shortest way."""
+        walls = self.decode(levels).walls.sum((1, 2)).mean()
+        return {"walls": float(walls), "way": float(self.ways(levels).mean())}
+
+    def _empty(
+        self, start: NDArray[np.int64], goal: NDArray[np.int64], facing: NDArray[np.int64]
+    ) -> Floats:
+        walls = np.zeros((len(start), self.side, self.side), bool)
+        return self._canonical(self.encode(Plans(walls, start, goal, facing)))
+
+    def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+        """With all the walls of `words` [n, k]; none on start or goal."""
+        walls = np.zeros((len(levels), self.cells + 1))
+        np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
+        return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
+
+    def _repaired(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+        """With each of the walls in turn, unless a level would be unfit with it."""
+        for column in words.T:
+            tried = self._canonical(np.maximum(levels, self._wall(column)))
+            levels = np.where(self.fit(tried)[:, None], tried, levels)
+        return levels
+
+    def _mended(self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]) -> Floats:
+        """With each of the edits [k, n] in turn, unless a level would be unfit with it."""
+        for cell, moved in zip(cells, goals, strict=True):
+            tried = self._edited(levels, cell, moved)
+            levels = np.where(self.fit(tried)[:, None], tried, levels)
+        return levels
+
+    def _wall(self, cells: NDArray[np.int64]) -> Floats:
+        """[n, S^2 + 3]: 1 at one cell each, or nowhere."""
+        one = np.zeros((len(cells), self.size))
+        at = np.flatnonzero(cells < self.cells)
+        one[at, cells[at]] = 1
+        return one
+
+    def _canonical(self, levels: Floats) -> Floats:
+        return self.encode(self.decode(levels))
+
+    def _placed(self, count: NDArray[np.int64], lots: Floats) -> Floats:
+        """The cells with the `count` lowest lots are walls, those with the highest start, goal."""
+        order = lots[:, 1:-1].argsort(1)
+        rank = order.argsort(1)
+        walls = (rank < count[:, None]).reshape(-1, self.side, self.side)
+        facing = np.minimum((lots[:, -1] * 4).astype(np.int64), 3)
+        return self.encode(Plans(walls, order[:, -2], order[:, -1], facing))
+
+    def _until(
+        self, make: Callable[[Floats], Floats], n: int, random: np.random.Generator
+    ) -> Floats:
+        levels = make(random.random((n, self.lots)))
+        while len(unfit := np.flatnonzero(~self.fit(levels))):
+            levels[unfit] = make(random.random((len(unfit), self.lots)))
+        return levels
+
+    def _edited(self, levels: Floats, cell: NDArray[np.int64], moved: NDArray[np.bool_]) -> Floats:
+        """One edit each: the wall at `cell` [n] put or taken away, or the goal moved there."""
+        rows, edited = np.arange(len(levels)), levels.copy()
+        plans = self.decode(levels)
+        taken = (cell == plans.start) | (cell == plans.goal)
+        flip = ~moved & ~taken
+        edited[rows[flip], cell[flip]] = 1 - edited[rows[flip], cell[flip]]
+        moved = moved & ~taken
+        edited[rows[moved], cell[moved]] = 0
+        edited[rows[moved], self.cells + 1] = (cell[moved] + 0.5) / self.cells
+        return edited
+
+    def _held_out(self) -> tuple[tuple[str, ...], Floats]:
+        """The named mazes, seeded labyrinths and seeded blocks, the same for every run."""
+        random = np.random.default_rng(HELD_OUT)
+        named = mazes(self.side, random)
+        walls = np.stack([maze.walls for maze in named])
+        start, goal = np.array([maze.start for maze in named]), np.array([m.goal for m in named])
+        levels = self.encode(Plans(walls, start, goal, random.integers(4, size=len(named))))
+        self._secret: set[bytes] = set()
+        blocks = self.random(20, random)
+        names = (*(maze.name for maze in named), *(f"blocks_{i}" for i in range(20)))
+        return names, np.concatenate([levels, blocks])
+
+
+def _key(level: Floats) -> bytes:
+    return np.round(level * 4096).astype(np.int16).tobytes()

@@ -1,0 +1,143 @@
+"""MiniGrid and BabyAI: small grid worlds of doors, keys and missions, on either of two back ends.
+
+Source: MiniGrid (Chevalier-Boisvert et al., 2023), its C++ version in EnvPool (Weng et al., 2022).
+An agent sees the 7 x 7 cells before it; each cell is three symbols. Both back ends give the same
+observations, actions, rewards and ends on the same level, but other levels for the same seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors
+from envs.minigrid.events import happened
+from envs.minigrid.settings import Config
+from envs.minigrid.subgoals import Guide
+
+if TYPE_CHECKING:
+    from envs.minigrid.envpool_rows import Pool
+    from envs.minigrid.gym_rows import Rows
+
+__all__ = ["Config", "MiniGrid"]
+
+
+class MiniGrid(VecEnv):
+    """`cells` [7, 7, 3] (across, along; the agent in the middle of the last row, looking along
+    towards 0; in its own cell what it carries), `direction` (east, south, west, north), and if
+    asked for `mission`, `privileged/*`. Success is a reward of the world itself at an end.
+
+    `get_state` is exact on the Gymnasium back end, but for BabyAI's missions and wrappers that have
+    a state; EnvPool cannot: NotSavable.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
+        if config.horizon is not None and config.horizon < 1:
+            raise ValueError(f"horizon must be at least 1 step, got {config.horizon}")
+        self.config, self.num_envs = config, config.num_envs
+        self.backend = chosen(config)
+        self.world = _pool(config) if self.backend == "envpool" else _rows(config)
+        self.spec = self.world.spec
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        return self.world.reset(seed, task, mask)
+
+    def step(self, action: Tensor) -> Step:
+        return self.world.step(action)
+
+    def whole(self) -> Tensors:
+        """The whole level of every row, asked for or not: `grid` [B, W, H, 3] (kind, colour, state
+        of each cell) and `agent` [B, 5] (x, y, turn, kind and colour of what it carries)."""
+        return self.world.whole()
+
+    def missions(self) -> list[str]:
+        """Every row's mission in words."""
+        return self.world.missions()
+
+    def get_state(self) -> Tensors:
+        return self.world.get_state()
+
+    def set_state(self, state: Tensors) -> Tensors:
+        return self.world.set_state(state)
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        """The level from above, undistorted on a dark ground."""
+        picture = self.world.picture(row, 32)
+        scale = min(width / picture.shape[1], height / picture.shape[0])
+        size = (max(1, int(picture.shape[0] * scale)), max(1, int(picture.shape[1] * scale)))
+        chw = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float()
+        sized = functional.interpolate(chw, size, mode="area")[0].permute(1, 2, 0)
+        framed = torch.full((height, width, 3), 24, dtype=torch.uint8)
+        top, left = (height - size[0]) // 2, (width - size[1]) // 2
+        framed[top : top + size[0], left : left + size[1]] = sized.round().to(torch.uint8)
+        return framed
+
+    def describe(self, row: int = 0) -> str:
+        return self.world.describe(row)
+
+    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+        """What the steps from observations `before` to `after` changed, a sentence each; "" where
+        nothing is worth one."""
+        return happened(before, after)
+
+    def beacons(self) -> Guide:
+        """What can be asked and checked of subgoals in this world's levels."""
+        return Guide(self.world.limit, self.world.missions)
+
+    def before_reset(self, call: Callable[[Tensor], None]) -> None:
+        self.world.before_reset(call)
+
+    def close(self) -> None:
+        self.world.close()
+
+
+def chosen(config: Config) -> str:
+    """The back end that `config` means; ValueError when EnvPool is asked for what it has not."""
+    if config.backend == "gymnasium":
+        return "gymnasium"
+    plain = not config.wrappers and not config.kwargs
+    if config.backend == "auto":
+        there = plain and importlib.util.find_spec("envpool") is not None
+        return "envpool" if there and config.id in _listed() else "gymnasium"
+    if not plain:
+        raise ValueError("wrappers and kwargs need backend=gymnasium; EnvPool takes neither")
+    if config.id not in _listed():
+        near = difflib.get_close_matches(config.id, _listed(), n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; try backend=gymnasium"
+        raise ValueError(f"EnvPool has no MiniGrid world {config.id!r}{hint}")
+    return "envpool"
+
+
+def _listed() -> list[str]:
+    from envs.envpool import envpool
+
+    return [i for i in envpool.list_all_envs() if i.startswith(("MiniGrid-", "BabyAI-"))]
+
+
+def _pool(config: Config) -> Pool:
+    from envs.minigrid.envpool_rows import Pool
+
+    return Pool(config)
+
+
+def _rows(config: Config) -> Rows:
+    try:
+        from envs.minigrid.gym_rows import Rows
+    except ModuleNotFoundError as error:
+        if error.name not in ("minigrid", "gymnasium"):
+            raise
+        raise ModuleNotFoundError(
+            "MiniGrid is not installed; type: pip install 'embodied-rl[minigrid]'", name="minigrid"
+        ) from error
+    return Rows(config)

@@ -1,0 +1,73 @@
+"""What both MiniGrid back ends share: the configuration and the leaves of the observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from embodied.core.spec import SYMBOL, Leaf
+from embodied.core.tensors import Tensors
+from envs.minigrid.missions import WORDS
+
+# The largest kind (agent), colour (grey) and state (locked, or the fourth direction) of a cell.
+HIGHS = (10, 5, 3)
+NOTHING = (1, 0, 0)
+DIRECTION = Leaf((), "int64", 0, 3, SYMBOL)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`id` of MiniGrid or BabyAI, or "module:Name-v0" of a package's own MiniGrid world.
+
+    `backend`: "gymnasium" (any id, wrappers, exact state), "envpool" (fast), or "auto": EnvPool
+    where it has the id and neither `wrappers` nor `kwargs` are given. `wrappers` are MiniGrid's,
+    by name, or {name: settings}; `kwargs` go to the environment's constructor. `horizon` replaces
+    the level's own time limit, by which MiniGrid also scales its reward. `mission_words` > 0 adds
+    the mission as that many symbols; `privileged` the whole level, for critics and planners.
+    """
+
+    id: str = "MiniGrid-DoorKey-8x8-v0"
+    backend: Literal["auto", "gymnasium", "envpool"] = "auto"
+    wrappers: tuple[str | dict[str, Any], ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    num_envs: int = 16
+    threads: int = 2
+    horizon: int | None = None
+    mission_words: int = 0
+    privileged: bool = False
+    dt: float = 1.0
+    seed: int = 0
+    text: str = ""
+
+
+def cells_leaf(shape: tuple[int, ...]) -> Leaf:
+    """Kind, colour and state of cells [across, along, 3], as MiniGrid numbers them."""
+    return Leaf(shape, "uint8", 0, HIGHS * (shape[0] * shape[1]), SYMBOL)
+
+
+def mission_leaf(config: Config) -> Leaf:
+    """The words of the mission [mission_words]; 0 is none."""
+    return Leaf((config.mission_words,), "int64", 0, len(WORDS), SYMBOL)
+
+
+def whole_leaves(width: int, height: int) -> dict[str, Leaf]:
+    """The level itself [W, H, 3], and the agent: cell, turn, and what it carries."""
+    names = ("x", "y", "turn", "carried_kind", "carried_colour")
+    highs = (width - 1, height - 1, 3, HIGHS[0], HIGHS[1])
+    return {
+        "privileged/grid": cells_leaf((width, height, 3)),
+        "privileged/agent": Leaf((5,), "int64", 0, highs, SYMBOL, names),
+    }
+
+
+def privileged(rows: Sequence[Mapping[str, np.ndarray]]) -> Tensors:
+    """`privileged/*` of rows [n] from their symbolic states."""
+    about = [[*row["agent"].tolist(), *row["hand"][0, :2].tolist()] for row in rows]
+    return {
+        "privileged/grid": torch.from_numpy(np.stack([row["grid"] for row in rows])),
+        "privileged/agent": torch.tensor(about, dtype=torch.int64),
+    }

@@ -1,0 +1,5 @@
+"""Batched MuJoCo: thread pool, cameras, MuJoCo Warp, and locomotion tasks on it."""
+
+from embodied.moved import attributes
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,295 @@
+"""A batched MuJoCo world: all rows step on one persistent thread pool (`mujoco.batch`).
+
+A row is MuJoCo's full integration state (warm start and controls included) plus a generator, a
+clock, a task vector and the `memory` arrays of the subclass; rows that end are begun again inside
+`step`, from their own generator, after the true successor was read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.env import NotFinite, Step, VecEnv, require_finite
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, each
+from envs.mujoco.cameras import Cameras
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
+WORD = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a control step was worth: `reward` [B], `terminated` [B] (bool), `log` [B] arrays."""
+
+    reward: Floats
+    terminated: NDArray[np.bool_]
+    log: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+
+class MujocoVecEnv(VecEnv):
+    """B rows of one MuJoCo model; subclasses supply the hooks `control, observe, outcome, place`.
+
+    `batch` is the live simulation: `batch.qpos` and the other state fields are [B, ...] views that
+    may be written, every other MjData field (`batch.xpos`, `batch.cfrc_ext`, `batch.sensordata`) is
+    a read-only [B, ...] output of the last call, and `batch.expand("geom_size")` gives a model
+    field one value per row. As with `mj_step`, outputs are one substep behind the state unless
+    `stage` says otherwise. `memory` holds the subclass's own per-row arrays [B, ...] (controller
+    references, previous positions): they are saved and restored with the row.
+    """
+
+    stage: int = mujoco.mjtStage.mjSTAGE_NONE.value
+    """Stages computed at the new state after each control step (mjSTAGE_VEL: fresh `xpos`)."""
+    draws: int = 0
+    """How many uniform numbers `place` is given for each row it begins."""
+    portraits: tuple[str, ...] = ()
+    """The cameras of `photographs`."""
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        spec: Spec,
+        num_envs: int,
+        *,
+        substeps: int,
+        horizon: int,
+        threads: int = 2,
+        seed: int = 0,
+        name: str = "mujoco",
+        cameras: Cameras | None = None,
+    ) -> None:
+        # MuJoCo would replace a diverged state by the default pose: we want to hear of it instead.
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        self.model, self.name, self.num_envs = model, name, num_envs
+        self.substeps, self.horizon, self.cameras = substeps, horizon, cameras
+        self.spec = spec if cameras is None else spec.with_obs(**cameras.leaves())
+        self.batch = Batch(model, num_envs, max(1, threads))
+        self.memory: dict[str, NDArray[Any]] = {}
+        self.count = np.zeros(num_envs, np.int64)
+        self.task = np.zeros((num_envs, 0 if spec.task is None else spec.task.size))
+        self.generators = [_generator(seed, row) for row in range(num_envs)]
+        self._obs: Tensors | None = None
+
+    @abstractmethod
+    def control(self, action: Floats) -> None:
+        """Write `batch.ctrl` for the coming control step; `action` [B, A] is clipped to [-1, 1]."""
+
+    @abstractmethod
+    def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
+        """Observations [n, ...] of `rows` [n] by name (cameras are added by the base class)."""
+
+    @abstractmethod
+    def outcome(self, action: Floats) -> Outcome:
+        """Reward, termination and log of the control step that was just taken, for all rows."""
+
+    @abstractmethod
+    def place(self, rows: Rows, draws: Floats) -> None:
+        """Write the start state of `rows` [n] (state fields are at the model's defaults, `task` is
+        set) from `draws` [n, self.draws], uniform in [0, 1); clear their `memory` too."""
+
+    def retask(self, rows: Rows) -> None:
+        """Write the model fields (`batch.expand`) that follow from `task[rows]`; default: none."""
+
+    def draw(self, generator: np.random.Generator) -> Floats:
+        """The random numbers of one start, [self.draws]; override for another distribution."""
+        return generator.random(self.draws)
+
+    def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Model and data of one row as people should see it."""
+        data = mujoco.MjData(self.model)
+        _load(self.model, data, self.batch.state[row])
+        return self.model, data
+
+    def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Model and data of one row as the cameras of the observations see it."""
+        return self.scene(row)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        every = np.arange(self.num_envs)
+        rows = every if mask is None else every[mask.cpu().numpy().astype(bool)]
+        if self._obs is None and len(rows) != self.num_envs:
+            raise ValueError(f"{self.name}: the first reset has to be of all rows (mask=None)")
+        if seed is not None:
+            for row in rows:
+                self.generators[row] = _generator(seed, int(row))
+        self._begin(rows, None if task is None else self._checked_task(task))
+        fresh = self._observe(rows)
+        self._obs = fresh if self._obs is None else _replaced(self._obs, rows, fresh)
+        return self._obs
+
+    def step(self, action: Tensor) -> Step:
+        if self._obs is None:
+            raise RuntimeError(f"{self.name}: call reset() before step()")
+        act = self._checked_action(action)
+        self.control(act)
+        self.batch.step(nstep=self.substeps, stage=self.stage)
+        self.count += 1
+        outcome = self.outcome(act)
+        next_obs = self._observe(np.arange(self.num_envs))
+        reward = torch.from_numpy(outcome.reward.astype(np.float32))
+        require_finite(reward, next_obs, self.name)
+        truncated = (self.count >= self.horizon) & ~outcome.terminated
+        rows = np.flatnonzero(outcome.terminated | truncated)
+        self._obs = next_obs
+        if len(rows):
+            self.leaving(torch.from_numpy(outcome.terminated | truncated))
+            self._begin(rows, None)
+            self._obs = _replaced(next_obs, rows, self._observe(rows))
+        return Step(
+            obs=self._obs,
+            next_obs=next_obs,
+            reward=reward,
+            terminated=torch.from_numpy(outcome.terminated),
+            truncated=torch.from_numpy(truncated),
+            log={key: torch.from_numpy(np.asarray(value)) for key, value in outcome.log.items()},
+        )
+
+    def get_state(self) -> Tensors:
+        if self._obs is None:
+            raise RuntimeError(f"{self.name}: call reset() before get_state()")
+        state = {
+            "physics": self.batch.state,
+            "count": self.count,
+            "task": self.task,
+            "generator": np.stack([_pack(generator) for generator in self.generators]),
+            **{f"memory/{key}": value for key, value in self.memory.items()},
+        }
+        kept = {key: torch.from_numpy(np.array(value)) for key, value in state.items()}
+        # Observations may read outputs that are one substep behind the state, so they are kept too.
+        return {**kept, **{f"obs/{key}": value.clone() for key, value in self._obs.items()}}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        arrays = {key: value.cpu().numpy() for key, value in state.items()}
+        self.batch.state[:] = arrays["physics"]
+        self.count[:], self.task[:] = arrays["count"], arrays["task"]
+        for row, words in enumerate(arrays["generator"]):
+            _unpack(self.generators[row], words)
+        for key, value in self.memory.items():
+            value[:] = arrays[f"memory/{key}"]
+        self.retask(np.arange(self.num_envs))
+        self._obs = {key: state[f"obs/{key}"].clone() for key in self.spec.obs}
+        return self._obs
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        if self.cameras is None:
+            self.cameras = Cameras((), 0)
+        model, data = self.scene(row)
+        return torch.from_numpy(self.cameras.picture(model, data, None, width, height))
+
+    @property
+    def views(self) -> int:
+        return max(len(self.portraits), 1)
+
+    def photographs(self, rows: Tensor, size: int) -> Tensor:
+        """As `portraits` see rows, else the first camera of the observations, or of the model."""
+        if self.cameras is None:
+            self.cameras = Cameras((), 0)
+        names = self.portraits or self.cameras.names[:1] or (None,)
+        shots = torch.empty(len(rows), size, len(names), size, 3, dtype=torch.uint8)
+        for shot, row in zip(shots, rows.tolist(), strict=True):
+            model, data = self.sight(row)
+            for view, name in enumerate(names):
+                picture = self.cameras.picture(model, data, name, size, size)
+                shot[:, view] = torch.from_numpy(picture)
+        return shots.flatten(2, 3)
+
+    def close(self) -> None:
+        if self.cameras is not None:
+            self.cameras.close()
+
+    def _begin(self, rows: Rows, task: Floats | None) -> None:
+        """Start a new episode in `rows`; `task` [B, D] fixes their task vectors."""
+        if not len(rows):
+            return
+        for row in rows:
+            # The task is always drawn, so that a fixed one does not shift the row's later draws.
+            drawn = self.generators[row].random(self.task.shape[1])
+            self.task[row] = drawn if task is None else task[row]
+        draws = np.stack([self.draw(self.generators[row]) for row in rows])
+        self.count[rows] = 0
+        self.batch.reset(rows, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        self.retask(rows)
+        self.place(rows, draws)
+        self.batch.forward(rows)
+
+    def _observe(self, rows: Rows) -> Tensors:
+        obs = {key: torch.from_numpy(value) for key, value in self.observe(rows).items()}
+        if self.cameras is not None and self.cameras.leaves():
+            scenes = (self.sight(int(row)) for row in rows)
+            obs.update(each_tensor(self.cameras.observe(scenes)))
+        return obs
+
+    def _checked_action(self, action: Tensor) -> Floats:
+        shape = (self.num_envs, *self.spec.act.shape)
+        if tuple(action.shape) != shape:
+            raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
+        act = action.detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(act).all():
+            rows = np.flatnonzero(~np.isfinite(act).all(1)).tolist()[:5]
+            raise NotFinite(f"{self.name}: action is not finite in rows {rows}; the run stops here")
+        return np.clip(act, -1.0, 1.0)
+
+    def _checked_task(self, task: Tensor) -> Floats:
+        values = task.detach().cpu().numpy().astype(np.float64)
+        if values.shape != self.task.shape:
+            raise ValueError(f"{self.name}: task is {values.shape}, expected {self.task.shape}")
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(f"{self.name}: task vectors have to be in [0, 1]")
+        return values
+
+
+def each_tensor(arrays: dict[str, NDArray[np.generic]]) -> Tensors:
+    """Numpy arrays as tensors that share their memory."""
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+
+
+def action_leaf(names: tuple[str, ...]) -> Leaf:
+    """A continuous action in [-1, 1] with one name per element."""
+    return Leaf((len(names),), low=-1.0, high=1.0, names=names)
+
+
+def _replaced(obs: Tensors, rows: Rows, fresh: Tensors) -> Tensors:
+    """A copy of `obs` with `rows` taken from `fresh`."""
+    index, merged = torch.from_numpy(rows), each(obs, Tensor.clone)
+    for key, value in merged.items():
+        value[index] = fresh[key]
+    return merged
+
+
+def _load(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
+    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
+    mujoco.mj_forward(model, data)
+
+
+def _generator(seed: int, row: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, row]))
+
+
+def _pack(generator: np.random.Generator) -> NDArray[np.int64]:
+    """A PCG64 generator as six int64 words (two 128-bit numbers, the kept half-word)."""
+    state = generator.bit_generator.state
+    wide = [state["state"]["state"], state["state"]["inc"]]
+    words = [part for number in wide for part in (number & WORD, number >> 64)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
+
+
+def _unpack(generator: np.random.Generator, words: NDArray[np.int64]) -> None:
+    low, high, inc_low, inc_high, has, kept = (int(word) & WORD for word in words.tolist())
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+        "has_uint32": has,
+        "uinteger": kept,
+    }

@@ -1,0 +1,156 @@
+"""A batch of one MuJoCo model on MuJoCo Warp: state as torch tensors, all substeps as one graph.
+
+Source: MuJoCo Warp (Google DeepMind and NVIDIA, 2025), single precision. The tensors are Warp's own
+memory, on the GPU or on the host (Warp's CPU back end): nothing is copied. A graph of kernel
+launches (on a GPU a CUDA graph) is captured once and replayed; launching them one by one from
+Python takes tens of times longer than a small batch needs to compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.tensors import Tensors
+from envs.mujoco.warp_import import mujoco_warp, warp
+
+STATE = ("qpos", "qvel", "ctrl", "qacc_warmstart", "mocap_pos", "mocap_quat", "time")
+"""What a row is: the fields of `mjData` that go on from one step to the next."""
+LOST = {
+    "contacts": mujoco_warp.OverflowType.BROADPHASE
+    | mujoco_warp.OverflowType.NARROWPHASE
+    | mujoco_warp.OverflowType.CCD,
+    "constraints": mujoco_warp.OverflowType.NEFC,
+}
+"""What overflows, by the setting that gives it more room."""
+
+
+class WarpBatch:
+    """`rows` copies of `model`; `varied` names the model fields that may differ between rows.
+
+    `contacts` and `constraints` are how many there is room for, on average over the rows and in
+    each row. `state` holds the fields of `STATE` [B, ...] and `field(name)` a model field [B, ...],
+    float32 tensors on `device` that may be written in place.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        rows: int,
+        device: str,
+        *,
+        contacts: int,
+        constraints: int,
+        varied: tuple[str, ...] = (),
+    ) -> None:
+        self.device = torch.device(device)
+        self.warp_device = _device(device)
+        with self._here():
+            self._model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys(varied, rows))
+            self._data = mujoco_warp.make_data(
+                model, nworld=rows, nconmax=contacts, njmax=constraints
+            )
+        option: Any = self._model.opt
+        # An overflow is found by us (`lost`), with a line that says what to do.
+        option.warn_overflow = 0
+        if self.warp_device.is_cuda:
+            option.graph_conditional = warp.is_conditional_graph_supported()
+        self.state: Tensors = {name: _tensor(getattr(self._data, name)) for name in STATE}
+        self.origin = self.state["qpos"].clone()
+        self._fields = {name: _tensor(getattr(self._model, name)) for name in varied}
+        self._overflow = _tensor(self._data.overflow)
+        self._graphs: dict[int, Any] = {}
+
+    def field(self, name: str) -> Tensor:
+        """The model field `name` [B, ...], one of `varied`."""
+        return self._fields[name]
+
+    def step(self, count: int) -> None:
+        """Advance every row by `count` physics steps, with one launch."""
+        with self._here():
+            if count not in self._graphs:
+                self._graphs[count] = self._captured(count)
+            warp.capture_launch(self._graphs[count])
+
+    def lost(self) -> Tensor:
+        """Whether contacts or constraints of any row found no room since the start, bool []."""
+        every = int(LOST["contacts"] | LOST["constraints"])
+        return (self._overflow & every).any()
+
+    def why_lost(self, name: str) -> str:
+        """One line about what `lost` found."""
+        short = [key for key, bits in LOST.items() if (self._overflow & int(bits)).any()]
+        return f"{name}: MuJoCo Warp ran out of room; raise {' and '.join(short)} of this env"
+
+    def restart(self, mask: Tensor, values: Tensors) -> None:
+        """Put the rows `mask` [B] at rest: the fields in `values` [B, ...], zero for the others."""
+        for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "mocap_pos", "time"):
+            now = self.state[name]
+            fresh = values.get(name, torch.zeros((), device=self.device))
+            now.copy_(torch.where(_wide(mask, now), fresh.to(now.dtype), now))
+
+    def keep(self, mask: Tensor, before: Tensors) -> None:
+        """Put the rows `mask` [B] back to the state `before` (clones of `state`)."""
+        for name, value in before.items():
+            now = self.state[name]
+            now.copy_(torch.where(_wide(mask, now), value, now))
+
+    def saved(self) -> Tensors:
+        return {name: value.clone() for name, value in self.state.items()}
+
+    def load(self, state: Tensors) -> None:
+        for name, value in self.state.items():
+            value.copy_(state[name])
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
+            mujoco_warp.step(self._model, self._data)
+
+    def _captured(self, count: int) -> Any:
+        """A graph of `count` steps; the state is as before afterwards."""
+        before = self.saved()
+        # Kernels are compiled and loaded by a step outside of the capture.
+        self._run(1)
+        warp.synchronize_device(self.warp_device)
+        with contextlib.ExitStack() as stack:
+            if self.warp_device.is_cuda:
+                # Torch's default stream, which Warp works in here, cannot be captured.
+                stack.enter_context(warp.ScopedStream(warp.Stream(self.warp_device)))
+            capture = stack.enter_context(warp.ScopedCapture())
+            self._run(count)
+        self.load(before)
+        return capture.graph
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Warp works on this device, and on a GPU in torch's stream, so that both keep in order."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warp.ScopedDevice(self.warp_device))
+            if self.warp_device.is_cuda:
+                stream = warp.stream_from_torch(torch.cuda.current_stream(self.device))
+                stack.enter_context(warp.ScopedStream(stream))
+            yield
+
+
+def _device(name: str) -> Any:
+    try:
+        return warp.get_device(name)
+    except (ValueError, RuntimeError) as error:
+        known = ", ".join(str(device) for device in warp.get_devices())
+        raise ConfigError(
+            f"device={name!r} is not one that Warp sees (it sees: {known})"
+        ) from error
+
+
+def _tensor(array: Any) -> Tensor:
+    return warp.to_torch(array, requires_grad=False)
+
+
+def _wide(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (like.ndim - 1))

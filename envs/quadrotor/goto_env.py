@@ -1,0 +1,231 @@
+"""A quadrotor that is told where to be: velocities of a set-point in, many flights at once.
+
+What a drone that is commanded over a radio can learn: its firmware flies it (here
+`envs.quadrotor.cascade_controller`), the policy moves the set-point that it follows late.
+Observations are named
+as the robot's side names them, so that a trained policy can be deployed as it is.
+
+    r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import nearest
+from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.embodiments.crazyflie import RATE, VEHICLES
+from embodied.embodiments.flight import Config as FlightConfig
+from embodied.embodiments.flight import Flight
+from envs.quadrotor.cascade_controller import Pilot
+from envs.quadrotor.dynamics import Body, numbers
+from envs.row_rng import Streams
+
+NAMES = (
+    *(f"q{i}" for i in range(1, 5)),
+    *(f"dq{i}" for i in range(1, 5)),
+    *(f"{what}_{axis}" for what in ("tool", "lead", "goal", "goal_from_tool") for axis in "xyz"),
+)
+NOISE = (0.001,) * 4 + (0.01,) * 4
+"""Of coordinates (m, rad) and their velocities."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """`horizon` in steps of `flight.dt`; `near` (m) of the goal counts as there; `lag`: most time
+    constant (s) of what smooths set-points on their way (a safety chain, a radio), drawn for each
+    flight. `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `flight` is the robot's
+    own controller: starts and goals are inside of its box."""
+
+    num_envs: int = 16
+    horizon: int = 100
+    near: float = 0.05
+    lag: float = 0.1
+    vehicle: str = "library"
+    noise: float = 1.0
+    flight: FlightConfig = field(default_factory=FlightConfig)
+    device: str = "cpu"
+    seed: int = 0
+
+
+class QuadrotorGoto(VecEnv):
+    """`state` [20]: coordinates, their velocities, place, lead of the set-point, goal, way."""
+
+    def __init__(self, config: Config) -> None:
+        if config.vehicle not in VEHICLES:
+            raise ValueError(f"no vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}")
+        self.config, self.num_envs = config, config.num_envs
+        self.device = device = torch.device(config.device)
+        self.flight, vehicle = Flight(config.flight), VEHICLES[config.vehicle]
+        self.pilot = Pilot(vehicle, device)
+        act = Leaf((3,), low=-1.0, high=1.0, names=self.flight.names)
+        obs = {"state": Leaf((len(NAMES),), names=NAMES)}
+        self.spec = Spec(obs, act, dt=config.flight.dt, text="fly to the goal and stay there")
+        self.ticks = round(config.flight.dt * RATE)
+        n = config.num_envs
+        zero = torch.zeros(3, n, device=device)
+        still = numbers(vehicle).to(device).expand(-1, n)
+        self.body = self.pilot.physics.body(still, zero, zero).packed()
+        self.hover = (vehicle.hover + 1) / 2
+        self.deviation = config.noise * torch.tensor(NOISE, device=device)[:, None]
+        self.low, self.high = (
+            torch.tensor(end, device=device)[:, None]
+            for end in (config.flight.low, config.flight.high)
+        )
+        self.streams = Streams(config.seed, n, device)
+        self.every = torch.arange(n, device=device)
+        self.state = torch.zeros(17, n, device=device)
+        self.sent = torch.zeros(4, n, device=device)
+        """The set-point that the drone has."""
+        self.wanted = torch.zeros(4, n, device=device)
+        self.goal = torch.zeros(3, n, device=device)
+        self.lag = torch.zeros(n, device=device)
+        self.count = torch.zeros(n, dtype=torch.int64, device=device)
+        self._obs: Tensors | None = None
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError("quadrotor_goto: it has no task parameters")
+        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
+        if self._obs is None and len(rows) < self.num_envs:
+            raise ValueError("quadrotor_goto: the first reset has to be of all rows (mask=None)")
+        if seed is not None:
+            self.streams.seed(seed, rows)
+        self._begin(rows)
+        self._obs = self._with(self._obs, rows)
+        return self._obs
+
+    def step(self, action: Tensor) -> Step:
+        if self._obs is None:
+            raise RuntimeError("quadrotor_goto: call reset() before step()")
+        before = (self.goal - self.state[:3]).norm(dim=0)
+        self._fly(self._checked(action))
+        self.count = self.count + 1
+        apart = (self.goal - self.state[:3]).norm(dim=0)
+        there = apart < self.config.near
+        reward = 10 * (before - apart) + there.float() - self.state[7:10].square().sum(0) / 20
+        truncated = self.count >= self.config.horizon
+        following = self._observe(None)
+        self._obs = following
+        if truncated.any():
+            self.leaving(truncated)
+            rows = truncated.nonzero().flatten()
+            self._begin(rows)
+            self._obs = self._with(following, rows)
+        ended = torch.zeros_like(truncated)
+        return Step(self._obs, following, reward, ended, truncated, {"success": there})
+
+    def get_state(self) -> Tensors:
+        if self._obs is None:
+            raise RuntimeError("quadrotor_goto: call reset() before get_state()")
+        columns = {"flight": self.state, "sent": self.sent, "wanted": self.wanted}
+        kept = {k: v.T.contiguous() for k, v in (columns | {"goal": self.goal}).items()}
+        kept |= {"lag": self.lag.clone(), "count": self.count.clone()}
+        kept |= {"stream": self.streams.state.clone()}
+        return kept | {"obs/state": self._obs["state"].clone()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        here = {key: value.to(self.device) for key, value in state.items()}
+        self.state, self.sent, self.wanted, self.goal = (
+            here[key].T.clone(memory_format=torch.contiguous_format)
+            for key in ("flight", "sent", "wanted", "goal")
+        )
+        self.lag, self.count = here["lag"].clone(), here["count"].clone()
+        self.streams.state = here["stream"].clone()
+        self._obs = {"state": here["obs/state"].clone()}
+        return self._obs
+
+    def scene(self, row: int = 0) -> tuple[Any, Any]:
+        """A MuJoCo model and data that look like one row."""
+        return self._sight.show(self._seen(row))
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        return torch.from_numpy(self._sight.picture(self._seen(row), width, height))
+
+    def close(self) -> None:
+        if hasattr(self, "_drawn"):
+            self._drawn.close()
+
+    def _seen(self, row: int) -> Any:
+        """The pose [7] around the goal, which is the middle of the picture."""
+        pose = self.state[:7, row].clone()
+        pose[:3] -= self.goal[:, row]
+        return pose.cpu().numpy()
+
+    @property
+    def _sight(self) -> Any:
+        """The scene, made when someone looks."""
+        if not hasattr(self, "_drawn"):
+            from envs.quadrotor.scene import Sight
+
+            self._drawn = Sight(self.pilot.vehicle)
+        return self._drawn
+
+    def _fly(self, act: Tensor) -> None:
+        """One step: the set-point goes in a straight line, smoothed on its way."""
+        assert self._obs is not None
+        q, reference = self._obs["state"][:, :4], {"q": self.wanted.T, "width": self.lag}
+        after = self.flight(act, q, reference)[0].T.float()
+        before, body = self.wanted, Body.of(self.body)
+        share = 1 - torch.exp(-1 / (RATE * self.lag.clamp(min=1e-3)))
+        nothing = torch.zeros_like(self.goal)
+        for tick in range(1, self.ticks + 1):
+            target = before + tick / self.ticks * (after - before)
+            self.sent = self.sent + share * (target - self.sent)
+            wanted = self.pilot.towards(self.state, self.sent[:3], nothing)
+            turning = self.pilot.turn_to(self.state, self.sent[3])
+            command = self.pilot(self.state, wanted, turning)
+            self.state = self.pilot.physics.fly(self.state, command, body, 1 / RATE)
+        self.wanted = after
+
+    def _begin(self, rows: Tensor) -> None:
+        """New flights in `rows` [n]: hovering somewhere, with the set-point where they are."""
+        lots = self.streams.uniform(7, rows)
+        place = self.low + lots[:3] * (self.high - self.low)
+        state = torch.zeros(17, len(rows), device=self.device)
+        state[:3], state[3], state[13:] = place, 1.0, self.hover
+        target = torch.cat([place, torch.zeros_like(place[:1])])
+        goal = self.low + lots[3:6] * (self.high - self.low)
+        for kept, value in (
+            (self.state, state),
+            (self.sent, target),
+            (self.wanted, target),
+            (self.goal, goal),
+        ):
+            kept.index_copy_(1, rows, value)
+        self.lag.index_copy_(0, rows, self.config.lag * lots[6])
+        self.count.index_fill_(0, rows, 0)
+
+    def _observe(self, rows: Tensor | None) -> Tensors:
+        pick = self.every if rows is None else rows
+        state, goal = self.state[:, pick], self.goal[:, pick]
+        yaw = self.pilot.heading(state)[None]
+        measured = torch.cat([state[:3], yaw, state[7:10], state[12:13]])
+        measured = measured + self.deviation * self.streams.normal(8, rows)
+        place = measured[:3]
+        parts = [measured, place, self.sent[:3, pick] - place, goal, goal - place]
+        return {"state": torch.cat(parts).T.contiguous()}
+
+    def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
+        fresh = self._observe(rows)
+        if obs is None:
+            return fresh
+        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
+
+    def _checked(self, action: Tensor) -> Tensor:
+        if action.shape != (self.num_envs, 3):
+            raise ValueError(
+                f"quadrotor_goto: action is {tuple(action.shape)}, expected {(self.num_envs, 3)}"
+            )
+        if not bool(torch.isfinite(action.sum())):
+            raise NotFinite("quadrotor_goto: the action is not finite; the run stops here")
+        return action.detach().to(self.device, torch.float32).clamp(-1, 1)

@@ -1,0 +1,262 @@
+"""A quadrotor that learns to fly in seconds: rotor speeds in, thousands of flights at once.
+
+Eschmann et al. (2024): rigid-body dynamics with lagging motors at 100 Hz, a constant disturbance in
+every flight, noisy observations with the last 32 actions for the policy, the noise-free state and
+the disturbance for critics. Leaving a cube of 1.2 m around the target ends a flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import nearest
+from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
+from envs.quadrotor.describe import described
+from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from envs.quadrotor.rewards import TARGET, hover
+from envs.quadrotor.vehicles import Vehicles
+from envs.row_rng import Streams
+
+STATE = (
+    *("x", "y", "z"),
+    *(f"R_{row}{column}" for row in "xyz" for column in "xyz"),
+    *("v_x", "v_y", "v_z"),
+    *("omega_x", "omega_y", "omega_z"),
+)
+HIDDEN = (
+    *("force_x", "force_y", "force_z"),
+    *("torque_x", "torque_y", "torque_z"),
+    *(f"speed_{motor}" for motor in MOTORS),
+)
+SEEN, KNOWN, SPREAD = len(STATE), len(STATE) + len(HIDDEN), 0.2
+NOISE = (0.001,) * 12 + (0.002,) * 6
+START = 0.5
+"""Speed of the rotors at the start, as a fraction of the highest."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """`history`: how many past actions the policy sees; `horizon` in steps of 10 ms; `guidance`:
+    share of the flights that start level at the target; `noise` and `disturbance` multiply the
+    sensor noise and the constant force and torque; `weights`: of the reward (position, velocity,
+    action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomises it
+    and makes task parameters: multipliers of mass, inertia, thrust, torque, lag, disturbance,
+    and `blend`, the way (0 to 1) to the vehicle `other`. `compile` fuses the physics
+    (half their time on a CPU, after most of a minute)."""
+
+    num_envs: int = 16
+    history: int = 32
+    horizon: int = 500
+    guidance: float = 0.1
+    noise: float = 1.0
+    disturbance: float = 1.0
+    weights: dict[str, float] = field(default_factory=lambda: dict(TARGET))
+    vehicle: str = "paper"
+    other: str = "library"
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    device: str = "cpu"
+    compile: bool = False
+    seed: int = 0
+
+
+class Quadrotor(VecEnv):
+    """`state` [18 + 4 history]: place, rotation, velocity, turn rate (all noisy), actions (oldest
+    first); `critic/state` [28]: the same 18 without noise, force, torque, rotor speeds;
+    `privileged/vehicle`: the task parameters, where there are any. Actions are rotor commands."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs = config, config.num_envs
+        self.device = torch.device(config.device)
+        if config.history < 0:
+            raise ValueError(f"quadrotor: history={config.history} should be at least 0")
+        if unknown := [name for name in config.weights if name not in TARGET]:
+            raise ValueError(f"no reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
+        self.weights: Mapping[str, float] = TARGET | config.weights
+        self.vehicles = Vehicles(config.vehicle, config.other, config.ranges, self.device)
+        self.parameters = self.vehicles.parameters
+        self.vehicle = VEHICLES[config.vehicle]
+        self.spec = self._spec()
+        n, device = config.num_envs, self.device
+        self.physics = Physics(self.vehicle, device)
+        self.deviation = config.noise * torch.tensor(NOISE, device=device)[:, None]
+        weight = self.vehicle.weight
+        upset = torch.tensor([weight / 20] * 3 + [weight / 10_000] * 3, device=device)
+        self.upset = config.disturbance * upset[:, None]
+        self.every = torch.arange(n, device=device)
+        self.streams = Streams(config.seed, n, device)
+        self.state = torch.zeros(17, n, device=device)
+        self.hidden = torch.zeros(6, n, device=device)
+        self.task = torch.zeros(len(self.parameters), n, device=device)
+        self.count = torch.zeros(n, dtype=torch.int64, device=device)
+        still = numbers(self.vehicle).to(device).expand(-1, n)
+        self.bodies = self.physics.body(still, self.hidden[:3], self.hidden[3:]).packed()
+        self.fly = torch.compile(self.physics.fly) if config.compile else self.physics.fly
+        self._obs: Tensors | None = None
+
+    def _spec(self) -> Spec:
+        past = [f"{m}_{age}" for age in range(self.config.history, 0, -1) for m in MOTORS]
+        obs = {
+            "state": Leaf((SEEN + len(past),), names=(*STATE, *past)),
+            "critic/state": Leaf((KNOWN,), names=STATE + HIDDEN),
+        }
+        task = None
+        if self.parameters:
+            names = tuple(parameter.name for parameter in self.parameters)
+            task = Leaf((len(names),), low=0.0, high=1.0, names=names)
+            obs["privileged/vehicle"] = Leaf((len(names),), names=names)
+        act = Leaf((len(MOTORS),), low=-1.0, high=1.0, names=MOTORS)
+        return Spec(obs, act, dt=1 / RATE, task=task, text="hover at the target")
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
+        if self._obs is None and len(rows) < self.num_envs:
+            raise ValueError("quadrotor: the first reset has to be of all rows (mask=None)")
+        if seed is not None:
+            self.streams.seed(seed, rows)
+        self._begin(rows, None if task is None else self._checked_task(task))
+        self._obs = self._with(self._obs, rows)
+        return self._obs
+
+    def step(self, action: Tensor) -> Step:
+        if self._obs is None:
+            raise RuntimeError("quadrotor: call reset() before step()")
+        act = self._checked_action(action)
+        reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
+        self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
+        self.count = self.count + 1
+        terminated = self.state[:3].abs().amax(0) > BOX
+        truncated = (self.count >= self.config.horizon) & ~terminated
+        following = self._observe(None)
+        _remember(following["state"], self._obs["state"], act)
+        self._obs = following
+        ended = (terminated | truncated).nonzero().flatten()
+        if len(ended):
+            self.leaving(terminated | truncated)
+            self._begin(ended, None)
+            self._obs = self._with(following, ended)
+        log = {"success": truncated}
+        return Step(self._obs, following, reward * ~terminated, terminated, truncated, log)
+
+    def get_state(self) -> Tensors:
+        if self._obs is None:
+            raise RuntimeError("quadrotor: call reset() before get_state()")
+        columns = {"flight": self.state, "hidden": self.hidden, "body": self.bodies}
+        kept = {key: value.T.contiguous() for key, value in (columns | {"task": self.task}).items()}
+        kept |= {"count": self.count.clone(), "stream": self.streams.state.clone()}
+        return kept | {f"obs/{key}": value.clone() for key, value in self._obs.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        here = {key: value.to(self.device) for key, value in state.items()}
+        # The same strides as before: sums and matrix products round by layout.
+        self.state, self.hidden = _columns(here["flight"]), _columns(here["hidden"])
+        self.bodies, self.task = _columns(here["body"]), _columns(here["task"])
+        self.count, self.streams.state = here["count"].clone(), here["stream"].clone()
+        self._obs = {key: _columns(here[f"obs/{key}"]).T for key in self.spec.obs if key != "state"}
+        self._obs["state"] = here["obs/state"].clone(memory_format=torch.contiguous_format)
+        return self._obs
+
+    def scene(self, row: int = 0) -> tuple[Any, Any]:
+        """A MuJoCo model and data that look like one row."""
+        return self._sight.show(self.state[:7, row].cpu().numpy())
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        pose = self.state[:7, row].cpu().numpy()
+        return torch.from_numpy(self._sight.picture(pose, width, height))
+
+    @property
+    def _sight(self) -> Any:
+        """The scene, made when someone looks."""
+        if not hasattr(self, "_drawn"):
+            from envs.quadrotor.scene import Sight
+
+            self._drawn = Sight(self.vehicle)
+        return self._drawn
+
+    def describe(self, row: int = 0) -> str:
+        return described(self.state[:, row].cpu(), int(self.count[row]) * self.spec.dt)
+
+    def close(self) -> None:
+        if hasattr(self, "_drawn"):
+            self._drawn.close()
+
+    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
+        """Start new flights in `rows` [n]; `task` [B, D] fixes their task vectors."""
+        size = len(self.parameters)
+        # The task is always drawn, so that a fixed one does not shift the row's later draws.
+        lots, wanted = self.streams.uniform(11 + size, rows).split([11, size])
+        if task is not None:
+            wanted = task[rows].T
+        vehicle, stirred = self.vehicles.made(wanted)
+        upset = self.streams.normal(9, rows)
+        hidden = upset[:6] * self.upset * stirred
+        away = (lots[0] >= self.config.guidance).float()
+        attitude = tilted(upset[6:], lots[1] * away)
+        centred = 2 * lots[2:] - 1
+        place, motion = centred[:3] * (SPREAD * away), centred[3:]
+        speeds = torch.full((4, len(rows)), START, device=self.device)
+        self.state.index_copy_(1, rows, torch.cat([place, attitude, motion, speeds]))
+        made = self.physics.body(vehicle, hidden[:3], hidden[3:])
+        self.bodies.index_copy_(1, rows, made.packed())
+        self.hidden.index_copy_(1, rows, hidden)
+        self.task.index_copy_(1, rows, wanted)
+        self.count.index_fill_(0, rows, 0)
+
+    def _observe(self, rows: Tensor | None) -> Tensors:
+        """Fresh observations of all rows or of `rows` [n]; the past actions are left to fill in."""
+        state = self.state if rows is None else self.state[:, rows]
+        hidden = self.hidden if rows is None else self.hidden[:, rows]
+        place, _, motion, speeds = state.split([3, 4, 6, 4])
+        known = torch.cat([place, self.physics.turn(state), motion, hidden, 2 * speeds - 1])
+        noise = self.streams.normal(SEEN, rows)
+        seen = known.new_empty(known.shape[1], self.spec.obs["state"].size)
+        seen[:, :SEEN] = torch.addcmul(known[:SEEN], noise, self.deviation).T
+        obs = {"state": seen, "critic/state": known.T}
+        if self.parameters:
+            task = self.task if rows is None else self.task[:, rows]
+            obs["privileged/vehicle"] = self.vehicles.native(task).T
+        return obs
+
+    def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
+        """A copy of `obs` in which `rows` [n] are at the start of a flight."""
+        fresh = self._observe(rows)
+        fresh["state"][:, SEEN:] = 2 * START - 1  # the commands that keep the rotors as they are
+        if obs is None:
+            return fresh
+        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
+
+    def _checked_action(self, action: Tensor) -> Tensor:
+        if action.shape != (self.num_envs, len(MOTORS)):
+            expected = (self.num_envs, len(MOTORS))
+            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
+        if not bool(torch.isfinite(action.sum())):
+            raise NotFinite("quadrotor: the action is not finite; the run stops here")
+        return action.detach().to(self.device, torch.float32).clamp(-1, 1)
+
+    def _checked_task(self, task: Tensor) -> Tensor:
+        expected = (self.num_envs, len(self.parameters))
+        if not self.parameters or task.shape != expected:
+            raise ValueError(f"quadrotor: task is {tuple(task.shape)}, expected {expected}")
+        return task.detach().to(self.device, torch.float32)
+
+
+def _remember(seen: Tensor, before: Tensor, action: Tensor) -> None:
+    """Fill in the past actions of `seen`: those of `before` without the oldest, then `action`."""
+    width = action.shape[1]
+    if seen.shape[1] > SEEN:
+        seen[:, SEEN:-width] = before[:, SEEN + width :]
+        seen[:, -width:] = action
+
+
+def _columns(rows: Tensor) -> Tensor:
+    """Rows [B, k] as a copy [k, B]."""
+    return rows.T.clone(memory_format=torch.contiguous_format)

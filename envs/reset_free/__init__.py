@@ -1,0 +1,1 @@
+"""Training without manual resets (autonomous RL)."""

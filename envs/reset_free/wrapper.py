@@ -1,0 +1,271 @@
+"""Practice: a world that is never put back goes on and on; what a step does between two episodes.
+
+The world (a `Ground`) never ends by itself. Here episodes end (envs.reset_free.state_machine), and
+before
+the step returns, whatever has to happen without the learner happens: a primitive frees what is
+stuck, an arm goes home, a task that has a script of its own (`played`) is played. Steps of those
+are XX by the world's `reset`: in simulation for nothing, on a robot by a person;
+`log["manual"]` says when.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors, where
+from embodied.core.wrapper import Wrapper
+from envs.reset_free import state_machine
+from envs.reset_free.state_machine import Facts, Ground, Mode, States
+from envs.wrappers.stack import copied
+from policies.scripted.intervener import Intervener
+
+
+@dataclass(frozen=True)
+class Config:
+    """`states`: of the state machine; `primitive`: a policy's node, what is done to get free
+    (None: the robot goes home); `played`: by the number of a goal, policies' nodes of what has a
+    script; `par`: steps within which a lap counts as success (None: any number). `resets`
+    "free": no practising; after every episode the world is put back (what it is compared with).
+
+    `slew`: most that a number of the learner's action changes in a step, of the 2 from -1 to 1
+    (None: any; FastRLAP). What is done is `log["executed"]`, and learned from; the world should
+    show its last action. `teleop`: a policies.scripted.intervener.Intervener's node, who drives
+    what is
+    stuck for good until they let go of it, if they do within `waits` steps (None: nobody)."""
+
+    states: state_machine.Config = field(default_factory=state_machine.Config)
+    primitive: Node | None = None
+    played: Mapping[str, Node] = field(default_factory=dict[str, Node])
+    par: int | None = None
+    resets: Literal["none", "free"] = "none"
+    slew: float | None = None
+    teleop: Node | None = None
+    waits: int = 600
+
+    def __post_init__(self) -> None:
+        if self.slew is not None and not 0 < self.slew <= 2:
+            raise ConfigError("practice: slew above 0, and up to 2 (any change)")
+        if self.waits < 1:
+            raise ConfigError("practice: waits from 1 on")
+
+
+class Practice(Wrapper):
+    """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, and `aside`, the
+    steps that were taken between this episode and the next; with a `slew` also `executed`."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        super().__init__(env)
+        self.config = config
+        missing = [name for name in ("facts", "advance", "look") if not hasattr(env, name)]
+        if missing:
+            raise ConfigError(
+                f"nobody can practise in {type(env).__name__}: it has no {missing[0]}"
+            )
+        self.ground = cast(Ground, env)
+        self.states: States | None = None
+        self.actor = self._actor(config.primitive)
+        self.played = {int(k): self._actor(node) for k, node in config.played.items()}
+        self.person: Intervener | None = None
+        if config.teleop is not None:
+            self.person = build(config.teleop, spec=env.spec, num_envs=env.num_envs)
+
+    def _actor(self, node: Node | None) -> Callable[[], Actor] | None:
+        if node is None:
+            return None
+        policy = build(node, spec=self.env.spec).eval()
+        return lambda: Actor(policy, self.num_envs)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Somebody has put `mask` [B] right."""
+        obs = self.env.reset(seed, task, mask)
+        rows = self.rows(mask)
+        states = self._machine()
+        states.begin(rows)
+        self.memory["length"] = self.memory["length"].masked_fill(rows, 0)
+        return self._play(obs, rows)[0]
+
+    def step(self, action: Tensor) -> Step:
+        states = self._machine()
+        action = self._bounded(action)
+        step = self._taken(action)
+        now = self.ground.facts()
+        facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
+        verdict = states.learn(facts)
+        self.memory["length"] = self.memory["length"] + 1
+        par = self.config.par
+        quick = verdict.won if par is None else verdict.won & (self.memory["length"] <= par)
+        ended = verdict.ended
+        self.memory["length"] = self.memory["length"].masked_fill(ended, 0)
+        manual = states.rows(Mode.ERRORED)
+        obs, aside, following = step.obs, torch.zeros(self.num_envs), step.next_obs
+        if bool(ended.any()) or bool(facts.reached.any()):
+            following = copied(step.next_obs)  # on its way to the goal that it had
+            if bool((ended & ~step.ended).any()):
+                self.leaving(ended & ~step.ended)
+            obs, aside, more = self._between(ended, facts.reached)
+            manual = manual | more
+        log = {k: v for k, v in step.log.items() if k != "success"}
+        log |= {"success": quick, "manual": manual, "crashed": facts.crashed}
+        log |= {"stuck": verdict.stuck, "late": verdict.late, "aside": aside}
+        if self.config.slew is not None:
+            log["executed"] = action
+        return replace(
+            step,
+            obs=obs,
+            next_obs=following,
+            terminated=verdict.terminated,
+            truncated=verdict.truncated,
+            log=log,
+        )
+
+    def _machine(self) -> States:
+        """Made when the first facts are there: they say how many numbers a place has."""
+        if self.states is None:
+            dims = self.ground.facts().place.shape[1]
+            self.states = States(self.config.states, self.num_envs, dims, self.memory)
+            self.memory["length"] = torch.zeros(self.num_envs, dtype=torch.int64)
+            if self.config.slew is not None:
+                self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
+        return self.states
+
+    def _bounded(self, action: Tensor) -> Tensor:
+        """What is done instead of `action` [B, A]; after a reset the last one was 0."""
+        if (slew := self.config.slew) is None:
+            return action
+        last = self.memory["last"]
+        return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
+
+    def _taken(self, action: Tensor) -> Step:
+        """A step of whoever acts, which is remembered."""
+        if "last" in self.memory:
+            self.memory["last"] = action.clone()
+        return self.env.step(action)
+
+    def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        """Observations to go on from; steps that were taken; where somebody had to come."""
+        states, ground = self._machine(), self.ground
+        if self.config.resets == "free" and bool(ended.any()):
+            ground.advance(reached & ~ended)
+            states.begin(ended)
+            nothing = torch.zeros(self.num_envs)
+            return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
+        ground.advance(reached)
+        obs, aside = self._mended(states)
+        stuck = states.rows(Mode.RECOVERY)
+        if bool(stuck.any()) and self.actor is not None:
+            obs = self._alone(stuck, self.actor(), self.config.states.recovery)
+            aside = aside + self.config.states.recovery * stuck
+        states.recovered()
+        if bool(ended.any()):
+            ground.rehome(ended)
+            obs = ground.look()
+        obs, more, manual = self._play(obs, ended)
+        return obs, aside + more, manual
+
+    def _mended(self, states: States) -> tuple[Tensors, Tensor]:
+        """Somebody puts right what no primitive can: observations, and steps that it took."""
+        errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
+        if not bool(errored.any()):
+            return self.ground.look(), aside
+        left = errored
+        if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
+            print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
+            steps, done = self._driven(self.person, stuck)
+            aside, left = aside + steps * stuck, errored & ~(done & stuck)
+        states.begin(errored)
+        return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
+
+    def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
+        """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
+        came = person.over(self.ground.look(), rows) & rows
+        done, steps = torch.zeros_like(rows), 0
+
+        def over() -> bool:
+            nonlocal came, done, steps
+            steps += 1
+            held = person.over(self.ground.look(), torch.zeros_like(rows))
+            came, done = came | held, done | (came & ~held)
+            return bool(done[rows].all())
+
+        self._alone(rows, person.act, self.config.waits, over)
+        return steps, done
+
+    def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
+        aside, manual = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+        if not self.played:
+            return obs, aside, manual
+        for row in rows.nonzero().flatten().tolist():
+            failed = 0
+            while (goal := int(self.ground.goal[row])) in self.played:
+                only = torch.arange(self.num_envs) == row
+                obs, steps, there = self._played(only, goal)
+                aside[row] += steps
+                failed = 0 if there else failed + 1
+                if there:
+                    self.ground.advance(only)
+                elif failed > self.config.states.tries:
+                    if bool(manual[row]):
+                        raise ConfigError(f"the script of goal {goal} does not get there (played)")
+                    manual, failed = manual | only, 0
+                    obs = self.env.reset(mask=only)
+                self.ground.rehome(only)
+                obs = self.ground.look()
+        return obs, aside, manual
+
+    def _played(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
+        """One try of a script in the row `only` [B]: observations, steps, whether it got there."""
+        make = self.played[goal]
+        assert make is not None
+        taken = {"steps": 0}
+
+        def over() -> bool:
+            taken["steps"] += 1
+            facts = self.ground.facts()
+            return bool((facts.reached | facts.lost)[only].all())
+
+        obs = self._alone(only, make(), self.config.states.timeout, over)
+        return obs, taken["steps"], bool(self.ground.facts().reached[only].all())
+
+    def _alone(
+        self,
+        rows: Tensor,
+        actor: Callable[[Tensors, Tensor], Tensor],
+        steps: int,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Tensors:
+        """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
+        others = None if bool(rows.all()) else self.env.get_state()
+        last = self.memory.get("last")
+        obs, first = self.ground.look(), torch.ones_like(rows)
+        for _ in range(steps):
+            step = self._taken(actor(obs, first))
+            obs, first = step.obs, step.ended
+            if over():
+                break
+        if others is not None:
+            obs = self.env.set_state(where(rows, self.env.get_state(), others))
+            if last is not None:
+                self.memory["last"] = torch.where(rows[:, None], self.memory["last"], last)
+        return obs
+
+    def set_state(self, state: Tensors) -> Tensors:
+        states = self._machine()
+        obs = super().set_state(state)
+        states.memory = self.memory
+        return obs
+
+    def get_state(self) -> dict[str, Any]:
+        self._machine()
+        return super().get_state()

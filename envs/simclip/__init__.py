@@ -1,0 +1,1 @@
+"""Images of our environments with the facts that hold in them: training data of SimClip."""

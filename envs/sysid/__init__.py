@@ -1,0 +1,1 @@
+"""System identification: fit simulated joints to recorded motion."""

@@ -1,0 +1,141 @@
+"""What makes an arm in simulation move as a recorded one did: its gains, friction, armature, delay.
+
+Least squares over short windows, each begun from the measured state (multiple shooting, Bock
+1983), by Levenberg-Marquardt (1963) with differences that are simulated all at once. In [0, 1]^P
+between the bounds, with start x0, K samples a window and a uniform prior's variance 1/12:
+
+    minimise  sum |q_sim(x) - q|^2 / (K s^2) + 12 |x - x0|^2,     cov = (J'J / (K s^2) + 12 I)^-1
+
+s is the noise, or the error that stays where that is more. Errors within a window go together, so
+each counts once. Where `cov` leaves most of the prior's
+width, the recording does not determine the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from envs.fr3 import joint_model
+from envs.sysid.simulate import BOUNDS, Replay
+from envs.sysid.traces import Floats, Trace, Window, cut
+
+PRIOR = 12.0  # 1 / variance of a uniform number in [0, 1]
+STEP = 0.01  # of the differences, in the bounds' width
+KNOWN = 1 / 3  # of the prior's deviation: what is left of it where a value is determined
+
+
+@dataclass(frozen=True)
+class Config:
+    """`window` (s) of each piece, at most `most` of them for the fit and as many held out; errors
+    of `noise` (rad) say nothing."""
+
+    window: float = 0.3
+    most: int = 24
+    noise: float = 1e-4
+    rounds: int = 20
+    threads: int = 2
+
+
+@dataclass(frozen=True)
+class Identified:
+    """`value`, `deviation` and `known` of each quantity [7] (delay: [1], s), in its own unit;
+    `before` and `after`: root mean square errors [7] (rad) in the windows that were held out, with
+    the simulation as it was and as fitted. `example`: positions [N, 7] there, measured and both."""
+
+    value: dict[str, Floats]
+    deviation: dict[str, Floats]
+    known: dict[str, np.ndarray]
+    before: Floats
+    after: Floats
+    windows: int
+    example: tuple[Floats, Floats, Floats]
+
+    @property
+    def arm(self) -> dict[str, list[float]]:
+        """As `envs.fr3.joint_model.write` takes it."""
+        return {name: self.value[name].tolist() for name in joint_model.QUANTITIES}
+
+
+def identify(config: Config, traces: Sequence[Trace]) -> Identified:
+    """Fit to every other window, judge by the others. ConfigError where there are too few."""
+    windows = cut(list(traces), config.window, BOUNDS["delay"][1] + 0.01)
+    if len(windows) < 4:
+        raise ConfigError(
+            f"the arm was moved for {len(windows)} pieces of {config.window:g} s; at least 4 are "
+            "needed, 20 are better: record a longer one"
+        )
+    fit, held = (_spread(windows[first::2], config.most) for first in (0, 1))
+    replay = Replay(fit, config.threads)
+    x0 = replay.start
+    x, jacobian = _descend(replay, x0, config)
+    cov = np.linalg.inv(_normal(jacobian, replay.samples, config.noise, replay.rms(x)))
+    judge = Replay(held, config.threads)
+    errors = judge(np.stack([x0, x]))
+    root = [np.sqrt(np.mean(each**2, axis=0)) for each in errors]
+    split = replay.split
+    deviation = np.sqrt(np.diag(cov))
+    value, low, high = (split(replay.native(each)) for each in (x, x - deviation, x + deviation))
+    return Identified(
+        value,
+        {name: (high[name] - low[name]) / 2 for name in value},
+        split(deviation < KNOWN / np.sqrt(PRIOR)),
+        root[0],
+        root[1],
+        len(fit),
+        judge.example(errors),
+    )
+
+
+def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats]:
+    """The best candidate that was found from `x0`, and the errors' derivatives there [N * 7, P]."""
+    x, damping = x0.copy(), 1e-2
+    for _ in range(config.rounds):
+        error, jacobian = _differences(replay, x)
+        # What no value explains (a contact, a load) must not push values to their bounds.
+        s = max(config.noise, float(np.sqrt(np.mean(error**2))))
+        weight = 1 / (replay.samples * s**2)
+        cost = weight * error @ error + PRIOR * np.sum((x - x0) ** 2)
+        slope = weight * jacobian.T @ error + PRIOR * (x - x0)
+        matrix = weight * jacobian.T @ jacobian + PRIOR * np.eye(len(x))
+        dampings = damping * np.array([0.01, 0.1, 1.0, 10.0, 100.0])
+        tries = np.stack([_step(x, slope, matrix, each) for each in dampings])
+        errors = replay(tries).reshape(len(tries), -1)
+        costs = weight * np.sum(errors**2, 1) + PRIOR * np.sum((tries - x0) ** 2, 1)
+        best = int(np.argmin(costs))
+        if costs[best] < cost:
+            x, damping = tries[best], float(np.clip(dampings[best], 1e-6, 1e6))
+        if costs[best] > cost * (1 - 1e-3):
+            break
+    return x, _differences(replay, x)[1]
+
+
+def _step(x: Floats, slope: Floats, matrix: Floats, damping: float) -> Floats:
+    """Of Levenberg and Marquardt, inside the box; what leans against its wall stays."""
+    free = ~((x <= 0) & (slope > 0) | (x >= 1) & (slope < 0))
+    own = matrix[np.ix_(free, free)]
+    made = x.copy()
+    made[free] -= np.linalg.solve(own + damping * np.diag(np.diag(own)), slope[free])
+    return made.clip(0, 1)
+
+
+def _differences(replay: Replay, x: Floats) -> tuple[Floats, Floats]:
+    """Errors [N * 7] at `x` and their derivatives [N * 7, P]."""
+    steps = np.where(x + STEP > 1, -STEP, STEP)
+    errors = replay(np.concatenate([x[None], x + np.diag(steps)])).reshape(len(x) + 1, -1)
+    return errors[0], ((errors[1:] - errors[0]) / steps[:, None]).T
+
+
+def _normal(jacobian: Floats, samples: float, noise: float, rms: float) -> Floats:
+    """The inverse of `cov`; where errors stay, everything is less sure."""
+    weight = 1 / (samples * max(noise, rms) ** 2)
+    return weight * jacobian.T @ jacobian + PRIOR * np.eye(jacobian.shape[1])
+
+
+def _spread(windows: list[Window], most: int) -> list[Window]:
+    """At most `most` of them, evenly."""
+    take = np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int)
+    return [windows[i] for i in take]

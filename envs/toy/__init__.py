@@ -1,0 +1,1 @@
+"""Small environments with known answers: two gaps, contact maze, race, rooms, stump track."""

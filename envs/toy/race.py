@@ -1,0 +1,188 @@
+"""Race: a small car on a closed track, driven fast by what it sees of the walls and the next goal.
+
+A kinematic bicycle whose tyres give way above a sideways acceleration:
+
+    v' = clip((wanted - v) / dt, -brake, push),  yaw' = clip(v tan(steer) / length, +-grip / |v|)
+
+Walls stop it; hitting one faster than `shock` is a crash. Nothing ends by itself and nobody puts
+the car back: `envs.reset_free.wrapper` makes episodes of it. Reward: speed towards the goal over
+the car's
+best, less for a crash (FastRLAP; Stachowicz et al., 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs.reset_free.state_machine import Facts
+from envs.row_rng import Streams
+from envs.toy.race_track import Track
+
+RAYS = (-1.5, -0.9, -0.4, 0.0, 0.4, 0.9, 1.5)  # rad
+REACH = 5.0  # m
+DT, SUB = 0.1, 4  # s, and parts of it
+BACK, FAST = -1.0, 4.0  # m/s at throttle -1 and 1
+STEER, TURNING = 0.5, 3.0  # rad, rad/s
+LENGTH, PUSH, BRAKE, GRIP = 0.4, 3.0, 5.0, 4.0  # m, m/s^2
+NAMES = (
+    "speed",
+    "yaw_rate",
+    "steering",
+    "goal_ahead",
+    "goal_left",
+    "last_steer",
+    "last_throttle",
+    *(f"wall{i}" for i in range(len(RAYS))),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`near` (m): a goal is reached; `shock` (m/s): faster into a wall is a crash, which costs
+    `crash` and a fifth more for each m/s."""
+
+    num_envs: int = 1
+    track: Track = field(default_factory=Track)
+    near: float = 1.2
+    shock: float = 1.5
+    crash: float = 5.0
+    seed: int = 0
+
+
+class Race(VecEnv):
+    """Actions: steering and throttle. A car begins anywhere on the middle line, at rest."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs, self.track = config, config.num_envs, config.track
+        act = Leaf((2,), low=-1.0, high=1.0, names=("steer", "throttle"))
+        state = Leaf((len(NAMES),), names=NAMES)
+        text = "drive round the track fast and touch no wall"
+        self.spec = Spec({"state": state}, act, dt=DT, text=text)
+        n = self.num_envs
+        self.rays = torch.tensor(RAYS)
+        self.place, self.moving = torch.zeros(n, 2), torch.zeros(n, 4)
+        self.last = torch.zeros(n, 2)
+        self.goal = torch.zeros(n, dtype=torch.int64)
+        self.crashed = torch.zeros(n, dtype=torch.bool)
+        self.streams = Streams(config.seed, n)
+        self._begin(torch.arange(n))
+
+    def _begin(self, index: Tensor) -> None:
+        angle = 2 * math.pi * self.streams.uniform(1, index)[0]
+        place, heading = self.track.middle(angle)
+        self.place[index] = place
+        still = torch.zeros_like(heading)
+        self.moving[index] = torch.stack([heading, still, still, still], 1)
+        self.last[index] = 0.0
+        self.crashed[index] = False
+        self.goal[index] = self.track.next_goal(place)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        index = torch.arange(self.num_envs) if mask is None else mask.nonzero().flatten()
+        if seed is not None:
+            self.streams.seed(seed, index)
+        self._begin(index)
+        return self.look()
+
+    def step(self, action: Tensor) -> Step:
+        action = action.clamp(-1, 1)
+        before = (self.track.goal(self.goal) - self.place).norm(dim=1)
+        hit = torch.zeros(self.num_envs)
+        for _ in range(SUB):
+            hit = torch.maximum(hit, self._drive(action, DT / SUB))
+        self.crashed = hit > self.config.shock
+        after = (self.track.goal(self.goal) - self.place).norm(dim=1)
+        reward = (before - after) / (DT * FAST)
+        reward = reward - self.crashed * (self.config.crash + hit / 5)
+        self.last = action.clone()
+        obs = self.look()
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return Step(obs, obs, reward, never, never.clone(), {"speed": self.moving[:, 1].clone()})
+
+    def _drive(self, action: Tensor, dt: float) -> Tensor:
+        """`dt` s on; how fast each car ran into a wall [n] (m/s, 0: it did not)."""
+        heading, speed, steering, _ = self.moving.unbind(1)
+        wanted = BACK + (action[:, 1] + 1) / 2 * (FAST - BACK)
+        speed = speed + (wanted - speed).clamp(-BRAKE * dt, PUSH * dt)
+        turn = (STEER * action[:, 0] - steering).clamp(-TURNING * dt, TURNING * dt)
+        steering = steering + turn
+        most = GRIP / speed.abs().clamp(min=1e-3)
+        rate = (speed * torch.tan(steering) / LENGTH).clamp(-most, most)
+        heading = heading + rate * dt
+        way = torch.stack([heading.cos(), heading.sin()], 1)
+        there = self.place + (speed * dt)[:, None] * way
+        free = self.track.inside(there)
+        self.place = torch.where(free[:, None], there, self.place)
+        hit = torch.where(free, 0.0, speed.abs())
+        speed, rate = torch.where(free, speed, 0.0), torch.where(free, rate, 0.0)
+        self.moving = torch.stack([heading, speed, steering, rate], 1)
+        return hit
+
+    def look(self) -> Tensors:
+        heading, speed, steering, rate = self.moving.unbind(1)
+        way = self.track.goal(self.goal) - self.place
+        cos, sin = heading.cos(), heading.sin()
+        ahead, left = way[:, 0] * cos + way[:, 1] * sin, way[:, 1] * cos - way[:, 0] * sin
+        own = torch.stack([speed, rate, steering, ahead, left], 1)
+        walls = self.track.sight(self.place, heading, self.rays, REACH)
+        return {"state": torch.cat([own, self.last, walls], 1)}
+
+    def facts(self) -> Facts:
+        """For `envs.reset_free.wrapper`."""
+        reached = (self.track.goal(self.goal) - self.place).norm(dim=1) < self.config.near
+        lost = torch.zeros_like(reached)
+        return Facts(self.place.clone(), reached & ~self.crashed, self.crashed.clone(), lost)
+
+    def advance(self, rows: Tensor) -> None:
+        """The next goals of `rows` [B] (bool)."""
+        self.goal = torch.where(rows, (self.goal + 1) % self.track.goals, self.goal)
+
+    def rehome(self, rows: Tensor) -> None:
+        """A car has no home."""
+
+    def get_state(self) -> Tensors:
+        kept = {"place": self.place, "moving": self.moving, "last": self.last, "goal": self.goal}
+        kept |= {"crashed": self.crashed, "generator": self.streams.state}
+        return {name: value.clone() for name, value in kept.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        self.place, self.moving = state["place"].clone(), state["moving"].clone()
+        self.last, self.goal = state["last"].clone(), state["goal"].clone()
+        self.crashed = state["crashed"].clone()
+        self.streams.state = state["generator"].clone()
+        return self.look()
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        """A map: walls dark, the goal green, the car red."""
+        half = 1.3 * self.track.size
+        y, x = torch.meshgrid(
+            torch.linspace(half, -half, height),
+            torch.linspace(-half, half, width) * width / height,
+            indexing="ij",
+        )
+        grid = torch.stack([x, y], 2)
+        picture = torch.full((height, width, 3), 70, dtype=torch.uint8)
+        picture[self.track.inside(grid)] = torch.tensor([225, 225, 220], dtype=torch.uint8)
+        nose = 0.25 * torch.stack([self.moving[row, 0].cos(), self.moving[row, 0].sin()])
+        for place, radius, colour in (
+            (self.track.goal(self.goal)[row], 0.3, [80, 170, 100]),
+            (self.place[row], 0.22, [200, 60, 50]),
+            (self.place[row] + nose, 0.12, [120, 30, 25]),
+        ):
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
+        return picture
+
+    def describe(self, row: int = 0) -> str:
+        x, y = self.place[row].tolist()
+        speed, goal = float(self.moving[row, 1]), int(self.goal[row])
+        return f"The car is at ({x:.1f}, {y:.1f}) m, {speed:.1f} m/s, on its way to goal {goal}."

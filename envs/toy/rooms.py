@@ -1,0 +1,219 @@
+"""Rooms: a block of rooms to walk through, some of them noisy, some of them dark.
+
+A world for exploration without a task, in the manner of those that Adversarial Surprise (Fickinger
+et al., 2021) was tried in: noise catches who looks for what is new, darkness who avoids it. In
+noisy rooms the floor shows another colour in every step, until somebody stands on the room's
+switch. The world's own reward is 1/R for each of R rooms, the first time in an episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import SYMBOL, Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
+from envs.row_rng import Streams
+
+EMPTY, WALL, SWITCH, DARK, NOISE = 0, 1, 2, 3, 4  # and the colours after it
+DT = 0.1
+INK = np.array([(244, 241, 234), (58, 66, 82), (220, 180, 60), (20, 22, 30)], np.uint8)
+AGENT, LOUD, SEEN = (196, 66, 42), (180, 120, 200), (214, 232, 214)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`rooms` x `rooms` of `size` x `size` cells, one door between neighbours; `noisy` and `dark`
+    of them are so, any but the one in the middle, where episodes begin. `colours` of the noise;
+    `view` cells are seen each way (odd), `horizon` in steps."""
+
+    rooms: int = 3
+    size: int = 3
+    noisy: int = 2
+    dark: int = 1
+    colours: int = 4
+    view: int = 5
+    horizon: int = 128
+    num_envs: int = 32
+    seed: int = 0
+
+
+class Rooms(VecEnv):
+    """`view` [V, V] symbols, the agent in the middle of the lowest row, looking up; `facing` [1].
+    Turn left, turn right, go. Success: all rooms."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs = config, config.num_envs
+        _check(config)
+        n, view = config.num_envs, config.view
+        high = NOISE + config.colours - 1
+        obs = {
+            "view": Leaf((view, view), "uint8", low=0, high=high, unit=SYMBOL),
+            "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
+        }
+        self.spec = Spec(obs, Leaf((), "int64", low=0, high=GO), DT, None, "see all the rooms")
+        self.every, self.streams = np.arange(n), Streams(config.seed, n)
+        self.pad, self.step_size = view - 1, config.size + 1
+        self.side = config.rooms * self.step_size + 1
+        self.width = self.side + 2 * self.pad
+        self.room, self.plan = self._plan()
+        self.count = config.rooms**2
+        self.strides = WAYS @ np.array([self.width, 1])
+        ahead, aside = np.indices((view, view))
+        ahead, aside = view - 1 - ahead, aside - view // 2
+        right = np.roll(self.strides, -1)
+        pairs = zip(self.strides, right, strict=True)
+        self.looks = np.stack([(ahead * go + aside * by).ravel() for go, by in pairs])
+        self.cells = np.tile(self.plan, (n, 1))
+        self.loud, self.unlit, self.visited = np.zeros((3, n, self.count), bool)
+        self.flicker = np.zeros((n, view * view), np.uint8)
+        self.place, self.facing, self.age = np.zeros((3, n), np.int64)
+
+    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of every cell [W * W]: its room (-1: none), and what is there without doors."""
+        where = np.arange(self.width) - self.pad - 1
+        inside = (
+            (where >= 0) & (where < self.side - 1) & (where % self.step_size < self.step_size - 1)
+        )
+        row = np.where(inside, where // self.step_size, -1)
+        room = row[:, None] * self.config.rooms + row[None]
+        room[~(inside[:, None] & inside[None])] = -1
+        return room.ravel(), np.where(room.ravel() >= 0, EMPTY, WALL).astype(np.uint8)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError("rooms: this world has no task parameters")
+        rows = self.every if mask is None else mask.cpu().numpy().astype(bool).nonzero()[0]
+        if seed is not None:
+            self.streams.seed(seed, torch.from_numpy(rows))
+        self._begin(rows)
+        return self._observe()
+
+    def step(self, action: Tensor) -> Step:
+        act = action.detach().cpu().numpy()
+        if act.shape != (self.num_envs,) or not ((act >= LEFT) & (act <= GO)).all():
+            raise ValueError(f"rooms: actions are [{self.num_envs}] whole numbers from 0 to 2")
+        self.facing = (self.facing + (act == RIGHT) - (act == LEFT)) % 4
+        ahead = self.place + self.strides[self.facing]
+        free = self.cells[self.every, ahead] != WALL
+        self.place = np.where((act == GO) & free, ahead, self.place)
+        self.age += 1
+        reward = self._entered()
+        lots = self.streams.uniform(self.flicker.shape[1]).T.numpy()
+        self.flicker = np.minimum(lots * self.config.colours, self.config.colours - 1).astype(
+            np.uint8
+        )
+        won = torch.from_numpy(self.visited.all(1))
+        late = self.age >= self.config.horizon
+        obs = following = self._observe()
+        if late.any():
+            self.leaving(torch.from_numpy(late))
+            self._begin(late.nonzero()[0])
+            obs = self._observe()
+        ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)
+        return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
+
+    def _entered(self) -> np.ndarray:
+        """What standing where one stands now is worth [B]; switches are switched."""
+        room = self.room[self.place]
+        new = (room >= 0) & ~self.visited[self.every, room]
+        self.visited[self.every[new], room[new]] = True
+        at = np.flatnonzero(self.cells[self.every, self.place] == SWITCH)
+        self.loud[at, room[at]] = False
+        self.cells[at, self.place[at]] = EMPTY
+        return (new / self.count).astype(np.float32)
+
+    def _begin(self, rows: np.ndarray) -> None:
+        config, count, side = self.config, self.count, self.config.rooms
+        lots = (
+            self.streams.uniform(count + 4 * count + 1, torch.from_numpy(rows)).T.double().numpy()
+        )
+        middle = count // 2
+        order = lots[:, :count].copy()
+        order[:, middle] = 2.0  # neither noisy nor dark
+        rank = order.argsort(1).argsort(1)
+        self.loud[rows] = rank < config.noisy
+        self.unlit[rows] = (rank >= config.noisy) & (rank < config.noisy + config.dark)
+        places = np.minimum((lots[:, count:-1] * config.size).astype(int), config.size - 1)
+        self.cells[rows] = self.plan
+        for room in range(count):
+            row, column = divmod(room, side)
+            right, down, *switch = (places[:, 4 * room + i] for i in range(4))
+            corner = self._corner(row, column)
+            if column + 1 < side:
+                self.cells[rows, corner + right * self.width + config.size] = EMPTY
+            if row + 1 < side:
+                self.cells[rows, corner + config.size * self.width + down] = EMPTY
+            at = rows[self.loud[rows, room]]
+            there = (corner + switch[0] * self.width + switch[1])[self.loud[rows, room]]
+            self.cells[at, there] = SWITCH
+        self.facing[rows] = np.minimum((lots[:, -1] * 4).astype(int), 3)
+        centre = config.size // 2
+        self.place[rows] = self._corner(*divmod(middle, side)) + centre * self.width + centre
+        self.age[rows], self.visited[rows], self.visited[rows, middle] = 0, False, True
+
+    def _corner(self, row: int, column: int) -> int:
+        """The first cell of a room."""
+        return (row * self.step_size + 1 + self.pad) * self.width + (
+            column * self.step_size + 1 + self.pad
+        )
+
+    def _observe(self) -> Tensors:
+        at = self.place[:, None] + self.looks[self.facing]
+        seen, room = self.cells[self.every[:, None], at].copy(), self.room[at]
+        rows, inside = self.every[:, None], room >= 0
+        noisy = inside & self.loud[rows, room] & (seen == EMPTY)
+        seen = np.where(noisy, NOISE + self.flicker, seen)
+        seen = np.where(inside & self.unlit[rows, room], DARK, seen).astype(np.uint8)
+        view = self.config.view
+        return {
+            "view": torch.from_numpy(seen.reshape(-1, view, view)),
+            "facing": torch.from_numpy(self.facing.astype(np.uint8)[:, None]),
+        }
+
+    def get_state(self) -> Tensors:
+        names = ("cells", "loud", "unlit", "visited", "flicker", "place", "facing", "age")
+        state = {name: torch.from_numpy(getattr(self, name).copy()) for name in names}
+        return state | {"stream": self.streams.state.clone()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        for name, value in state.items():
+            if name != "stream":
+                setattr(self, name, value.numpy().copy())
+        self.streams.state = state["stream"].clone()
+        return self._observe()
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        """From above: rooms seen so far are green, noisy ones violet, dark ones black."""
+        picture = INK[self.cells[row]]
+        floor = (self.cells[row] == EMPTY) & (self.room >= 0)
+        for marked, colour in (
+            (self.visited[row], SEEN),
+            (self.loud[row], LOUD),
+            (self.unlit[row], INK[DARK]),
+        ):
+            picture[floor & marked[self.room]] = colour
+        picture[self.place[row]] = AGENT
+        inner = slice(self.pad, self.pad + self.side)
+        square = picture.reshape(self.width, self.width, 3)[inner, inner]
+        return torch.from_numpy(fitted(square, width, height))
+
+    def describe(self, row: int = 0) -> str:
+        seen = int(self.visited[row].sum())
+        return f"{seen} of {self.count} rooms seen, step {int(self.age[row])}"
+
+
+def _check(config: Config) -> None:
+    if config.view % 2 == 0 or config.view < 3 or config.horizon < 1 or config.size < 2:
+        raise ValueError("rooms: view should be odd and at least 3, horizon 1, size 2 or more")
+    if config.rooms < 2 or config.colours < 1 or min(config.noisy, config.dark) < 0:
+        raise ValueError("rooms: rooms should be at least 2, colours 1, noisy and dark 0 or more")
+    if config.noisy + config.dark >= config.rooms**2:
+        raise ValueError("rooms: one room, where episodes begin, is neither noisy nor dark")

@@ -1,0 +1,183 @@
+"""Delays and history: what a robot sees is late, what it is told comes late, the past is seen too.
+
+    observed_t = o_{max(t - d, 0)},      applied_t = a_{t - d}  (before the first: `idle`)
+
+with a delay d in whole control steps that is fixed, or drawn for each episode from the row's own
+generator. Frame stacks as in Mnih et al. (2015).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Bound, Leaf
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from envs.wrappers.stack import Lags, Past, chosen
+
+
+@dataclass(frozen=True)
+class SeeLateConfig:
+    """Delay in control steps, drawn from `low` to `high` inclusive for each episode, of the leaves
+    `names` (None: all that policies see; critics and teachers see the present)."""
+
+    low: int = 1
+    high: int = 1
+    names: tuple[str, ...] | None = None
+
+
+class ObservationDelay(Wrapper):
+    """Rows see the past; until an episode is as old as its delay, its first observation."""
+
+    def __init__(self, config: SeeLateConfig, env: VecEnv) -> None:
+        super().__init__(env)
+        self.lags = Lags(self, config.low, config.high)
+        self.past = Past(self, chosen(env.spec, config.names, "ObservationDelay"), config.high + 1)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.rows(mask)
+        if seed is not None:
+            self.lags.seed(seed, rows)
+        obs = self.env.reset(seed, task, mask)
+        self._begin(obs, rows)
+        return self.seen(obs)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        self.past.push(step.next_obs)
+        following = obs = self.seen(step.next_obs)
+        if step.ended.any():
+            self._begin(step.obs, step.ended)
+            obs = self.seen(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        lag = self.memory["lag"]
+        return {**obs, **{name: self.past.at(name, lag) for name in self.past.names}}
+
+    def _begin(self, obs: Tensors, rows: Tensor) -> None:
+        self.lags.draw(rows)
+        self.past.restart(obs, rows)
+
+
+@dataclass(frozen=True)
+class ActLateConfig:
+    """Delay in control steps, drawn from `low` to `high` inclusive for each episode; `idle` is
+    applied until the first action arrives; `show` adds the leaf `sent` [high * A], the actions that
+    may still be under way (newest first), without which a policy cannot know its state."""
+
+    low: int = 1
+    high: int = 1
+    idle: float = 0.0
+    show: bool = False
+
+
+class ActionDelay(Wrapper):
+    """The world does what it was told some steps ago."""
+
+    def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
+        act, spec = env.spec.act, env.spec
+        if config.show and act.dtype != "float32":
+            raise ConfigError("ActionDelay: show needs continuous actions")
+        if config.show and config.high:
+            leaf = Leaf((config.high * act.size,), low=-1.0, high=1.0)
+            spec = spec.with_obs(sent=leaf)
+        super().__init__(env, spec)
+        self.config = config
+        self.lags = Lags(self, config.low, config.high)
+        first = act.zeros(self.num_envs, self.device) + config.idle
+        self.idle: Tensors = {"action": first.to(getattr(torch, act.dtype))}
+        self.past = Past(self, ("action",), config.high + 1)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.rows(mask)
+        if seed is not None:
+            self.lags.seed(seed, rows)
+        self._begin(rows)
+        return self.seen(self.env.reset(seed, task, mask))
+
+    def step(self, action: Tensor) -> Step:
+        self.past.push({"action": action})
+        step = self.env.step(self.past.at("action", self.memory["lag"]))
+        following = obs = self.seen(step.next_obs)
+        if step.ended.any():
+            self._begin(step.ended)
+            obs = self.seen(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        if "sent" not in self.spec.obs or "sent" in self.env.spec.obs:
+            return obs
+        return {**obs, "sent": self.memory["past/action"][:, : self.config.high].flatten(1)}
+
+    def _begin(self, rows: Tensor) -> None:
+        self.lags.draw(rows)
+        self.past.restart(self.idle, rows)
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The last `frames` values of the leaves `names` (None: all that policies see)."""
+
+    frames: int = 3
+    names: tuple[str, ...] | None = None
+
+
+class FrameStack(Wrapper):
+    """Leaves with their history, oldest first: pictures side by side in channels [H, W, k C], all
+    others [k, ...]. An episode's first observation is also its past."""
+
+    def __init__(self, config: StackConfig, env: VecEnv) -> None:
+        if config.frames < 1:
+            raise ConfigError(f"FrameStack: frames={config.frames} should be at least 1")
+        names = chosen(env.spec, config.names, "FrameStack")
+        leaves = {name: stacked(env.spec.obs[name], config.frames) for name in names}
+        super().__init__(env, env.spec.with_obs(**leaves))
+        self.past = Past(self, names, config.frames)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        obs = self.env.reset(seed, task, mask)
+        self.past.restart(obs, self.rows(mask))
+        return self.seen(obs)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        self.past.push(step.next_obs)
+        following = obs = self.seen(step.next_obs)
+        if step.ended.any():
+            self.past.restart(step.obs, step.ended)
+            obs = self.seen(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        return {**obs, **{name: self._history(name) for name in self.past.names}}
+
+    def _history(self, name: str) -> Tensor:
+        frames = self.past.all(name)
+        if not self.env.spec.obs[name].is_image:
+            return frames
+        return frames.permute(0, 2, 3, 1, 4).flatten(3)
+
+
+def stacked(leaf: Leaf, count: int) -> Leaf:
+    """The leaf of `count` values of `leaf`."""
+    if leaf.is_image:
+        height, width, channels = leaf.shape
+        return replace(leaf, shape=(height, width, count * channels), names=())
+    low, high = _again(leaf.low, count), _again(leaf.high, count)
+    return replace(leaf, shape=(count, *leaf.shape), low=low, high=high, names=())
+
+
+def _again(bound: Bound, count: int) -> Bound:
+    return bound * count if isinstance(bound, tuple) else bound

@@ -1,0 +1,115 @@
+"""Noise: what is measured is a little off, in every step and, by another amount, all episode long.
+
+    observed_e = o_e + deviation_e n_e,t + bias_e m_e,      n, m ~ N(0, 1)
+
+for elements e of a vector by their names; m is drawn once an episode. What `A_from_B` is off
+follows from A and B, as it does where a robot works it out from both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from envs.row_rng import Streams
+
+STEM = re.compile(r"(_[xyz]|\d+)$")
+APART = re.compile(r"(.+)_from_(.+)_([xyz])")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Standard deviations by name, in the elements' own units: `deviation` from step to step,
+    `bias` from episode to episode. A name is an element's, or that of several less their axis or
+    number: `dq` is dq1 to dq7, `cube` the cube's x, y, z. `leaf` is what has them."""
+
+    deviation: Mapping[str, float] = field(default_factory=dict)
+    bias: Mapping[str, float] = field(default_factory=dict)
+    leaf: str = "state"
+
+
+class ObservationNoise(Wrapper):
+    """Policies and demonstrators see the noise; reward and success are those of the world."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        super().__init__(env)
+        self.leaf = config.leaf
+        if config.leaf not in env.spec.obs or not env.spec.obs[config.leaf].names:
+            raise ConfigError(f'ObservationNoise: "{config.leaf}" has no elements with names')
+        self.names = env.spec.obs[config.leaf].names
+        self.deviation, self.bias = (
+            self._wide(each).to(env.device) for each in (config.deviation, config.bias)
+        )
+        self.mixing = _mixing(self.names).to(env.device)
+        self.streams = Streams(self.depth << 40, env.num_envs, env.device)
+        self.memory["generator"] = self.streams.state
+        self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
+        self.memory["noise"] = torch.zeros_like(self.memory["bias"])
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.rows(mask).nonzero().flatten()
+        self.streams.state = self.memory["generator"]
+        if seed is not None:
+            self.streams.seed(seed ^ (self.depth << 40), rows)
+        obs = self.env.reset(seed, task, mask)
+        self._begin(rows)
+        return self.seen(obs)
+
+    def step(self, action: Tensor) -> Step:
+        self.streams.state = self.memory["generator"]
+        step = self.env.step(action)
+        self.memory["noise"] = self._drawn(None) * self.deviation
+        following = obs = self.seen(step.next_obs)
+        if step.ended.any():
+            self._begin(step.ended.nonzero().flatten())
+            obs = self.seen(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seen(self, obs: Tensors) -> Tensors:
+        off = (self.memory["bias"] + self.memory["noise"]) @ self.mixing
+        return {**obs, self.leaf: obs[self.leaf] + off}
+
+    def _begin(self, rows: Tensor) -> None:
+        """Another bias, and other noise, for the episodes that begin in `rows` [n]."""
+        self.memory["bias"][rows] = self._drawn(rows) * self.bias
+        self.memory["noise"][rows] = self._drawn(rows) * self.deviation
+
+    def _drawn(self, rows: Tensor | None) -> Tensor:
+        return self.streams.normal(len(self.names), rows).T
+
+    def _wide(self, given: Mapping[str, float]) -> Tensor:
+        """[names], zero where nothing is given."""
+        stems = [STEM.sub("", name) for name in self.names]
+        wide = torch.zeros(len(self.names))
+        for name, value in given.items():
+            known = [name in pair for pair in zip(self.names, stems, strict=True)]
+            if not any(known):
+                raise ConfigError(
+                    f'ObservationNoise: no "{name}"{nearest(name, (*self.names, *stems))}'
+                )
+            if value < 0:
+                raise ConfigError(f"ObservationNoise: {name} is {value}, a deviation is 0 or more")
+            wide[torch.tensor(known)] = value
+        return wide
+
+
+def _mixing(names: tuple[str, ...]) -> Tensor:
+    """[names, names]: what each element's own error does to all of them."""
+    mixing = torch.eye(len(names))
+    for at, name in enumerate(names):
+        if apart := APART.fullmatch(name):
+            one, other, axis = apart.groups()
+            for whole, sign in ((f"{one}_{axis}", 1.0), (f"{other}_{axis}", -1.0)):
+                if whole in names:
+                    mixing[names.index(whole), at] = sign
+    return mixing

@@ -1,0 +1,80 @@
+"""Clouds: what the cameras of a MuJoCo world measure, as one point cloud of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import POINTS, Leaf
+from envs.mujoco import depth_points
+from envs.mujoco.cameras import Cameras
+
+Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
+
+
+@dataclass(frozen=True)
+class Config(depth_points.Config):
+    """And which cameras measure, with `size` x `size` pixels each; `by`: "open3d" (one cloud after
+    the other), "torch" (all at once), or a torch device ("cuda")."""
+
+    cameras: tuple[str, ...] = ("front", "wrist")
+    size: int = 64
+    by: Literal["open3d", "torch", "cuda"] = "torch"
+
+
+class Clouds(Cameras):
+    """Pictures by camera name, and the leaf `points` [N, 3 or 6]: metres in the base frame."""
+
+    def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
+        super().__init__(names, size)
+        if not config.cameras or config.size < 1:
+            raise ConfigError("clouds: name at least one camera, of at least one pixel")
+        self.config = config
+
+    def leaves(self) -> dict[str, Leaf]:
+        config = self.config
+        leaf = Leaf((config.points, config.channels), unit=POINTS)
+        return {**super().leaves(), "points": leaf}
+
+    def observe(self, scenes: Scenes) -> dict[str, NDArray[np.generic]]:
+        clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]] = []
+        pictures: list[dict[str, NDArray[np.generic]]] = []
+        for model, data in scenes:
+            pictures.append(super().observe([(model, data)]))
+            clouds.append(self._measure(model, data))
+        images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
+        return {**images, "points": self._thinned(clouds)}
+
+    def _measure(
+        self, model: mujoco.MjModel, data: mujoco.MjData
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """All that the cameras see of one scene: points [M, 3] and, where asked for, colours."""
+        size, parts, colours = self.config.size, [], []
+        for name in self.config.cameras:
+            depth = torch.from_numpy(self.depth(model, data, name, size, size))
+            eye = self.pinhole(model, data, name, size, size)
+            matrix, pose = torch.from_numpy(eye.matrix), torch.from_numpy(eye.pose)
+            parts.append(depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy())
+            if self.config.colour:
+                picture = self.picture(model, data, name, size, size)
+                colours.append(picture.reshape(-1, 3) / 255)
+        return np.concatenate(parts), np.concatenate(colours) if colours else None
+
+    def _thinned(
+        self, clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]]
+    ) -> NDArray[np.float32]:
+        config = self.config
+        if config.by == "open3d":
+            return np.stack([depth_points.cloud(*one, config) for one in clouds])
+        device = "cuda" if config.by == "cuda" else "cpu"
+        points = torch.from_numpy(np.stack([one for one, _ in clouds])).to(device)
+        colours = [colour for _, colour in clouds if colour is not None]
+        shades = torch.from_numpy(np.stack(colours)).to(device) if colours else None
+        return depth_points.thinned(points, shades, config).cpu().numpy()

@@ -1,0 +1,116 @@
+"""The environment that a YAML file stacks out of wrappers, and what wrappers are made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.env import VecEnv
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, where
+from embodied.core.wrapper import Wrapper
+from envs.row_rng import Streams
+
+
+class Lags:
+    """How late each row is, in whole steps: drawn for every episode from the row's own generator.
+
+    `memory` of the wrapper holds `lag` [B] and the generators [B, 2], both int64.
+    """
+
+    def __init__(self, wrapper: Wrapper, low: int, high: int) -> None:
+        if not 0 <= low <= high:
+            raise ConfigError(f"a delay from {low} to {high} steps: it needs 0 <= low <= high")
+        self.wrapper, self.low, self.high = wrapper, low, high
+        # Wrappers around one environment draw apart.
+        self.streams = Streams(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
+        wrapper.memory["generator"] = self.streams.state
+        wrapper.memory["lag"] = torch.full_like(self.streams.state[:, 0], low)
+
+    def seed(self, seed: int, rows: Tensor) -> None:
+        """Begin the generators of `rows` [B] (bool) again."""
+        self.streams.state = self.wrapper.memory["generator"]
+        self.streams.seed(seed ^ (self.wrapper.depth << 40), rows.nonzero().flatten())
+
+    def draw(self, rows: Tensor) -> None:
+        """New lags for the episodes that begin in `rows` [B] (bool)."""
+        memory, index = self.wrapper.memory, rows.nonzero().flatten()
+        self.streams.state = memory["generator"]
+        drawn = self.streams.uniform(1, index)[0] * (self.high - self.low + 1)
+        # Uniform in (0, 1]: the end itself belongs to the last one.
+        memory["lag"][index] = (self.low + drawn.long()).clamp(max=self.high)
+
+
+class Past:
+    """The last `count` values of some leaves of each row, newest first.
+
+    `memory` of the wrapper holds them as `past/<leaf>` [B, count, ...].
+    """
+
+    def __init__(self, wrapper: Wrapper, names: tuple[str, ...], count: int) -> None:
+        self.wrapper, self.names, self.count = wrapper, names, count
+
+    def restart(self, obs: Tensors, rows: Tensor) -> None:
+        """An episode begins in `rows` [B] (bool): its first observation is its whole past."""
+        fresh: Tensors = {}
+        for name in self.names:
+            shape = (-1, self.count, *[-1] * (obs[name].ndim - 1))
+            fresh[f"past/{name}"] = obs[name].unsqueeze(1).expand(shape).clone()
+        memory = self.wrapper.memory
+        old = {key: memory.get(key, value) for key, value in fresh.items()}
+        memory.update(where(rows, fresh, old))
+
+    def push(self, obs: Tensors) -> None:
+        """One step on, in all rows."""
+        memory = self.wrapper.memory
+        for name in self.names:
+            old = memory[f"past/{name}"]
+            memory[f"past/{name}"] = torch.cat([obs[name].unsqueeze(1), old[:, :-1]], 1)
+
+    def at(self, name: str, lag: Tensor) -> Tensor:
+        """What `name` was `lag` [B] steps ago."""
+        past = self.wrapper.memory[f"past/{name}"]
+        return past[torch.arange(len(past), device=past.device), lag]
+
+    def all(self, name: str) -> Tensor:
+        """[B, count, ...], oldest first."""
+        return self.wrapper.memory[f"past/{name}"].flip(1)
+
+
+def chosen(spec: Spec, names: tuple[str, ...] | None, who: str) -> tuple[str, ...]:
+    """The leaves that a wrapper is about: `names`, or those that policies see (not `critic/` and
+    `privileged/`). ConfigError names the nearest leaf where one is not there."""
+    for name in names or ():
+        if name not in spec.obs:
+            raise ConfigError(f'{who}: no observation "{name}"{nearest(name, spec.obs)}')
+    if names is not None:
+        return tuple(names)
+    return tuple(k for k in spec.obs if not k.startswith(("critic/", "privileged/")))
+
+
+@dataclass(frozen=True)
+class Config:
+    """`env`: the node of the inner environment; `wrappers`: nodes, the innermost first; `num_envs`
+    is the inner environment's."""
+
+    env: Node
+    wrappers: tuple[Node, ...] = ()
+    num_envs: int = 16
+
+
+class Wrapped(Wrapper):
+    """`env` in all of `wrappers`: what a YAML file in configs/env names."""
+
+    def __init__(self, config: Config) -> None:
+        env: VecEnv = build(config.env | {"num_envs": config.num_envs})
+        for node in config.wrappers:
+            env = build(node, env=env)
+        super().__init__(env)
+
+
+def copied(obs: Tensors) -> Tensors:
+    """A copy that later steps cannot change."""
+    return each(obs, Tensor.clone)

@@ -1,0 +1,146 @@
+"""Chain: a generative policy whose steps towards an action are draws from normal distributions.
+
+A diffusion or flow policy has no density of its actions, but its steps can be given one (DPPO, Ren
+et al., 2024; ReinFlow, Zhang et al., 2025):
+
+    x_{k+1} = mean_k(x_k, o) + std_k(x_k, o) z_k,   z_k ~ N(0, I), cut off,   k = 0 .. K-1
+    log p(x_0 .. x_K) = log N(x_0; 0, I) + sum_k log N(x_{k+1}; mean_k, diag std_k^2)
+
+The whole chain is what a learner sees as the action; the robot does what the policy makes of x_K,
+clipped to the box. The density is that of what was drawn, before clipping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.networks.encoders import Encoder
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`base`: the policy whose steps become draws; `chunk`: the base's (None: as its own node
+    says); `cut`: deviations at which the drawn noise is cut off."""
+
+    base: Node
+    chunk: int | None = None
+    cut: float = 3.0
+
+
+class Chain(Policy):
+    """Noise [n, (1 + K) * size]: where the chain begins, and z of each of its K `links`.
+
+    `inner` is the policy to act by when there is nothing more to explore. A row whose z are all
+    zero acts as it does, bit for bit.
+    """
+
+    of_clone = True
+    inner: Any  # Policy; also `encoder`, `size` and `to_actions`
+    links: int
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        chunk = {} if config.chunk is None else {"chunk": config.chunk}
+        self.inner = self.inside(config, {**config.base, **chunk})
+        self.chunk, self.size = self.inner.chunk, self.inner.size
+
+    def inside(self, config: Any, base: Node) -> Policy:
+        """Build `inner`; ConfigError where `base` is not a policy of the right kind."""
+        raise NotImplementedError
+
+    def inherit(self, base: Policy) -> None:
+        """Take over the weights and normalisers of a policy of the base's kind."""
+        raise NotImplementedError
+
+    def begin(self, obs: Tensors, x: Tensor) -> Tensor:
+        """x_0 [n, size] of the chain from noise; steps that do not learn come before it."""
+        return x
+
+    def times(self) -> Tensor:
+        """The network's features [K, time_dim] of the links."""
+        raise NotImplementedError
+
+    def link(
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and deviation [n, size] of x_{k+1} after `x`; `k` the same for all or [n] (int64),
+        `time` its features, `seen` [n, F] those of the observation.
+
+        `loud` [n, 1] (bool, None: all): the rows that explore.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def on(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` over a loaded `base`."""
+        chain: Self = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
+        chain.inherit(base)
+        return chain
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.inner.encoder
+
+    def deployed(self) -> Policy:
+        return self.inner
+
+    def initial(self, n: int) -> Tensors:
+        device = next(self.parameters()).device
+        return {"row/action": torch.zeros(n, self.links + 1, self.size, device=device)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        start = self.inner.draw(n)
+        make = torch.randn if explore else torch.zeros
+        return torch.cat([start, make(n, self.links * self.size, device=start.device)], 1)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        start, *drawn = noise.split(self.size, 1)
+        loud = noise[:, self.size :].any(1, keepdim=True)
+        seen, x = self.encoder(obs), self.begin(obs, start)
+        chain = [x]
+        for k, (time, z) in enumerate(zip(self.times(), drawn, strict=True)):
+            mean, std = self.link(x, k, time, seen, loud)
+            x = mean + std * z.clamp(-self.config.cut, self.config.cut)
+            chain.append(x)
+        return self.inner.to_actions(x.clamp(-1, 1)), {**carry, "row/action": torch.stack(chain, 1)}
+
+    def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
+        """Log-density [n, size] of each element of `following` after `x` in link `k` [n]."""
+        return log_normal(following, *self.link(x, k, self.times()[k], self.encoder(obs)))
+
+    def assess(
+        self, obs: Tensors, chain: Tensor, played: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-density and entropy [n] of whole chains [n, K + 1, size], a mean over their K + 1
+        draws and over the first `played` elements (those that the robot did; None: all)."""
+        n, draws = chain.shape[:2]
+        k = torch.arange(self.links, device=chain.device).repeat(n)
+        seen = self.encoder(obs).repeat_interleave(self.links, 0)
+        mean, std = self.link(chain[:, :-1].flatten(0, 1), k, self.times()[k], seen)
+        log_prob = log_normal(chain[:, 1:].flatten(0, 1), mean, std).view(n, self.links, -1)
+        first = -0.5 * chain[:, 0].square() - HALF_LOG_2PI
+        total = log_prob.sum(1) + first
+        spread = std.log().expand_as(mean).view(n, self.links, -1).sum(1)
+        entropy = spread + draws * (HALF_LOG_2PI + 0.5)
+        return total[:, :played].mean(1) / draws, entropy[:, :played].mean(1) / draws
+
+    def fit(self, rows: Tensors) -> None:
+        self.inner.fit(rows)
+
+
+def log_normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """log N(x; mean, std^2) of each element."""
+    return -0.5 * ((x - mean) / std).square() - std.log() - HALF_LOG_2PI

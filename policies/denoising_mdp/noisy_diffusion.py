@@ -1,0 +1,101 @@
+"""Noisy diffusion: the last denoising steps of a cloned diffusion policy, drawn and learned.
+
+DPPO (Ren et al., 2024). The clone, frozen, begins (deterministically); a copy of it takes the
+`last` steps as DDIM with eta = 1, where each is a normal distribution:
+
+    mean_k = sqrt(abar_s) x_0 + sqrt(1 - abar_s - sigma_k^2) e,   std_k = max(sigma_k, floor),
+    sigma_k^2 = (1 - abar_s) / (1 - abar_t) (1 - abar_t / abar_s),   s the level after t
+
+Without noise it is the clone's own sampler (eta = 0) with the copy in the last steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.denoising_mdp import chain
+from policies.denoising_mdp.partial_finetune import Relay
+from policies.generative.diffusion import steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(chain.Config):
+    """`last`: steps that learn (K'); `steps`: of the whole denoising (None: the base's; fewer are
+    noisier); `floor`: least deviation to explore with, in units of the normalised action;
+    `density_floor`: least deviation in densities (None: the same)."""
+
+    last: int = 4
+    steps: int | None = None
+    floor: float = 0.1
+    density_floor: float | None = None
+
+
+class NoisyDiffusion(chain.Chain):
+    """The last steps are links; the ones before them stay as they are."""
+
+    inner: Relay
+    numbers: Tensor
+    explored: Tensor
+    density: Tensor
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(config, spec)
+        least = config.floor if config.density_floor is None else config.density_floor
+        if min(config.floor, least) <= 0:
+            raise ConfigError("floor and density_floor should be above 0: the last step has none")
+        self.links = config.last
+        self.calm = self.inner.grid[-self.links :]
+        self.noisy = steps(self.inner.base.sampler, eta=1.0)[-self.links :]
+        sigma = torch.tensor([step.sigma for step in self.noisy])
+        for name, value in {
+            "numbers": torch.tensor(self.noisy),
+            "explored": sigma.clamp(min=config.floor),
+            "density": sigma.clamp(min=least),
+        }.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def inside(self, config: Config, base: Node) -> Policy:
+        steps = {} if config.steps is None else {"steps": config.steps}
+        node = {
+            "_target_": "policies.denoising_mdp.partial_finetune.Relay",
+            "base": {**base, **steps},
+            "last": config.last,
+        }
+        return build(node, spec=self.spec)
+
+    def inherit(self, base: Policy) -> None:
+        self.inner.base.load_state_dict(base.state_dict())
+        self.inner.tuned.load_state_dict(base.state_dict())
+
+    def begin(self, obs: Tensors, x: Tensor) -> Tensor:
+        return self.inner.begin(obs, x)
+
+    def times(self) -> Tensor:
+        return self.inner.tuned.embedded()[-self.links :]
+
+    def link(
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not isinstance(k, int):
+            return self._each(x, k, time, seen)
+        step = self.noisy[k]
+        x0, e = self.inner.tuned.split(x, step, time, seen)
+        remain = step.next_remain
+        if loud is not None:
+            remain = torch.where(loud, remain, self.calm[k].next_remain)
+        return step.next_keep * x0 + remain * e, self.explored[k]
+
+    def _each(self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a step of its own in every row, with the deviation of densities."""
+        _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
+        x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
+        x0 = x0.clamp(-1, 1)
+        e = (x - keep * x0) / remain
+        return next_keep * x0 + next_remain * e, self.density[k][:, None]

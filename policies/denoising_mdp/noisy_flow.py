@@ -1,0 +1,92 @@
+"""Noisy flow: a flow or shortcut policy that explores by learned noise on each of its Euler steps.
+
+ReinFlow (Zhang et al., 2025). With the flow's own grid t_k = k / K,
+
+    mean_k = clip(x_k + v(x_k, t_k, o) / K),   log std_k^2 = between log low^2 and log high^2,
+                                               by a tanh network of (t_k, o)
+
+The noise network is only for learning: what is left afterwards is the flow itself. Its gradient
+does not reach the features that it shares with the flow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.nn.networks import mlp
+from policies.denoising_mdp import chain
+from policies.generative.flow import Flow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(chain.Config):
+    """`low`, `high`: bounds of the deviation, in units of the normalised action: they decide
+    (narrow: ratios explode; wide: no precision is left). `clip`: of the means while exploring; the
+    last one is clipped to the box, as the flow's result is."""
+
+    low: float = 0.08
+    high: float = 0.16
+    hidden: tuple[int, ...] = (64, 64)
+    clip: float = 3.0
+
+
+class NoisyFlow(chain.Chain):
+    """Every step of the flow is a link, and learns."""
+
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    inner: Flow
+    high: Tensor
+    limits: Tensor
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(config, spec)
+        if not 0 < config.low <= config.high:
+            raise ConfigError(f"low={config.low} should be above 0 and at most high={config.high}")
+        self.links = self.inner.steps
+        size = self.inner.net.time_dim + self.inner.encoder.size
+        self.noise = mlp(size, config.hidden, self.size, "tanh")
+        self.register_buffer("high", torch.tensor(config.high))  # may fall as learning goes on
+        limits = torch.tensor([config.clip] * (self.links - 1) + [1.0])
+        self.register_buffer("limits", limits[:, None], persistent=False)
+
+    def inside(self, config: Config, base: Node) -> Policy:
+        inner = build(base, spec=self.spec)
+        if not isinstance(inner, Flow):
+            raise ConfigError(
+                "the steps of a flow or shortcut policy (init=RUN) can be given noise, not of "
+                f"{type(inner).__name__}"
+            )
+        return inner
+
+    def inherit(self, base: Policy) -> None:
+        self.inner.load_state_dict(base.state_dict())
+
+    def times(self) -> Tensor:
+        return self.inner.embedded()
+
+    def link(
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mean = x + self.inner.net.at(x, time, seen) / self.links
+        limit = self.limits[k]
+        if loud is not None:
+            limit = torch.where(loud, limit, torch.inf)
+        return mean.clamp(-limit, limit), self.std(time, seen)
+
+    def std(self, time: Tensor, seen: Tensor) -> Tensor:
+        """The deviation [n, size] at embedded times [time_dim] or [n, time_dim]."""
+        times = time.detach().expand(seen.shape[0], -1)
+        share = (1 + torch.tanh(self.noise(torch.cat([times, seen.detach()], 1)))) / 2
+        low, high = torch.full_like(self.high, self.config.low).log(), self.high.log()
+        return torch.exp(low + share * (high - low))
+
+    def narrow(self, share: float) -> None:
+        """Lower the upper bound to this share of the way from `low` to `high`."""
+        low, high = self.config.low, self.config.high
+        self.high.fill_(low + share * (high - low))

@@ -1,0 +1,103 @@
+"""Relay: a diffusion policy that begins to denoise, and a copy of it that finishes.
+
+What fine-tuning the last steps leaves (DPPO, Ren et al., 2024): `base` is the clone, unchanged, and
+`tuned` takes over for the `last` steps of the same grid. Denoising is deterministic (DDIM, eta 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.normalizers import Range
+from policies.generative.diffusion import Diffusion, steps
+from policies.generative.guidance import Stride
+from policies.networks.encoders import Encoder
+
+
+@dataclass(frozen=True)
+class Config:
+    """`base`: a diffusion policy; `last`: the steps of the tuned copy."""
+
+    base: Node
+    last: int = 4
+
+
+class Relay(Policy):
+    """Noise [n, chunk * A] is where denoising starts."""
+
+    base: Diffusion
+    tuned: Diffusion
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        base, tuned = build(config.base, spec=spec), build(config.base, spec=spec)
+        if not (isinstance(base, Diffusion) and isinstance(tuned, Diffusion)):
+            raise ConfigError(
+                "the last denoising steps of a diffusion policy (init=RUN) can be tuned, not of "
+                f"{type(base).__name__}"
+            )
+        self.spec, self.chunk, self.size = spec, base.chunk, base.size
+        self.base, self.tuned = base.requires_grad_(False), tuned
+        self.grid = steps(base.sampler, eta=0.0)
+        if not 1 <= config.last <= len(self.grid):
+            raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")
+        self.last = config.last
+
+    @property
+    def encoder(self) -> Encoder:
+        """The tuned copy's."""
+        return self.tuned.encoder
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, self.size, device=self.base.range.radius.device)
+
+    def begin(self, obs: Tensors, x: Tensor) -> Tensor:
+        """The base's steps: from noise to where the copy takes over, [n, size]."""
+        if self.last == len(self.grid):
+            return x
+        return self._denoise(self.base, obs, x, slice(None, -self.last))
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        x = self.begin(obs, noise)
+        x = self._denoise(self.tuned, obs, x, slice(-self.last, None))
+        return self.to_actions(x.clamp(-1, 1)), carry
+
+    def _denoise(self, policy: Diffusion, obs: Tensors, x: Tensor, some: slice) -> Tensor:
+        features = policy.encoder(obs)
+        for step, time in zip(self.grid[some], policy.embedded()[some], strict=True):
+            x0, e = policy.split(x, step, time, features)
+            x = step.next_keep * x0 + step.next_remain * e
+        return x
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
+        strides: list[Stride] = []
+        for policy, some in parts:
+            features = policy.encoder(obs)
+            times = policy.embedded()[some]
+            strides += [
+                policy.stride(step, time, features, None)
+                for step, time in zip(self.grid[some], times, strict=True)
+            ]
+        return noise, strides
+
+    @property
+    def range(self) -> Range:
+        """The base's."""
+        return self.base.range
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        return self.base.to_actions(x)
+
+    def fit(self, rows: Tensors) -> None:
+        self.base.fit(rows)
+        self.tuned.fit(rows)

@@ -1,0 +1,140 @@
+"""Normal: a diagonal normal distribution whose deviation does not depend on the observation.
+
+The policy of PPO (Schulman et al., 2017): u ~ N(mean(o), diag(exp(2 log_std))), and the robot does
+clip(u, -1, 1). The density is that of u, before clipping, so u is what a learner sees as the
+action; orthogonal weights and a small last layer start it near zero (Andrychowicz et al., 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import orthogonal, per_row
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.layers import layers
+from policies.networks.pointnet import PointConfig
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`log_std`: of every element at the start, in units of half the action range; `learn_std`:
+    whether learning moves it; `head`: gain of the last layer; `zero_head`: the mean starts at
+    exactly 0."""
+
+    chunk: int = 1
+    hidden: tuple[int, ...] = (64, 64)
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"
+    layer_norm: bool = False
+    log_std: float = 0.0
+    learn_std: bool = True
+    head: float = 0.01
+    zero_head: bool = False
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class Normal(Policy):
+    """Noise [n, chunk * A] is standard normal to explore, zero to act by the mean."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.size = config.chunk * spec.act.size
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.net = layers(
+            self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
+        )
+        orthogonal(self.net, 0.0 if config.zero_head else config.head)
+        start = torch.full((self.size,), config.log_std)
+        self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        """The mean [n, size], not clipped."""
+        return self.net(self.encoder(obs))
+
+    def initial(self, n: int) -> Tensors:
+        return {"row/action": torch.zeros(n, self.size, device=self.log_std.device)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        make = torch.randn if explore else torch.zeros
+        return make(n, self.size, device=self.log_std.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        u = torch.addcmul(self(obs), self.log_std.exp(), noise)
+        action = u.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape)
+        return action, {**carry, "row/action": u}
+
+    def assess(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
+
+        D may be less than `size`: that many elements, from the first, were played.
+        """
+        mean, log_std = self(obs), self.log_std
+        if (played := action.shape[1]) < self.size:
+            mean, log_std = mean[:, :played], log_std[:played]
+        log_prob, entropy = cast(tuple[Tensor, Tensor], Density.apply(mean, log_std, action))
+        return log_prob, entropy.expand(len(action))
+
+    def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Log-probability [n] of given unclipped actions [n, D], differentiable."""
+        return self.assess(obs, action)[0]
+
+    def entropy(self, obs: Tensors) -> Tensor:
+        """Entropy [n] in nats, the same for every observation."""
+        n = next(iter(obs.values())).shape[0]
+        return (self.log_std.sum() + 0.5 * self.size * (LOG_2PI + 1)).expand(n)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the mean per action element, averaged over the valid steps, [n]."""
+        error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
+        return per_row(error, batch["valid"])
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+
+
+class Density(torch.autograd.Function):
+    """log N(action; mean, exp(2 log_std)) [n] and the entropy [] as one differentiable step;
+    `action` is data.
+
+    With z = (action - mean) / std: d/d mean = z / std, d/d log_std = z^2 - 1.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        inverse = torch.exp(-log_std)
+        z = (action - mean).mul_(inverse)
+        ctx.save_for_backward(z, inverse)
+        ctx.set_materialize_grads(False)
+        size = action.shape[1]
+        total = log_std.sum().add_(0.5 * LOG_2PI * size)
+        return z.square().sum(1).mul_(-0.5).sub_(total), total.add(0.5 * size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        z, inverse = ctx.saved_tensors
+        of_std = None if of_entropy is None else of_entropy.expand_as(inverse)
+        if grad is None:
+            return None, of_std, None
+        pulled = grad[:, None] * z
+        if ctx.needs_input_grad[1]:
+            slope = (pulled * z).sum(0).sub_(grad.sum())
+            of_std = slope if of_std is None else slope.add_(of_std)
+        return pulled.mul_(inverse), of_std, None

@@ -1,0 +1,1 @@
+"""Generative policies: flow, diffusion, shortcut, consistency, ACT, one-step."""

@@ -1,0 +1,179 @@
+"""ACT: action chunking with a transformer, trained as a conditional variational autoencoder.
+
+Zhao et al. (2023). A style z ~ q(z | o, a) = N(mean, std^2) from an encoder over the demonstrated
+chunk goes into a transformer over [z, o], whose decoder has one learned query for each step:
+
+    loss = |a - a'|_1 + beta KL(q(z | o, a) || N(0, I)).
+
+Acting takes z = 0, or a draw from the prior as its noise. With `ensemble` the policy decides at
+every step and plays the mean of all that was ever predicted for it, weighted by exp(-decay i), i
+from 0 for the oldest prediction. There is no dropout: a decision is a function of its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, under
+from embodied.nn.networks import per_row
+from embodied.nn.normalizers import Range
+from policies.networks.attention import Layer
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`style`: numbers of z; `beta`: weight of the KL divergence; `prior`: act with z drawn from
+    the prior, not with its mean; `width`, `heads`, `layers` of encoder and decoder each;
+    `ensemble`: decide at every step (leave `execute` out), with `decay`."""
+
+    chunk: int = 8
+    style: int = 16
+    beta: float = 10.0
+    prior: bool = False
+    width: int = 128
+    heads: int = 4
+    layers: int = 2
+    ensemble: bool = False
+    decay: float = 0.01
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class Act(Policy):
+    """Noise [n, style] is z: zero to act, standard normal to explore or with `prior`.
+
+    With `ensemble`, `chunk` is the length of predictions while the policy learns (`train()`) and 1
+    while it acts (`eval()`).
+    """
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        self.spec, self.chunk, self.config = spec, config.chunk, config
+        width, self.length = config.width, config.chunk
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.range = Range(spec.act.size)
+        self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
+        self.enter = nn.Linear(config.style, width)
+        self.places = place(1 + len(self.encoder.sizes), width)
+        self.queries = place(config.chunk, width)
+        self.encode = layers(config, config.layers)
+        self.decode = layers(config, config.layers, cross=True)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.leave = nn.Linear(width, spec.act.size)
+        # The encoder of styles, which only learning needs.
+        self.show = nn.Linear(spec.act.size, width)
+        self.ask = place(1, width)
+        self.steps = place(config.chunk, width)
+        self.read = layers(config, config.layers)
+        self.style = nn.Linear(width, 2 * config.style)
+
+    def train(self, mode: bool = True) -> Self:
+        self.chunk = 1 if self.config.ensemble and not mode else self.length
+        return super().train(mode)
+
+    def initial(self, n: int) -> Tensors:
+        if not self._ensembling:
+            return {}
+        device = self.range.radius.device
+        size = self.spec.act.size
+        return {
+            "sum": torch.zeros(n, self.length, size, device=device),
+            "weight": torch.zeros(n, self.length, device=device),
+            "count": torch.zeros(n, self.length, device=device),
+        }
+
+    @property
+    def _ensembling(self) -> bool:
+        return self.config.ensemble and not self.training
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        make = torch.randn if explore or self.config.prior else torch.zeros
+        return make(n, self.config.style, device=self.range.radius.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        x = self.predict(self.observed(obs), noise).clamp(-1, 1)
+        if self._ensembling:
+            x, carry = ensembled(x, carry, self.config.decay)
+        actions = self.range.inverse(x.unflatten(2, self.spec.act.shape))
+        return actions.clamp(-1, 1), carry
+
+    def observed(self, obs: Tensors) -> Tensor:
+        """One token [n, T, width] for all vectors, and one for each camera and set of points."""
+        parts = self.encoder.parts(obs)
+        return torch.stack([t(part) for t, part in zip(self.tokens, parts, strict=True)], 1)
+
+    def predict(self, seen: Tensor, z: Tensor) -> Tensor:
+        """Normalised actions [n, H, A] of a style [n, style]."""
+        h = torch.cat([self.enter(z)[:, None], seen], 1) + self.places
+        for layer in self.encode:
+            h = layer(h)
+        memory = self.norms[0](h)
+        out = self.queries.expand(z.shape[0], -1, -1)
+        for layer in self.decode:
+            out = layer(out, memory)
+        return self.leave(self.norms[1](out))
+
+    def posterior(self, seen: Tensor, action: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log std [n, style] of z given normalised actions [n, H, A]."""
+        ask = self.ask.expand(len(action), -1, -1)
+        h = torch.cat([ask, seen, self.show(action) + self.steps], 1)
+        known = torch.ones(h.shape[0], h.shape[1] - self.length, dtype=torch.bool, device=h.device)
+        may = torch.cat([known, valid], 1)
+        for layer in self.read:
+            h = layer(h, seen=may)
+        mean, log_std = self.style(self.norms[2](h[:, 0])).chunk(2, 1)
+        return mean, log_std
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Absolute error over the valid steps plus beta KL, [n]."""
+        seen, valid = self.observed(under(batch, "obs")), batch["valid"]
+        action = self.range(batch["action"]).flatten(2)
+        mean, log_std = self.posterior(seen, action, valid)
+        z = mean + log_std.exp() * torch.randn_like(mean)
+        error = (self.predict(seen, z) - action).abs()
+        divergence = self.config.beta * kl(mean, log_std) * valid.any(1)
+        return per_row(error, valid) + divergence
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+        self.range.fit(rows["action"].reshape(-1, self.spec.act.size))
+
+
+def kl(mean: Tensor, log_std: Tensor) -> Tensor:
+    """KL(N(mean, std^2) || N(0, I)), summed over the last dimension."""
+    return 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).sum(1)
+
+
+def ensembled(x: Tensor, carry: Tensors, decay: float) -> tuple[Tensor, Tensors]:
+    """This step's action [n, 1, A] of predictions `x` [n, H, A] and all before them in `carry`.
+
+    `sum`, `weight` and `count` [n, H, ...] are of the predictions made for each coming step.
+    """
+    share = torch.exp(-decay * carry["count"])
+    total = carry["sum"] + share[:, :, None] * x
+    weight = carry["weight"] + share
+    action = total[:, :1] / weight[:, :1, None]
+    kept = {"sum": total, "weight": weight, "count": carry["count"] + 1}
+    # One step on: what was the next one is now the first, and of the last nothing is known.
+    return action, each(kept, lambda v: torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1))
+
+
+def place(count: int, width: int) -> nn.Parameter:
+    """Learned vectors [1, count, width]."""
+    return nn.Parameter(0.02 * torch.randn(1, count, width))
+
+
+def layers(config: Config, count: int, cross: bool = False) -> nn.ModuleList:
+    """Transformer layers of the configured width."""
+    return nn.ModuleList(Layer(config.width, config.heads, cross) for _ in range(count))

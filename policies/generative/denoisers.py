@@ -1,0 +1,183 @@
+"""Denoisers: networks from (noisy chunk, time, features) to a chunk, beside the residual MLP.
+
+`Transformer`: the steps of a chunk are tokens; time and features shift and scale every layer's
+normalised input (DiT; Peebles and Xie, 2023). `UNet`: convolutions along the chunk, down to half
+its length and up again, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018):
+
+    h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
+
+A policy with a setting `net` takes any class that has `embed(t)`, `at(x, time, features)`, the
+attribute `time_dim` and the module `time` (from sines and cosines of t to `embed(t)`), built
+from a node with `chunk`, `action` (numbers per step) and `features` as its context. What the output
+means is the policy's to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.nn.networks import Denoiser, sinusoid
+from policies.networks.attention import Attention
+
+
+def denoiser(
+    net: Node | None, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
+) -> Denoiser | Timed:
+    """The network of `net`; without one, the residual MLP of `width`, `depth` and `time_dim`."""
+    if net is None:
+        return Denoiser(chunk * action, features, width, depth, time_dim)
+    return build(net, chunk=chunk, action=action, features=features)
+
+
+class Timed(nn.Module):
+    """What denoisers share: the embedding of times, and a condition [n, width] from it."""
+
+    def __init__(self, time_dim: int, features: int, width: int) -> None:
+        super().__init__()
+        if time_dim < 2 or time_dim % 2:
+            raise ConfigError(f"time_dim={time_dim} must be even: half sines, half cosines")
+        self.time_dim = time_dim
+        self.time = nn.Sequential(
+            nn.Linear(time_dim, 2 * time_dim), nn.Mish(), nn.Linear(2 * time_dim, time_dim)
+        )
+        self.condition = nn.Sequential(nn.Linear(time_dim + features, width), nn.Mish())
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return self.at(x, self.embed(t), features)
+
+    def embed(self, t: Tensor) -> Tensor:
+        """Features [n, time_dim] of times [n] in [0, 1]."""
+        return self.time(sinusoid(t, self.time_dim))
+
+    def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
+        """c [n, width] of embedded times ([time_dim] for all rows, or [n, time_dim])."""
+        return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """The output [n, D] for a noisy chunk [n, D]."""
+        raise NotImplementedError(f"{type(self).__name__} has no output")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """`width` of a token, `depth` layers of `heads` heads."""
+
+    width: int = 128
+    depth: int = 3
+    heads: int = 4
+    time_dim: int = 16
+
+
+class Transformer(Timed):
+    """One token for each step of the chunk, all seeing each other."""
+
+    def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
+        super().__init__(config.time_dim, features, config.width)
+        self.action, width = action, config.width
+        self.enter = nn.Linear(action, width)
+        self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
+        self.layers = nn.ModuleList(Modulated(width, config.heads) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width)
+        self.leave = nn.Linear(width, action)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        condition = self.conditioned(time, features)
+        h = self.enter(x.unflatten(1, (-1, self.action))) + self.place
+        for layer in self.layers:
+            h = layer(h, condition)
+        return self.leave(self.norm(h)).flatten(1)
+
+
+class Modulated(nn.Module):
+    """A transformer layer whose normalised inputs are scaled and shifted by a condition."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.modulate = nn.Linear(width, 4 * width)
+        self.own = Attention(width, heads)
+        self.each = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+        """`h` [n, L, width], `condition` [n, width]."""
+        scale, shift, last_scale, last_shift = self.modulate(condition)[:, None].chunk(4, 2)
+        own = self.norm(h) * (1 + scale) + shift
+        h = h + self.own(own, own)
+        return h + self.each(self.norm(h) * (1 + last_scale) + last_shift)
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """`channels` on the way down, each at half the length of the one before; `kernel` odd;
+    `groups` of the normalisation; `width` of the condition."""
+
+    channels: tuple[int, ...] = (64, 128)
+    kernel: int = 3
+    groups: int = 8
+    width: int = 128
+    time_dim: int = 16
+
+
+class UNet(Timed):
+    """Convolutions along the chunk, of any length: odd ones are rounded up on the way down."""
+
+    def __init__(self, config: UNetConfig, chunk: int, action: int, features: int) -> None:
+        super().__init__(config.time_dim, features, config.width)
+        if not config.channels or not config.kernel % 2:
+            raise ConfigError(f"UNet needs channels and an odd kernel, not {config}")
+        self.action = action
+        ends = [action, *config.channels]
+        pairs = list(zip(ends, config.channels, strict=False))
+        self.down = nn.ModuleList(Film(a, b, config) for a, b in pairs)
+        self.halve = nn.ModuleList(
+            nn.Conv1d(c, c, 3, stride=2, padding=1) for c in config.channels[:-1]
+        )
+        self.middle = Film(ends[-1], ends[-1], config)
+        ups = list(zip(config.channels[:0:-1], config.channels[-2::-1], strict=True))
+        self.up = nn.ModuleList(Film(a + b, b, config) for a, b in ups)
+        self.leave = nn.Conv1d(config.channels[0], action, 1)
+
+    def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        condition = self.conditioned(time, features)
+        h, kept = x.unflatten(1, (-1, self.action)).transpose(1, 2), []
+        for i, block in enumerate(self.down):
+            h = block(h, condition)
+            if i < len(self.halve):
+                kept.append(h)
+                h = self.halve[i](h)
+        h = self.middle(h, condition)
+        for block in self.up:
+            skip = kept.pop()
+            # Each step twice: the length before it was halved, or one more where that was odd.
+            h = h.unsqueeze(3).expand(-1, -1, -1, 2).flatten(2)[:, :, : skip.shape[2]]
+            h = block(torch.cat([h, skip], 1), condition)
+        return self.leave(h).transpose(1, 2).flatten(1)
+
+
+class Film(nn.Module):
+    """Two convolutions beside a short cut; a condition scales and shifts between them."""
+
+    def __init__(self, channels: int, out: int, config: UNetConfig) -> None:
+        super().__init__()
+        if out % config.groups:
+            raise ConfigError(f"channels={out} must be a multiple of groups={config.groups}")
+        half = config.kernel // 2
+        self.one = nn.Conv1d(channels, out, config.kernel, padding=half)
+        self.norm = nn.GroupNorm(config.groups, out)
+        self.modulate = nn.Linear(config.width, 2 * out)
+        self.two = nn.Conv1d(out, out, config.kernel, padding=half)
+        self.last = nn.GroupNorm(config.groups, out)
+        self.short = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+        """`h` [n, channels, L] to [n, out, L]."""
+        scale, shift = self.modulate(condition)[:, :, None].chunk(2, 1)
+        inner = functional.mish(self.norm(self.one(h))) * (1 + scale) + shift
+        return self.short(h) + functional.mish(self.last(self.two(inner)))

@@ -1,0 +1,206 @@
+"""Diffusion: a policy by denoising, trained as DDPM and sampled as DDIM.
+
+Ho et al. (2020), Song et al. (2021), on action chunks Chi et al. (2023). With the cosine schedule
+abar_t and x_0 a normalised chunk, the network learns the noise e of x_t = sqrt(abar_t) x_0 +
+sqrt(1 - abar_t) e. One step from t to s clips x_0 = (x_t - sqrt(1 - abar_t) e) / sqrt(abar_t) to
+[-1, 1], takes e anew from it, and goes to
+
+    x_s = sqrt(abar_s) x_0 + sqrt(1 - abar_s - sigma^2) e + sigma z,
+    sigma^2 = eta^2 (1 - abar_s) / (1 - abar_t) (1 - abar_t / abar_s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import per_row, sinusoid
+from embodied.nn.normalizers import Range
+from policies.generative.denoisers import denoiser
+from policies.generative.guidance import Stride
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`train_steps`: levels of noise T; `steps`: DDIM steps to act, a divisor of T; `eta` 0: the
+    action is a function of the noise, 1: fresh noise at every step; `width`, `depth` and `time_dim`
+    of the residual MLP, or another network `net` in its place (policies.generative.denoisers)."""
+
+    chunk: int = 8
+    train_steps: int = 100
+    steps: int = 10
+    eta: float = 0.0
+    width: int = 256
+    depth: int = 2
+    time_dim: int = 16
+    net: Node | None = None
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class Step(NamedTuple):
+    """The numbers of one DDIM step from level `t`; `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
+    here; `next_keep`, `next_remain`: the factors of x_0 and e there; `sigma`: that of z."""
+
+    t: int
+    keep: float
+    remain: float
+    next_keep: float
+    next_remain: float
+    sigma: float
+
+
+class Diffusion(Policy):
+    """Noise [n, chunk * A] is where denoising starts; with eta > 0, [n, steps * chunk * A]."""
+
+    waves: Tensor
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.size = config.chunk * spec.act.size
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.range = Range(spec.act.size)
+        self.net = denoiser(
+            config.net,
+            config.chunk,
+            spec.act.size,
+            self.encoder.size,
+            config.width,
+            config.depth,
+            config.time_dim,
+        )
+        self.forward_process, self.sampler = schedulers(config)
+        self.grid = steps(self.sampler, config.eta)
+        levels = torch.tensor([step.t for step in self.grid]) / config.train_steps
+        self.register_buffer("waves", sinusoid(levels, self.net.time_dim), persistent=False)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        parts = 1 if self.config.eta == 0 else self.config.steps
+        return torch.randn(n, parts * self.size, device=self.range.radius.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        features = self.encoder(obs)
+        x, *fresh = noise.split(self.size, 1)
+        for i, (step, time) in enumerate(zip(self.grid, self.embedded().unbind(), strict=True)):
+            x0, e = self.split(x, step, time, features)
+            x = step.next_keep * x0 + step.next_remain * e
+            if i < len(fresh):
+                x = x + step.sigma * fresh[i]
+        return self.to_actions(x.clamp(-1, 1)), carry
+
+    def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The chunk x_0, clipped, and the noise e that the network sees in `x` [n, size]."""
+        e = self.net.at(x, time, features)
+        x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
+        return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        features = self.encoder(obs)
+        x, *fresh = noise.split(self.size, 1)
+        times = self.embedded().unbind()
+        return x, [
+            self.stride(step, times[i], features, fresh[i] if i < len(fresh) else None)
+            for i, step in enumerate(self.grid)
+        ]
+
+    def stride(self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None) -> Stride:
+        """One of them."""
+
+        def clean(x: Tensor) -> Tensor:
+            e = self.net.at(x, time, features)
+            return torch.add(x, e, alpha=-step.remain) / step.keep
+
+        def onward(x: Tensor, x0: Tensor) -> Tensor:
+            x0 = x0.clamp(-1, 1)
+            e = torch.add(x, x0, alpha=-step.keep) / step.remain
+            there = step.next_keep * x0 + step.next_remain * e
+            return there if fresh is None else there + step.sigma * fresh
+
+        return Stride(step.keep, step.remain, clean, onward)
+
+    def embedded(self) -> Tensor:
+        """The network's features [K, time_dim] of the levels of `grid`."""
+        return self.net.time(self.waves)
+
+    def embed(self, level: Tensor) -> Tensor:
+        """Time features of noise levels [n] (int64)."""
+        return self.net.embed(level / self.config.train_steps)
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the noise over the valid steps, [n]."""
+        features = self.encoder(under(batch, "obs"))
+        target = self.range(batch["action"]).flatten(1)
+        e = torch.randn_like(target)
+        level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
+        x = self.forward_process.add_noise(target, e, level)
+        error = (self.net.at(x, self.embed(level), features) - e).square()
+        return per_row(error.view_as(batch["action"]), batch["valid"])
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+        self.range.fit(rows["action"].reshape(-1, self.spec.act.size))
+
+
+def schedulers(config: Config) -> tuple[Any, Any]:
+    """diffusers' DDPMScheduler to train with, and its DDIMScheduler set to `config.steps`."""
+    if not 1 <= config.steps <= config.train_steps or config.train_steps % config.steps:
+        raise ConfigError(
+            f"steps={config.steps} must divide train_steps={config.train_steps} evenly"
+        )
+    try:
+        from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+        from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+    except ImportError as error:
+        raise ConfigError(
+            'policies.generative.diffusion needs diffusers: pip install "embodied-rl[diffusion]"'
+        ) from error
+    settings = {
+        "num_train_timesteps": config.train_steps,
+        "beta_schedule": "squaredcos_cap_v2",
+        "prediction_type": "epsilon",
+        "clip_sample": True,
+    }
+    # "leading" starts below the top level, where sqrt(abar) is so small that x_0 is an accident of
+    # the network's error: with few steps, starting there moves the shares of the modes.
+    sampler = DDIMScheduler(**settings, timestep_spacing="leading")
+    sampler.set_timesteps(config.steps)
+    return DDPMScheduler(**settings), sampler
+
+
+def steps(sampler: Any, eta: float) -> list[Step]:
+    """The sampler's steps as plain numbers: its own `step` costs more than a small network."""
+    levels = sampler.timesteps.tolist()
+    stride = sampler.config.num_train_timesteps // len(levels)
+    result = []
+    for t in levels:
+        here = float(sampler.alphas_cumprod[t])
+        there = float(sampler.alphas_cumprod[t - stride]) if t >= stride else 1.0
+        variance = eta**2 * (1 - there) / (1 - here) * (1 - here / there)
+        result.append(
+            Step(
+                t,
+                here**0.5,
+                (1 - here) ** 0.5,
+                there**0.5,
+                max(1 - there - variance, 0.0) ** 0.5,
+                variance**0.5,
+            )
+        )
+    return result

@@ -1,0 +1,115 @@
+"""Flow: a policy by flow matching, integrated in a few Euler steps.
+
+Lipman et al. (2023), Liu et al. (2023). x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I) and x_1 a
+normalised chunk of actions; the network learns v(x_t, t, o) = x_1 - x_0; acting integrates
+x <- x + v(x, i/K, o) / K for i = 0 .. K-1, clipped to [-1, 1] at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import per_row, sinusoid
+from embodied.nn.normalizers import Range
+from policies.generative.denoisers import denoiser
+from policies.generative.guidance import Stride
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`steps`: Euler steps K; `width`, `depth` (residual blocks) and `time_dim` of the network, or
+    another network `net` in its place (policies.generative.denoisers)."""
+
+    chunk: int = 8
+    steps: int = 4
+    width: int = 256
+    depth: int = 2
+    time_dim: int = 16
+    net: Node | None = None
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class Flow(Policy):
+    """Noise [n, chunk * A] is where the integration starts."""
+
+    waves: Tensor
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
+        self.size = config.chunk * spec.act.size
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.range = Range(spec.act.size)
+        self.net = denoiser(
+            config.net,
+            config.chunk,
+            spec.act.size,
+            self.encoder.size,
+            config.width,
+            config.depth,
+            config.time_dim,
+        )
+        waves = sinusoid(self.times(), self.net.time_dim)
+        self.register_buffer("waves", waves, persistent=False)
+
+    def times(self) -> Tensor:
+        """The left grid i / K, [K]."""
+        return torch.arange(self.steps, device=self.range.radius.device) / self.steps
+
+    def embedded(self) -> Tensor:
+        """The network's features [K, time_dim] of `times`."""
+        return self.net.time(self.waves)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, self.size, device=self.range.radius.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        features = self.encoder(obs)
+        x = noise
+        for time in self.embedded().unbind():
+            x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
+        return self.to_actions(x.clamp(-1, 1)), carry
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+        """The same steps, each open to change."""
+        features = self.encoder(obs)
+
+        def stride(i: int, time: Tensor) -> Stride:
+            remain = 1 - i / self.steps
+            return Stride(
+                keep=i / self.steps,
+                remain=remain,
+                clean=lambda x: torch.add(x, self.net.at(x, time, features), alpha=remain),
+                onward=lambda x, clean: torch.lerp(x, clean, 1 / (self.steps - i)),
+            )
+
+        return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Squared error of the velocity over the valid steps, [n]."""
+        features = self.encoder(under(batch, "obs"))
+        target = self.range(batch["action"]).flatten(1)
+        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x = torch.lerp(x0, target, t[:, None])
+        error = (self.net(x, t, features) - (target - x0)).square()
+        return per_row(error.view_as(batch["action"]), batch["valid"])
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+        self.range.fit(rows["action"].reshape(-1, self.spec.act.size))

@@ -1,0 +1,103 @@
+"""One step: a network that maps noise to what a flow policy makes of it, in one evaluation.
+
+The actor of flow Q-learning (Park et al., 2025); without values it is a distilled flow:
+
+    L = L_flow(v) + |mu(o, z) - sg ODE_v(o, z)|^2,   z ~ N(0, I)
+
+`mu` acts. The flow it learns from is part of it, for learners: what acts never calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import mlp, per_row
+from policies.networks.encoders import Encoder, ImageConfig
+from policies.networks.pointnet import PointConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`flow` is the policy to distil, any whose noise has the size of its chunk; `chunk`: its chunk
+    (None: as its own node says); `hidden` and below: the one-step network."""
+
+    flow: Node
+    chunk: int | None = None
+    hidden: tuple[int, ...] = (256, 256, 256)
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "gelu"
+    layer_norm: bool = False
+    images: ImageConfig = field(default_factory=ImageConfig)
+    points: PointConfig = field(default_factory=PointConfig)
+
+
+class OneStep(Policy):
+    """Noise [n, chunk * A] is standard normal."""
+
+    flow: Policy
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        chunk = {} if config.chunk is None else {"chunk": config.chunk}
+        self.flow = build({**config.flow, **chunk}, spec=spec)
+        self.spec, self.chunk = spec, self.flow.chunk
+        self.size = self.chunk * spec.act.size
+        if self.flow.draw(1).shape[1:] != (self.size,):
+            raise ConfigError("flow needs a policy whose noise is as large as its chunk")
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.net = mlp(
+            self.encoder.size + self.size,
+            config.hidden,
+            self.size,
+            config.activation,
+            config.layer_norm,
+        )
+        self.fresh = True
+
+    @classmethod
+    def on(cls, flow: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` over a loaded `flow`, which keeps its normalisers."""
+        onestep = build({**node, "flow": flow.node, "chunk": None}, spec=flow.spec)
+        onestep.flow.load_state_dict(flow.state_dict())
+        onestep.fresh = False
+        return onestep
+
+    def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
+        """mu(o, z) [n, size], not yet cut off at the box; differentiable."""
+        return self.net(torch.cat([self.encoder(obs), noise], 1))
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, self.size, device=self.encoder.norm.mean.device)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        actions = self(obs, noise).clamp(-1, 1)
+        return actions.view(-1, self.chunk, *self.spec.act.shape), carry
+
+    @torch.no_grad()
+    def teacher(self, obs: Tensors, noise: Tensor) -> Tensor:
+        """What the flow makes of the same noise, [n, size]."""
+        return self.flow.act(obs, {}, noise)[0].flatten(1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The flow's own loss, and the squared distance to what it makes of fresh noise, [n]."""
+        obs = under(batch, "obs")
+        noise = self.draw(len(batch["action"]))
+        error = (self(obs, noise) - self.teacher(obs, noise)).square()
+        distil = per_row(error.view_as(batch["action"]), batch["valid"])
+        return self.flow.loss(batch) + distil
+
+    def fit(self, rows: Tensors) -> None:
+        """A flow that came with its normalisers keeps them."""
+        if self.fresh:
+            self.flow.fit(rows)
+        self.encoder.fit(rows)

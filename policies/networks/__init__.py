@@ -1,0 +1,1 @@
+"""Encoders and network blocks of policies."""

@@ -1,0 +1,129 @@
+"""Encoders: a dict of observations becomes one feature vector, normalised inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
+from embodied.nn.normalizers import Standard
+from policies.networks.image_encoders import ImageConfig, cameras
+from policies.networks.pointnet import PointConfig, PointNet
+
+
+class Encoder(nn.Module):
+    """Vector leaves (sorted by name, standardised), image leaves (one CNN each), leaves of symbols
+    (one-hot, as they are) and sets of points (one PointNet each) to [n, size].
+
+    `critic/*` and `privileged/*` leaves are skipped unless `asymmetric`.
+    """
+
+    def __init__(
+        self,
+        obs: Mapping[str, Leaf],
+        images: ImageConfig | None = None,
+        asymmetric: bool = False,
+        points: PointConfig | None = None,
+    ) -> None:
+        super().__init__()
+        seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
+        named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
+        self.vectors = [k for k, v in seen.items() if _plain(v)]
+        self.images = [name for name, leaf in seen.items() if leaf.is_image]
+        flat = sum(seen[name].size for name in self.vectors)
+        self.norm = Standard(flat)
+        if not seen:
+            raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
+        shapes = [seen[name].shape for name in self.images]
+        made = cameras(shapes, images or ImageConfig())
+        self.cameras = nn.ModuleList(made)
+        self.symbols = OneHot(named) if named else None
+        self.sets = [name for name, leaf in seen.items() if leaf.is_points]
+        nets = [PointNet(seen[name].shape[1], points or PointConfig()) for name in self.sets]
+        self.clouds = nn.ModuleList(nets)
+        self.sizes = [flat] if self.vectors else []
+        self.sizes += [camera.size for camera in made]
+        self.sizes += [self.symbols.size] if self.symbols is not None else []
+        self.sizes += [net.size for net in nets]
+        self.size = sum(self.sizes)
+
+    def flat(self, obs: Tensors) -> Tensor:
+        """The vector leaves side by side [n, flat], in their own units."""
+        if len(self.vectors) == 1:
+            return _flat(obs[self.vectors[0]])
+        return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
+
+    def only_vectors(self) -> tuple[str, ...]:
+        """The leaves in their order; ConfigError where there is anything but vectors too."""
+        if self.images or self.sets or self.symbols is not None:
+            raise ConfigError(
+                "this policy sees images, symbols or points, not only vectors of numbers"
+            )
+        return tuple(self.vectors)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        parts = self.parts(obs)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def parts(self, obs: Tensors) -> list[Tensor]:
+        """What `forward` puts side by side, [n, size] for each of `sizes`: all vectors, then each
+        camera, all symbols, each set of points."""
+        parts = [self.norm(self.flat(obs))] if self.vectors else []
+        parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
+        if self.symbols is not None:
+            parts.append(self.symbols(obs))
+        parts += [net(obs[name]) for name, net in zip(self.sets, self.clouds, strict=True)]
+        return parts
+
+    def fit(self, rows: Tensors) -> None:
+        """Set the normaliser from rows with `obs/*`."""
+        if self.vectors:
+            self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
+        for name, net in zip(self.sets, self.clouds, strict=True):
+            cast(PointNet, net).fit(rows[f"obs/{name}"])
+
+
+class OneHot(nn.Module):
+    """Leaves of symbols (in the given order) to [n, size]: a 1 for what each element is, else 0.
+
+    One scatter for all of them: element i of value v is column start[i] + v. A symbol above its
+    leaf's `high` is the environment's mistake and is not looked for here (a look costs a wait).
+    """
+
+    start: Tensor
+
+    def __init__(self, leaves: Mapping[str, Leaf]) -> None:
+        super().__init__()
+        self.names = list(leaves)
+        count = torch.tensor([count for leaf in leaves.values() for count in leaf.symbols])
+        self.size = int(count.sum())
+        self.register_buffer("start", count.cumsum(0) - count, persistent=False)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        parts = [_rows(obs[name]).long() for name in self.names]
+        column = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)) + self.start
+        zeros = torch.zeros(column.shape[0], self.size, device=column.device)
+        return zeros.scatter_(1, column, 1.0)
+
+
+def _plain(leaf: Leaf) -> bool:
+    return not (leaf.is_image or leaf.is_symbol or leaf.is_points)
+
+
+def _flat(values: Tensor) -> Tensor:
+    return _rows(values).float()
+
+
+def _rows(values: Tensor) -> Tensor:
+    # Not len: an exported trace would keep its number.
+    return values.reshape(values.shape[0], -1)
+
+
+def hidden(name: str) -> bool:
+    """Whether a leaf is for critics only."""
+    return name.startswith(("critic/", "privileged/"))

@@ -1,0 +1,59 @@
+"""Patient: the script for lift behind a wire, where the arm is late and the hand is slow.
+
+A step goes a share `calm` of the way that is left (of all of it, an arm that follows d steps later
+swings: calm d < pi / 2 does not), and no faster than that share of full speed. When to raise is
+decided by what is measured, so that a clone can learn it from what it sees:
+
+    holds  <=>  width < 2 half (|cos yaw| + |sin yaw|) + slack,     how wide a turned cube is
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.scripted import fr3
+from policies.scripted.fr3 import Plan, Scripted, Seen
+
+UP = 4  # the phase of `scripted.lift` in which it raises
+
+
+@dataclass(frozen=True)
+class Config(fr3.Config):
+    """As `policies.scripted.fr3`; `slack` (m) of the width that counts as closed on the cube."""
+
+    task: str = "lift"
+    calm: float = 0.5
+    slack: float = 0.006
+
+    def __post_init__(self) -> None:
+        if not 0 < self.calm <= 1:
+            raise ConfigError(f"calm is {self.calm}, it has to be above 0, up to 1")
+
+
+class PatientLift(Scripted):
+    """From above, down, close until it holds, up; over again when the cube is not in the hand."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(config, spec)
+        self.calm, self.slack = config.calm, config.slack
+        self.plan = self._plan
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        actions, carry = super().act(obs, carry, noise)
+        calmed = torch.cat([self.calm * actions[..., :-1], actions[..., -1:]], -1)
+        return calmed, carry
+
+    def _plan(self, seen: Seen) -> Plan:
+        plan, state = fr3.lift(seen), seen.state
+        yaw = torch.atan2(state["cube_sin_4yaw"], state["cube_cos_4yaw"]) / 4
+        wide = 2 * state["cube_half"] * (yaw.cos() + yaw.sin().abs())
+        holds = (state["width"] < wide + self.slack)[:, None]
+        place = plan.place.clone()
+        place[:, UP] = torch.where(holds, place[:, UP], place[:, UP - 1])
+        return replace(plan, place=place)

@@ -1,0 +1,87 @@
+"""Interveners: who takes over from a policy, when, and what they do then.
+
+A person watches and takes over when nothing gets better; simulated here by a script that is not
+good at it either (RLIF; Luo et al., 2024). Real people: `real_robot.teleop.teleop`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+
+class Intervener(Protocol):
+    """Asked once a control step, of rows that go on side by side."""
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        """Whether somebody has rows [n] in hand from now on (bool); `first` [n]: an episode has
+        just begun."""
+        ...
+
+    def act(self, obs: Tensors, first: Tensor) -> Tensor:
+        """What they would do now, actions [n, A] in [-1, 1]; asked whether they have it in hand or
+        not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Config:
+    """`hand`: a policy's node, what takes over. It does once |`distance`| (the elements
+    `NAME_x, NAME_y, NAME_z` of the observation) has not become smaller by `better` m in `patience`
+    steps, and lets go after `hold` steps. `blunder`: share of the steps in which somebody takes
+    over for no reason."""
+
+    hand: Node
+    distance: str = "goal_from_tool"
+    patience: int = 6
+    better: float = 0.02
+    hold: int = 5
+    blunder: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or self.hold < 1 or not 0 <= self.blunder <= 1:
+            raise ConfigError("an intervener has patience and hold of 1 or more, a blunder of 0..1")
+
+
+class Watcher:
+    """One for each row; its own generator decides when it blunders."""
+
+    def __init__(self, config: Config, spec: Spec, num_envs: int, seed: int = 0) -> None:
+        self.config = config
+        names = spec.obs["state"].names if "state" in spec.obs else ()
+        wanted = [f"{config.distance}_{axis}" for axis in "xyz"]
+        if missing := [name for name in wanted if name not in names]:
+            raise ConfigError(f"an intervener looks at {missing[0]}, which is not in obs/state")
+        self.index = torch.tensor([names.index(name) for name in wanted])
+        self.actor = Actor(build(config.hand, spec=spec).eval(), num_envs)
+        self.random = torch.Generator().manual_seed(seed)
+        self.best = torch.full((num_envs,), torch.inf)
+        self.waited = torch.zeros(num_envs, dtype=torch.int64)
+        self.left = torch.zeros(num_envs, dtype=torch.int64)
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        far = obs["state"][:, self.index].norm(dim=1)
+        self.best = self.best.masked_fill(first, torch.inf)
+        better = far < self.best - self.config.better
+        self.best = torch.where(better, far, self.best)
+        self.waited = torch.where(better | first, 0, self.waited + 1)
+        self.left = (self.left - 1).clamp(min=0).masked_fill(first, 0)
+        blunder = torch.rand(len(far), generator=self.random) < self.config.blunder
+        takes = ((self.waited >= self.config.patience) | blunder) & (self.left == 0) & ~first
+        self.left = torch.where(takes, self.config.hold, self.left)
+        # Who lets go looks at it anew.
+        self.waited = torch.where(self.left > 0, 0, self.waited)
+        self.best = torch.where(self.left > 0, far, self.best)
+        return self.left > 0
+
+    @torch.no_grad()
+    def act(self, obs: Tensors, first: Tensor) -> Tensor:
+        return self.actor(obs, first)

@@ -1,0 +1,57 @@
+"""Latent: reinforcement learning in the noise of a frozen diffusion or flow policy.
+
+DSRL (Wagenmaker et al., 2025). The inner policy acts with u in [-1, 1]^d; the base turns it into a
+chunk: a = base(o, w = bound * u). `bound` is the trust region: too small cannot leave the base's
+bad mode, too large leaves the shell of noise that the base was trained on. The base must be
+deterministic given its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from policies.steering import steered
+
+
+@dataclass(frozen=True)
+class Config(steered.Config):
+    """`bound`: largest noise per element (the authors use 1 to 2.5)."""
+
+    bound: float = 1.5
+
+
+class Latent(steered.Steered):
+    """A base policy whose noise is chosen, not drawn; learners see u as the action."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        self.bound = config.bound
+        super().__init__(config, spec)
+        self.chunk = self.base.chunk
+        self.noise_shape = self.base.draw(1).shape[1:]
+
+    def inner_spec(self, config: Config, spec: Spec) -> Spec:
+        size = math.prod(self.base.draw(1).shape[1:])
+        return spec.with_act(Leaf((size,), low=-1.0, high=1.0))
+
+    def initial(self, n: int) -> Tensors:
+        u = self.inner.spec.act.zeros(n, next(self.base.parameters()).device)
+        return {**super().initial(n), "row/action": u}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return self.inner.draw(n, explore)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        u = self.inner.act(obs, {}, noise)[0].squeeze(1)
+        w = self.bound * u.view(-1, *self.noise_shape)
+        actions, carry = self.base_act(obs, carry, w)
+        return actions, {**carry, "row/action": u}
+
+    def first(self) -> Policy:
+        """The base itself: normal noise, cut off at the bound."""
+        return self.with_inner({"_target_": "policies.random.Random", "clip": self.bound})

@@ -1,0 +1,48 @@
+"""Featured: latent noise chosen from what the frozen base's encoder sees, not from pictures.
+
+The inner policy and its critics get the base's features instead of the observations, so that no
+picture is stored and none is encoded in an update (DSRL on large policies does so: Wagenmaker et
+al., 2025). Observations for critics alone stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, nest, under
+from policies.networks.encoders import Encoder, hidden
+from policies.steering import dsrl
+
+
+@dataclass(frozen=True)
+class Config(dsrl.Config):
+    """As of `policies.steering.dsrl`."""
+
+
+class Featured(dsrl.Latent):
+    """Latent over `features`; the observations travel in the carry from `observe` to `act`."""
+
+    def inner_spec(self, config: Config, spec: Spec) -> Spec:
+        encoder = getattr(self.base, "encoder", None)
+        if not isinstance(encoder, Encoder):
+            raise ConfigError("this base has no encoder to share: finetune=latent")
+        kept = {name: leaf for name, leaf in spec.obs.items() if hidden(name)}
+        seen = replace(spec, obs={"features": Leaf((encoder.size,)), **kept})
+        return super().inner_spec(config, seen)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        encoder = self.base.encoder
+        assert isinstance(encoder, Encoder)
+        kept = {name: value for name, value in obs.items() if hidden(name)}
+        return {"features": encoder(obs), **kept}, {**carry, **nest(obs, "sight")}
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        sight = under(carry, "sight")
+        carry = {key: value for key, value in carry.items() if not key.startswith("sight/")}
+        u = self.inner.act(obs, {}, noise)[0].squeeze(1)
+        actions, carry = self.base_act(sight, carry, self.bound * u.view(-1, *self.noise_shape))
+        return actions, {**carry, "row/action": u}

@@ -1,0 +1,77 @@
+"""Residual: per-step corrections on a frozen, chunked base policy.
+
+Residual reinforcement learning (Johannink et al., 2019); on chunked imitation policies, ResiP
+(Ankile et al., 2024). At every control step a = clip(a_base + scale * u), u from the inner policy,
+which sees the observation and the base's action of this step. The base plans a chunk, plays
+`execute` steps of it open loop and plans again; the correction is closed loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, where
+from policies.steering import steered
+
+
+@dataclass(frozen=True)
+class Config(steered.Config):
+    """`scale`: largest correction in units of the action range; `execute` 0: the whole chunk."""
+
+    scale: float = 0.1
+    execute: int = 0
+
+
+class Residual(steered.Steered):
+    """Base plan and cursor travel in the carry; learners see u as the action."""
+
+    chunk = 1
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(config, spec)
+        self.scale = config.scale
+        self.execute = config.execute or self.base.chunk
+        self.inner_noise = self.inner.draw(1).flatten(1).shape[1]
+        self.base_noise = self.base.draw(1).shape[1:]
+
+    def inner_spec(self, config: Config, spec: Spec) -> Spec:
+        size = spec.act.size
+        act = Leaf((size,), low=-1.0, high=1.0)
+        return spec.with_obs(base_action=Leaf((size,), low=-1.0, high=1.0)).with_act(act)
+
+    def initial(self, n: int) -> Tensors:
+        device = next(self.base.parameters()).device
+        size = self.spec.act.size
+        return {
+            **super().initial(n),
+            "plan": torch.zeros(n, self.base.chunk, size, device=device),
+            "cursor": torch.full((n,), self.execute, device=device),
+            "row/action": torch.zeros(n, size, device=device),
+            **self.inner.initial(n),
+        }
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        """[n, inner + base]: the inner policy's noise, then the base's (used when it plans)."""
+        inner = self.inner.draw(n, explore).flatten(1)
+        return torch.cat([inner, self.base.draw(n, explore).flatten(1)], 1)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        done = carry["cursor"] >= self.execute
+        if done.any():
+            w = noise[:, self.inner_noise :].view(-1, *self.base_noise)
+            plan, kept = self.base_act(obs, carry, w)
+            planned = {**kept, "plan": plan, "cursor": torch.zeros_like(carry["cursor"])}
+            carry = {**carry, **where(done, planned, {key: carry[key] for key in planned})}
+        rows = torch.arange(len(done), device=done.device)
+        return {**obs, "base_action": carry["plan"][rows, carry["cursor"]]}, carry
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        u, kept = self.inner.act(obs, {}, noise[:, : self.inner_noise])
+        action = (obs["base_action"] + self.scale * u.squeeze(1)).clamp(-1, 1)
+        # What the inner policy wants stored (an action before clipping), or what it did.
+        kept = {"row/action": u.squeeze(1), **kept}
+        return action[:, None], {**carry, "cursor": carry["cursor"] + 1, **kept}

@@ -1,0 +1,145 @@
+"""Best of N: a policy proposes, a critic chooses (IDQL, Hansen-Estruch et al., 2023; QC, 2025).
+
+    a* = argmax_{i <= N} Q(o, base(o, z_i)),   z_1 .. z_N drawn independently
+
+The critic is part of the policy, so that a checkpoint chooses by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, take
+from policies.networks.encoders import hidden
+
+Judge = Callable[[Tensors, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`n` candidates a decision from the policy `base`; `critic` has `each(obs, actions [n, N, D])`
+    for Q-values [E, n, N], of which `value` over the E networks counts. `chunk`: the base's (None:
+    as its own node says)."""
+
+    base: Node
+    critic: Node
+    n: int = 8
+    chunk: int | None = None
+    value: Literal["mean", "min"] = "mean"
+
+
+class Best(Policy):
+    """Noise [n, N * base noise]: the first candidate as the base acts, the others exploring."""
+
+    base: Policy
+    critic: Any  # a module with `each` and an `encoder`
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        if config.n < 1:
+            raise ConfigError(f"n={config.n} candidates: there should be at least 1")
+        self.spec, self.n, self.value = spec, config.n, config.value
+        chunk = {} if config.chunk is None else {"chunk": config.chunk}
+        self.base = build({**config.base, **chunk}, spec=spec)
+        self.chunk = self.base.chunk
+        self.size = self.chunk * spec.act.size
+        self.noise_shape = self.base.draw(1).shape[1:]
+        # Whoever acts sees no more than a robot does, and its critic with it.
+        seen = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
+        self.critic = build(config.critic, spec=replace(spec, obs=seen), size=self.size)
+        self.fresh = True
+
+    @classmethod
+    def on(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` over a loaded `base`, which keeps its normalisers, with a fresh critic."""
+        best = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
+        best.base.load_state_dict(base.state_dict())
+        best.fresh = False
+        return best
+
+    @classmethod
+    def judged(cls, base: Policy, node: Mapping[str, Any], critic: Any) -> Self:
+        """The same with a critic that a learner trained beside `base`. It judges what it learned
+        from: what the base stores as its action, or else the first steps of its chunk."""
+        best = cls.on(base, node)
+        best.critic = critic
+        best.size = critic.ensemble.weights[0].shape[1] - critic.encoder.size
+        return best
+
+    def initial(self, n: int) -> Tensors:
+        return self.base.initial(n)
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        first = self.base.draw(n, explore).view(n, -1)
+        others = self.base.draw(n * (self.n - 1), explore=True).view(n, -1)
+        return torch.cat([first, others], 1)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        first = noise[:, : math.prod(self.noise_shape)]
+        return self.base.observe(obs, carry, first.reshape(-1, *self.noise_shape))
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        actions, carry = self.candidates(obs, carry, noise)
+        judged = carry.get("row/action", actions.flatten(1)[:, : self.size])
+        _, index = select_by_q(self.judge, obs, judged.unflatten(0, (-1, self.n)))
+        rows = torch.arange(noise.shape[0], device=index.device) * self.n + index
+        return actions.index_select(0, rows), take(carry, rows)
+
+    def candidates(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        """Chunks [n * N, H, A] of the base at each noise [n, N * d], and its carries."""
+        return self.base.act(
+            repeat(obs, self.n), repeat(carry, self.n), noise.reshape(-1, *self.noise_shape)
+        )
+
+    def proposals(self, obs: Tensors, noise: Tensor) -> Tensor:
+        """The candidates as learners see them, [n, N, size]."""
+        chunks, _ = self.candidates(obs, self.base.initial(noise.shape[0]), noise)
+        return chunks.flatten(1).unflatten(0, (-1, self.n))
+
+    def judge(self, obs: Tensors, candidates: Tensor) -> Tensor:
+        """Values [n, N] by the critic's networks together."""
+        q = self.critic.each(obs, candidates)
+        return q.mean(0) if self.value == "mean" else q.amin(0)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The base's."""
+        return self.base.loss(batch)
+
+    def first(self) -> Policy:
+        """Whoever the base would begin with."""
+        return self.base.first()
+
+    def fit(self, rows: Tensors) -> None:
+        """A base that came with its normalisers keeps them."""
+        if self.fresh:
+            self.base.fit(rows)
+        self.critic.encoder.fit(rows)
+
+
+def select_by_q(judge: Judge, obs: Tensors, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidate of the highest value for each row, [n, D], and its number [n] (int64).
+
+    `judge(obs, candidates)` gives values [n, N] of `candidates` [n, N, D]; ties go to one of them.
+    """
+    index = judge(obs, candidates).argmax(1)
+    wide = index.view(-1, 1, 1).expand(-1, 1, candidates.shape[2])
+    return candidates.gather(1, wide).squeeze(1), index
+
+
+def repeat(rows: Tensors, times: int) -> Tensors:
+    """Every row `times` times in a row: [n, ...] to [n * times, ...]."""
+    # Not repeat_interleave, which cannot be exported for any number of rows.
+    return each(
+        rows, lambda leaf: leaf.unsqueeze(1).expand(-1, times, *leaf.shape[1:]).flatten(0, 1)
+    )

@@ -1,0 +1,193 @@
+"""Real time: a policy that goes on while it thinks, and whose next chunk continues the last one.
+
+Real-time chunking (Black, Galliker and Levine, 2025). Of H actions s have been followed when the
+next chunk is asked for, and its answer is `delay` = d steps late. What will have been done by then
+is its beginning; the rest of the old plan Y pulls at it with weights that fade,
+
+    W_i = 1 for i < d,   0 for i >= H - s,   between   c (e^c - 1) / (e - 1),
+    c = (H - s - i) / (H - s - d + 1),
+
+by a guidance of every step of the sampler (PiGDM; Song et al., 2023): with x = keep x_1 + remain z
+and the chunk x_1(x) that the network expects,
+
+    x_1 <- x_1 + min(beta remain, (keep^2 + remain^2) / keep) (W (Y - x_1)) dx_1/dx.
+
+For flow matching (keep = tau, remain = 1 - tau) that is the paper's rule. `Actor(execute=s)` plays
+the delay exactly: the first d actions of a plan are the old one's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each, nest, under
+from policies.generative.guidance import Stride, sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`delay`: steps until a chunk is there. `mode`: `guided` as above; `hard`: the pull ends after
+    the first `delay` actions; `naive`: no pull, the new chunk takes over where it is; `wait`: zero
+    actions until it is there, and then all of it (for actions that are motions). `beta`: largest
+    guidance; above the number of steps of the sampler it would overshoot, and is that number.
+    `chunk`: the base's (None: as its own node says)."""
+
+    base: Node
+    delay: int = 1
+    mode: Literal["guided", "hard", "naive", "wait"] = "guided"
+    beta: float = 5.0
+    chunk: int | None = None
+
+
+class Past(NamedTuple):
+    """Of every row: the old plan from now on `plan` [n, H, A] (its last action goes on), the steps
+    `delay` [n, 1] that it will be followed, those `left` [n, 1] that it knows, and `fresh` [n, 1]
+    (bool) where there is none."""
+
+    plan: Tensor
+    delay: Tensor
+    left: Tensor
+    fresh: Tensor
+
+
+class Realtime(Policy):
+    """Noise and observations are the base's. The first plan of an episode is there at once.
+
+    The carry holds the last `plan`, how many of its steps were `followed` (set by who follows it;
+    -1: there is none) and the `delay`, which who knows better may set, too.
+    """
+
+    base: Any  # a Policy; guided, also `strides`, `range` and `to_actions`
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        chunk = {} if config.chunk is None else {"chunk": config.chunk}
+        self.base = build({**config.base, **chunk}, spec=spec)
+        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        kind = type(self.base).__name__
+        if spec.act.dtype != "float32":
+            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        if not 0 <= config.delay < self.chunk:
+            raise ConfigError(f"delay={config.delay} is not in 0..{self.chunk - 1} (the chunk)")
+        if config.beta < 0:
+            raise ConfigError(f"beta={config.beta} should not be below 0")
+        self.guides = config.mode in ("guided", "hard")
+        if self.guides and not hasattr(self.base, "strides"):
+            raise ConfigError(
+                f"{kind} has no sampler that could be guided (a flow or diffusion policy has); "
+                "mode=naive and mode=wait take any policy"
+            )
+
+    @classmethod
+    def around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` over a loaded `base`."""
+        policy: Self = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
+        policy.base.load_state_dict(base.state_dict())
+        return policy
+
+    def initial(self, n: int) -> Tensors:
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        return {
+            "plan": torch.zeros(n, self.chunk, *self.spec.act.shape, device=device),
+            "followed": torch.full((n,), -1, device=device),
+            "delay": torch.full((n,), self.config.delay, device=device),
+            **nest(self.base.initial(n), "base"),
+        }
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return self.base.draw(n, explore)
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        seen, kept = self.base.observe(obs, under(carry, "base"), noise)
+        return seen, {**carry, **nest(kept, "base")}
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        past = remembered(carry, self.chunk)
+        kept = under(carry, "base")
+        if self.guides:
+            plan = self.continued(obs, noise, past)
+        else:
+            plan, kept = self.base.act(obs, kept, noise)
+        plan = self.late(plan, past)
+        return plan, {**carry, "plan": plan, **nest(kept, "base")}
+
+    def continued(self, obs: Tensors, noise: Tensor, past: Past) -> Tensor:
+        """The base's chunks [n, H, A], pulled towards the old plans."""
+        shape = past.plan.shape
+        wide = weights(past, self.config.mode == "guided").view(*shape[:2], *[1] * len(shape[2:]))
+        # Also for who decides in inference mode, whose tensors know no gradients.
+        with torch.inference_mode(False), torch.no_grad():
+            obs, noise = each(obs, ordinary), ordinary(noise)
+            goal = self.base.range(ordinary(past.plan)).flatten(1)
+            weight = ordinary(wide).expand(shape).flatten(1)
+            x, strides = self.base.strides(obs, noise)
+            beta = min(self.config.beta, len(strides))
+            guided = [pulled(stride, goal, weight, beta) for stride in strides]
+            return self.base.to_actions(sample(x, guided))
+
+    def late(self, plan: Tensor, past: Past) -> Tensor:
+        """Plans [n, H, A] as they are played by who follows the old one, or waits, meanwhile."""
+        steps = torch.arange(self.chunk, device=plan.device)
+        begins, instead = past.delay, past.plan
+        if self.config.mode == "wait":
+            index = (steps - begins * ~past.fresh).clamp(min=0)
+            wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
+            plan, instead = plan.gather(1, wide), torch.zeros_like(plan)
+        known = (steps < begins) & ~past.fresh
+        return torch.where(known.view(*known.shape, *[1] * (plan.ndim - 2)), instead, plan)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The base's."""
+        return self.base.loss(batch)
+
+    def fit(self, rows: Tensors) -> None:
+        self.base.fit(rows)
+
+
+def remembered(carry: Tensors, chunk: int) -> Past:
+    """What a carry says of the old plans, shifted by what was followed of them."""
+    plan, followed = carry["plan"], carry["followed"][:, None]
+    steps = torch.arange(chunk, device=plan.device)
+    index = (steps + followed.clamp(min=0)).clamp(max=chunk - 1)
+    wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
+    left = (chunk - followed).clamp(min=0)
+    return Past(plan.gather(1, wide), carry["delay"][:, None], left, followed < 0)
+
+
+def weights(past: Past, soft: bool) -> Tensor:
+    """W [n, H]: how much the old plan counts for each step; after the delay only if `soft`."""
+    steps = torch.arange(past.plan.shape[1], device=past.plan.device)
+    c = (past.left - steps) / (past.left - past.delay + 1).clamp(min=1)
+    fading = c * torch.expm1(c) / math.expm1(1)
+    weight = torch.where(steps < past.delay, 1.0, fading if soft else torch.zeros_like(c))
+    return weight * ((steps < past.left) & ~past.fresh)
+
+
+def pulled(stride: Stride, goal: Tensor, weight: Tensor, beta: float) -> Stride:
+    """`stride` heading for what is nearer to `goal` [n, D] where `weight` [n, D] is."""
+    most = math.inf if stride.keep == 0 else (stride.keep**2 + stride.remain**2) / stride.keep
+    gain = min(beta * stride.remain, most)
+
+    def clean(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            chunk = stride.clean(x)
+            error = (weight * (goal - chunk)).detach()
+            (pull,) = torch.autograd.grad(chunk, x, error)
+        return chunk.detach() + gain * pull
+
+    return stride._replace(clean=clean)
+
+
+def ordinary(value: Tensor) -> Tensor:
+    """`value` as a tensor that a gradient may be taken with."""
+    return value.clone() if value.is_inference() else value

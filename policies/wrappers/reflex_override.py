@@ -1,0 +1,122 @@
+"""Reflexive: a task policy that decides slowly, and a reflex that may interrupt it at every tick.
+
+Bresa (2025), on Recovery RL (Thananjeyan et al., 2021). A decision of the task policy is held for
+`ticks` control ticks; at each of them
+
+    eps = max_j sigmoid(Q_j(s, a))        s: the state of now, a: what is about to be done
+
+and where eps exceeds `above` the recovery policy's action is executed instead, until the task
+policy proposes something that is safe enough. What was proposed and what was executed are both
+stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import mlp
+from policies.networks.encoders import Encoder
+from policies.wrappers.reflex_rule import reflexing
+
+RANDOM = "policies.random.Random"
+UNKNOWN = -2.0  # a new critic's logit: most things are safe, or it would learn from its own alarm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`base` decides every `ticks` ticks. The reflex begins at a risk above `above`, ends at
+    `release * above`, and lasts for `least` ticks or more. `hidden`: of its networks."""
+
+    base: Node
+    ticks: int = 5
+    above: float = 0.5
+    release: float = 0.7
+    least: int = 3
+    hidden: tuple[int, ...] = (128, 128)
+
+
+class Reflexive(Policy):
+    """Noise is the base's. The row of a tick holds what was proposed (`row/action`), what was
+    `executed`, and whether that was the `reflex` (0 or 1)."""
+
+    chunk = 1
+    armed: Tensor
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        if not 0 < config.above < 1 or not 0 < config.release <= 1:
+            raise ConfigError("a reflex needs above between 0 and 1, release above 0 and up to 1")
+        if config.ticks < 1 or config.least < 1:
+            raise ConfigError("a reflex needs ticks and least of 1 or more")
+        self.spec, self.config = spec, config
+        self.on, self.off = config.above, config.above * config.release
+        self.base: Policy = build(config.base, spec=spec)
+        if self.base.chunk != 1 or self.base.initial(1) or spec.act.dtype != "float32":
+            raise ConfigError("a reflex interrupts single continuous actions: policy=gaussian")
+        self.encoder = Encoder(spec.obs)
+        self.encoder.only_vectors()  # where it acts there is no torch
+        size = spec.act.size
+        self.risks = Ensemble(2, self.encoder.size + size, config.hidden)
+        torch.nn.init.constant_(self.risks.biases[-1], UNKNOWN)
+        self.recovery = mlp(self.encoder.size, config.hidden, size)
+        self.register_buffer("armed", torch.tensor(False))
+
+    def risk(self, obs: Tensors, action: Tensor) -> Tensor:
+        """Risk [n] of actions [n, A]: the worse of two networks."""
+        return self.risks_of(self.encoder(obs), action).amax(0)
+
+    def risks_of(self, seen: Tensor, action: Tensor) -> Tensor:
+        """[2, n] of encoded observations."""
+        return torch.sigmoid(self.risks(torch.cat([seen, action], 1)).squeeze(-1))
+
+    def recover(self, seen: Tensor) -> Tensor:
+        """Actions [n, A] of the recovery policy."""
+        return torch.tanh(self.recovery(seen))
+
+    def initial(self, n: int) -> Tensors:
+        device, size = self.armed.device, self.spec.act.size
+        zeros = torch.zeros(n, size, device=device)
+        return {
+            "left": torch.zeros(n, dtype=torch.int64, device=device),
+            "age": torch.zeros(n, dtype=torch.int64, device=device),
+            "row/action": zeros,
+            "row/executed": zeros,
+            "row/reflex": zeros[:, 0],
+        }
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return self.base.draw(n, explore)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        fresh, age = carry["left"] <= 0, carry["age"]
+        action = self.base.act(obs, {}, noise)[0].squeeze(1)
+        action = torch.where(fresh[:, None], action, carry["row/action"])
+        seen, config = self.encoder(obs), self.config
+        risk = self.risks_of(seen, action).amax(0)
+        acting = self.armed & reflexing(risk, age > 0, age, self.on, self.off, config.least)
+        executed = torch.where(acting[:, None], self.recover(seen), action)
+        left = torch.where(fresh, config.ticks, carry["left"]) - 1
+        return executed[:, None], {
+            "left": left.masked_fill(acting, 0),  # whom it interrupts is asked again
+            "age": torch.where(acting, age + 1, 0),
+            "row/action": action,
+            "row/executed": executed,
+            "row/reflex": acting.float(),
+        }
+
+    def first(self) -> Policy:
+        """Uniform decisions, held as long as its own are."""
+        node = {**self.node, "base": {"_target_": RANDOM}}
+        return build(node, spec=self.spec).to(self.armed.device)
+
+    def fit(self, rows: Tensors) -> None:
+        self.base.fit(rows)
+        self.encoder.fit(rows)

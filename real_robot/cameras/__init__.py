@@ -1,0 +1,1 @@
+"""Cameras: sources, one process each, shared frames, images for policies and rewards."""

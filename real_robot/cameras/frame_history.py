@@ -1,0 +1,82 @@
+"""Album: the pictures of the last moments, as large as a recording keeps them, by when they were
+taken.
+
+A row gets the newest picture that is not later than its measurement, with the picture's own time,
+and what the policy saw when it decided gets what it saw, to the last bit. Rows are never given a
+picture that is older than `age`: the episode ends before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from real_robot.cameras.camera import Frame, fitted
+from real_robot.cameras.shared_frames import View
+
+KEPT = 256  # pictures of each camera that are looked back upon
+
+
+class Album:
+    """`take` often. Of each view height and width as in `sizes`; `seen` are those that the policy
+    looks at as well; `age` in s."""
+
+    def __init__(
+        self,
+        views: Mapping[str, View],
+        sizes: Mapping[str, tuple[int, int]],
+        seen: Sequence[str],
+        age: float,
+    ) -> None:
+        self.views, self.sizes, self.seen, self.age = views, dict(sizes), tuple(seen), age
+        self.kept: dict[str, OrderedDict[float, Frame]] = {name: OrderedDict() for name in sizes}
+
+    def take(self) -> None:
+        """What has come since."""
+        for name, view in self.views.items():
+            for picture in view.since():
+                self.keep(name, picture.t, fitted(picture.frame, *self.sizes[name]))
+
+    def keep(self, name: str, t: float, frame: Frame) -> None:
+        """`frame` as large as it is kept; pictures come in the order of their times."""
+        kept = self.kept[name]
+        kept[t] = frame
+        if len(kept) > KEPT:
+            kept.popitem(last=False)
+
+    def at(self, measured: float) -> dict[str, Any]:
+        """`obs/NAME` and `stamp/NAME` (s) of all cameras at that time; black and 0 where there is
+        none."""
+        made: dict[str, Any] = {}
+        for name, kept in self.kept.items():
+            t = next((t for t in reversed(kept) if t <= measured), 0.0)
+            made |= {f"obs/{name}": self._frame(name, t), f"stamp/{name}": t}
+        return made
+
+    def decided(self, looked: Mapping[str, float]) -> dict[str, Any]:
+        """`decided/NAME` and `stamp/decided/NAME` of the pictures that the policy saw, by their
+        times; black and 0 where one is not here any more, or was never known."""
+        made: dict[str, Any] = {}
+        for name in self.seen:
+            t = looked.get(name, 0.0)
+            t = t if t in self.kept[name] else 0.0
+            made |= {f"decided/{name}": self._frame(name, t), f"stamp/decided/{name}": t}
+        return made
+
+    def stale(self, moments: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+        """The first of `moments` (with `stamp/measured`) for which a camera had nothing new, and
+        which; None where all is well."""
+        for k, moment in enumerate(moments):
+            for name in self.sizes:
+                old = moment["stamp/measured"] - moment[f"stamp/{name}"]
+                if old > self.age:
+                    since = f"for {old:.2f} s" if moment[f"stamp/{name}"] else "yet"
+                    return k, f"camera {name} had shown nothing new {since} at step {k}"
+        return None
+
+    def _frame(self, name: str, t: float) -> Frame:
+        frame = self.kept[name].get(t)
+        return np.zeros((*self.sizes[name], 3), np.uint8) if frame is None else frame

@@ -1,0 +1,95 @@
+"""Eyes: the pictures of a policy that sees, from the cameras that a deployment names for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.spec import Spec
+from real_robot.cameras.camera import Camera, Frame, fitted
+from real_robot.cameras.shared_frames import View
+from real_robot.cameras.sources import FIRST, lent
+from real_robot.ipc.messages import MOST_CAMERAS
+
+
+class Eyes:
+    """As a context: a camera for every picture of `spec`, opened by the first `look`; with `folder`
+    what the cameras' own processes of the daemon there show. ConfigError where a picture has no
+    camera, or is none that one takes (of other than 3 channels).
+
+    `looked` are the times (s, monotonic clock) of the pictures of the last `look`, by name."""
+
+    def __init__(
+        self, spec: Spec, cameras: Mapping[str, Node], age: float, folder: Path | None = None
+    ) -> None:
+        self.age, self.open = age, ExitStack()
+        self.looked: dict[str, float] = {}
+        self.sizes = sizes(spec)
+        if missing := [name for name in self.sizes if name not in cameras]:
+            raise ConfigError(
+                f"the policy sees pictures ({missing[0]}): name a camera for it "
+                f"(robot.cameras.{missing[0]}={{_target_: "
+                "real_robot.cameras.sources.Video, device: ...}})"
+            )
+        self.cameras: dict[str, Camera | View] = {
+            name: lent(cameras[name]) if folder is None else View(folder, name)
+            for name in self.sizes
+        }
+        self.opened = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.open.close()
+
+    @property
+    def own(self) -> list[Camera]:
+        """The cameras that this process has opened, or will."""
+        return [each for each in self.cameras.values() if isinstance(each, Camera)]
+
+    @property
+    def scenes(self) -> list[Any]:
+        """What is drawn and not taken."""
+        found = (getattr(each.source, "scene", None) for each in self.own)
+        return [scene for scene in found if scene is not None]
+
+    def begin(self) -> None:
+        """Open what is not open, and wait until all have shown something; CameraError."""
+        if not self.opened:
+            self.opened = True
+            for each in self.cameras.values():
+                self.open.enter_context(each)
+            for each in self.cameras.values():
+                each.next(0, FIRST)
+
+    def look(self) -> dict[str, Frame]:
+        """The middle of each one's newest picture, uint8 [height, width, 3], as large as the policy
+        wants it. CameraError where that is older than `age` s."""
+        self.begin()
+        seen = {name: each.newest(self.age) for name, each in self.cameras.items()}
+        self.looked = {name: picture.t for name, picture in seen.items()}
+        return {name: fitted(seen[name].frame, *size) for name, size in self.sizes.items()}
+
+
+def sizes(spec: Spec) -> dict[str, tuple[int, int]]:
+    """Height and width of every picture that a policy of `spec` sees; ConfigError."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, leaf in spec.obs.items():
+        if leaf.is_image and not name.startswith(("critic/", "privileged/")):
+            height, width, channels = leaf.shape
+            if channels != 3:
+                raise ConfigError(f"no camera takes pictures of {channels} channels ({name})")
+            found[name] = (height, width)
+    if len(found) > MOST_CAMERAS:
+        raise ConfigError(f"a policy on a robot sees up to {MOST_CAMERAS} pictures")
+    return found

@@ -1,0 +1,64 @@
+"""Lookouts: the processes of a deployment's cameras, one each: none takes another with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real_robot.cameras.shared_frames import box
+from real_robot.daemon.child import Child
+from real_robot.deployment import Deployment
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import CAMERA
+
+
+class Lookouts:
+    """The daemon's. Where a guest decides (no policy) there are none: it looks for itself."""
+
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
+        self.folder = folder
+        names = deployment.cameras if deployment.policy else {}
+        self.children = {
+            name: Child(
+                f"camera-{name.replace('/', '.')}", "real_robot.cameras.main", folder, (name,)
+            )
+            for name in names
+        }
+        self.told: dict[str, Mailbox] = {}
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(self.children.values())
+
+    def start(self) -> None:
+        """All of them, where none is and nothing is left."""
+        for name, child in self.children.items():
+            self.told[name] = box(self.folder, name, create=True)
+            child.start()
+
+    def again(self) -> None:
+        """Those that died, or have said that they will."""
+        for name, child in self.children.items():
+            self.told[name].receive()
+            if child.died or self.told[name].fields["fault"][0]:
+                child.end(0.0)
+                self.told[name].fields[:] = np.zeros(1, CAMERA)
+                self.told[name].send()
+                child.start()
+
+    def end(self) -> None:
+        """They have nothing to put in order."""
+        for child in self.children.values():
+            child.end(0.0)
+
+    def clear(self) -> None:
+        """What they, or those of a daemon that was killed, left in the folder."""
+        for pattern in ("camera.*", "frames.*", ".frames.*"):
+            for file in self.folder.glob(pattern):
+                file.unlink(missing_ok=True)
+
+    def status(self) -> dict[str, Any]:
+        """By their names."""
+        return {name: {"pid": c.pid, "died": c.died} for name, c in self.children.items()}

@@ -1,0 +1,161 @@
+"""View: what a camera's own process sees, for all who look on this machine, in shared memory.
+
+    camera.NAME   since when it shows something, or why it does not any more
+    frames.NAME   its newest pictures as they came, in a ring: number, time, frame
+
+One process writes (a device can be opened once only), the policy and the recorder read; nobody
+waits for anybody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from real_robot.cameras.camera import CameraError, Picture, fresh
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import CAMERA, VERSION
+from real_robot.ipc.ring_buffer import BlackBox
+
+MOST = 32 << 20  # bytes of a ring
+FEWEST, MANY = 8, 64  # pictures in one
+LOOK = 0.003  # s
+
+
+def box(folder: Path, name: str, create: bool = False) -> Mailbox:
+    """Where the process of that camera says how it does."""
+    return Mailbox(folder / f"camera.{_plain(name)}", CAMERA, VERSION, create)
+
+
+def ring(folder: Path, name: str) -> Path:
+    """The file of its pictures."""
+    return folder / f"frames.{_plain(name)}"
+
+
+def frame_record(height: int, width: int) -> np.dtype[Any]:
+    """One picture; `t` in s on the monotonic clock that all processes of one machine share."""
+    return np.dtype([("number", "<i8"), ("t", "<f8"), ("frame", "u1", (height, width, 3))])
+
+
+class Shown:
+    """The writer's side, of the camera `name` of the daemon in `folder`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path, self.told = ring(folder, name), box(folder, name)
+        self.ring: BlackBox | None = None
+
+    def add(self, picture: Picture) -> None:
+        """Let others see it; CameraError where it is of another size than those before."""
+        if self.ring is None:
+            self._begin(picture)
+        assert self.ring is not None
+        frame = self.record["frame"][0]
+        if picture.frame.shape != frame.shape:
+            raise CameraError(
+                f"camera {self.path.suffix[1:]}: pictures of {frame.shape[:2]}, then of "
+                f"{picture.frame.shape[:2]}: they should all have one size"
+            )
+        self.record["number"], self.record["t"] = picture.number, picture.t
+        frame[:] = picture.frame
+        self.ring.add(self.record)
+        if not self.told.fields["began"][0]:
+            self.told.fields["began"] = time.monotonic_ns()
+            self.told.send()
+
+    def fail(self, reason: str) -> None:
+        """Say why there are no more."""
+        self.told.fields["fault"] = reason.encode()[:239]
+        self.told.send()
+
+    def _begin(self, first: Picture) -> None:
+        """A new ring, which is there at once and whole."""
+        record = frame_record(*first.frame.shape[:2])
+        part = self.path.with_name(f".{self.path.name}")
+        part.unlink(missing_ok=True)
+        slots = min(MANY, max(FEWEST, MOST // record.itemsize))
+        self.record = np.zeros(1, record)
+        self.ring = BlackBox(part, record, slots, create=True)
+        part.replace(self.path)
+
+
+class View:
+    """A reader's side; as a context, like a Camera. It also finds a camera that begins anew."""
+
+    def __init__(
+        self, folder: Path, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.clock = name, clock
+        self.path, self.told = ring(folder, name), box(folder, name)
+        self.ring: BlackBox | None = None
+        self._opened, self._began, self._count = clock(), 0, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.told.close()
+        self._let_go()
+
+    def newest(self, age: float) -> Picture:
+        """The newest picture, which must not be older than `age` s; CameraError."""
+        self._look()
+        if fault := bytes(self.told.fields["fault"][0]).decode(errors="replace"):
+            raise CameraError(fault)
+        return fresh(self._newest(), age, self.clock(), self._opened, self.name)
+
+    def next(self, number: int, patience: float) -> Picture:
+        """The first picture after number `number`, waited for up to `patience` s; CameraError."""
+        deadline = self.clock() + patience
+        while self.clock() < deadline and not self.told.fields["fault"][0]:
+            self._look()
+            picture = self._newest()
+            if picture is not None and picture.number > number:
+                return picture
+            time.sleep(LOOK)
+        return self.newest(patience)
+
+    def since(self) -> list[Picture]:
+        """Those that came since this was asked last, as far as they are still there."""
+        self._look()
+        if self.ring is None:
+            return []
+        records, self._count = self.ring.since(self._count)
+        return [_picture(record) for record in records]
+
+    def _look(self) -> None:
+        """At the ring of whoever shows pictures now."""
+        if not self.told.receive() or int(self.told.fields["began"][0]) in (0, self._began):
+            return
+        self._let_go()
+        self._began, self._count = int(self.told.fields["began"][0]), 0
+        self.ring = BlackBox.left(self.path)
+
+    def _newest(self) -> Picture | None:
+        while self.ring is not None and self.ring.count:
+            records, _ = self.ring.since(self.ring.count - 1)
+            if len(records):  # else it was overwritten meanwhile
+                return _picture(records[-1])
+        return None
+
+    def _let_go(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
+
+
+def _picture(record: np.void) -> Picture:
+    return Picture(record["frame"], float(record["t"]), int(record["number"]))
+
+
+def _plain(name: str) -> str:
+    return name.replace("/", ".")

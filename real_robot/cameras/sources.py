@@ -1,0 +1,199 @@
+"""Cameras: where pictures come from: a device, a film, a folder of files, a simulated scene."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build
+from real_robot.cameras.camera import Camera, CameraError, Frame, Source, opencv
+
+FIRST = 30.0  # s until a camera has shown something
+FROZEN = 10  # pictures in a row that are the same to the last bit
+
+
+def camera(node: Node) -> Camera:
+    """Of a source's node; what is rendered repeats itself where nothing moves, and so do files."""
+    source: Source = build(node)
+    return Camera(source, 0 if isinstance(source, Rendered | Folder) else FROZEN)
+
+
+LENT: dict[str, Camera] = {}
+
+
+def lent(node: Node) -> Camera:
+    """The camera that this process has for the node: a device can be opened once only."""
+    key = json.dumps(node, sort_keys=True)
+    if key not in LENT:
+        LENT[key] = camera(node)
+    return LENT[key]
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """A V4L2 device (`/dev/v4l/by-id/...` keeps its name), or a film's file. `exposure` and
+    `white` switch the automatics off (None: they stay, and pictures change by themselves)."""
+
+    device: str
+    width: int = 640
+    height: int = 480
+    fps: int = 30
+    exposure: float | None = None
+    white: float | None = None
+
+
+class Video:
+    """OpenCV's reader; a film is played at its `fps`, and ends with an error."""
+
+    def __init__(self, config: VideoConfig) -> None:
+        self.config, self.name = config, config.device
+        self._due = 0.0
+
+    def open(self) -> None:
+        cv2, config = opencv(), self.config
+        self._film = Path(config.device).is_file()
+        device = int(config.device) if config.device.isdigit() else config.device
+        reader: Any = cv2.VideoCapture(device, cv2.CAP_ANY if self._film else cv2.CAP_V4L2)
+        if not reader.isOpened():
+            raise CameraError(f"camera {self.name} cannot be opened: is it there, is it in use?")
+        if not self._film:
+            self._set(cv2, reader)
+        self._reader, self._due = reader, time.monotonic()
+
+    def grab(self) -> Frame:
+        if self._film:
+            self._due += 1 / self.config.fps
+            time.sleep(max(0.0, self._due - time.monotonic()))
+        good, frame = self._reader.read()
+        if not good:
+            raise CameraError(f"camera {self.name} gives no more pictures: look at its cable")
+        return np.ascontiguousarray(frame[:, :, ::-1])
+
+    def close(self) -> None:
+        self._reader.release()
+
+    def _set(self, cv2: Any, reader: Any) -> None:
+        """Compressed before the size, or many refuse it; one buffer, or pictures are old."""
+        config = self.config
+        wanted = {
+            cv2.CAP_PROP_FOURCC: cv2.VideoWriter.fourcc(*"MJPG"),
+            cv2.CAP_PROP_FRAME_WIDTH: config.width,
+            cv2.CAP_PROP_FRAME_HEIGHT: config.height,
+            cv2.CAP_PROP_FPS: config.fps,
+            cv2.CAP_PROP_BUFFERSIZE: 1,
+        }
+        if config.exposure is not None:
+            wanted |= {cv2.CAP_PROP_AUTO_EXPOSURE: 1, cv2.CAP_PROP_EXPOSURE: config.exposure}
+        if config.white is not None:
+            wanted |= {cv2.CAP_PROP_AUTO_WB: 0, cv2.CAP_PROP_WB_TEMPERATURE: config.white}
+        for key, value in wanted.items():
+            reader.set(key, value)
+        size = int(reader.get(cv2.CAP_PROP_FRAME_WIDTH)), int(reader.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        if size != (config.width, config.height):
+            reader.release()
+            raise CameraError(
+                f"camera {self.name} has no {config.width} x {config.height} pictures, but "
+                f"{size[0]} x {size[1]}"
+            )
+
+
+@dataclass(frozen=True)
+class FolderConfig:
+    """`path`: a folder of PNG or JPEG files, shown in the order of their names, `fps` a second;
+    after the last one the first again (`loop`), or an error."""
+
+    path: str
+    fps: float = 30.0
+    loop: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.fps > 0:
+            raise ConfigError(f"a folder of pictures needs fps above 0, not {self.fps:g}")
+
+
+class Folder:
+    """Files of pictures as a camera, to try out what sees without one."""
+
+    def __init__(self, config: FolderConfig) -> None:
+        self.config, self.name = config, config.path
+        self._files: list[Path] = []
+
+    def open(self) -> None:
+        endings = (".png", ".jpg", ".jpeg")
+        folder = Path(self.config.path)
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        self._files = [file for file in found if file.suffix.lower() in endings]
+        if not self._files:
+            raise CameraError(f"camera {self.name}: no PNG or JPEG files are there")
+        self._next, self._due = 0, time.monotonic()
+
+    def grab(self) -> Frame:
+        if self._next == len(self._files):
+            if not self.config.loop:
+                raise CameraError(f"camera {self.name}: all {self._next} pictures were shown")
+            self._next = 0
+        self._due = max(self._due + 1 / self.config.fps, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        file = self._files[self._next]
+        self._next += 1
+        if (frame := opencv().imread(str(file))) is None:
+            raise CameraError(f"camera {self.name}: {file.name} is no picture that can be read")
+        return np.ascontiguousarray(frame[:, :, ::-1])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class RenderedConfig:
+    """`scene`: a node of something with `picture() -> uint8 [height, width, 3]`. Pictures come
+    `fps` times a second, `latency` s after they were true, a share `lost` of them never, with
+    `noise` (grey levels, deviation)."""
+
+    scene: Node
+    fps: float = 30.0
+    latency: float = 0.0
+    lost: float = 0.0
+    noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.fps > 0 and self.latency >= 0 and 0 <= self.lost < 1 and self.noise >= 0):
+            raise ConfigError("a rendered camera needs fps above 0, latency, lost, noise from 0 on")
+
+
+class Rendered:
+    """A picture of a simulated scene, as late and as noisy as a real camera's."""
+
+    name = "rendered"
+
+    def __init__(self, config: RenderedConfig) -> None:
+        self.config, self.scene = config, build(config.scene)
+        self.random = np.random.default_rng(config.seed)
+
+    def open(self) -> None:
+        self._due = time.monotonic()
+
+    def grab(self) -> Frame:
+        config = self.config
+        lost = 1
+        while self.random.random() < config.lost:
+            lost += 1
+        self._due = max(self._due + lost / config.fps, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        frame: Frame = self.scene.picture()
+        time.sleep(config.latency)
+        if config.noise:
+            rough = frame + self.random.normal(0, config.noise, frame.shape)
+            frame = np.clip(np.rint(rough), 0, 255).astype(np.uint8)
+        return frame
+
+    def close(self) -> None:
+        """A scene that holds something lets go of it."""
+        if (let_go := getattr(self.scene, "close", None)) is not None:
+            let_go()

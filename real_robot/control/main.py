@@ -1,0 +1,84 @@
+"""The control process: `python -m real_robot.control.main FOLDER`, started by the daemon.
+
+It ends when an operator quits, or when its standard input does: a daemon that died took the
+operator's stop button with it, so the arm comes to rest and is held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from embodied.core.build import ConfigError
+from real_robot.control.rate import Rate, ahead_of_others
+from real_robot.deployment import Deployment
+from real_robot.drivers.driver import DriverError
+from real_robot.ipc.mailbox import MailboxError
+
+PATIENCE = 5.0  # s to wait for another control process to let go of the arm
+
+
+def own(folder: Path) -> int:
+    """Become the only control process of `folder`; the handle to keep. DriverError."""
+    handle = os.open(folder / "arm.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise DriverError("another control process still has this arm; end it") from error
+            time.sleep(0.05)
+
+
+def when_left_alone(do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
+    """Call `do` with a reason when the daemon is gone or wants this process to go, and `told` when
+    it says anything else."""
+
+    def watch() -> None:
+        while os.read(0, 256):
+            told()
+        do("its daemon is gone")
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        do(f"it was told to end ({signal.Signals(number).name})")
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(folder: Path) -> None:
+    """Until the end; DriverError, MailboxError, ConfigError."""
+    lock = own(folder)
+    deployment = Deployment.read(folder)
+    control = deployment.control(folder)
+
+    def leave(reason: str) -> None:
+        control.leave = control.leave or reason
+
+    when_left_alone(leave)
+    try:
+        control.connect()
+        with ahead_of_others() as granted:
+            if not granted:
+                print("no real-time priority (allow it: ulimit -r 50): a busy machine delays ticks")
+            control.run(Rate(deployment.hertz, deployment.spin))
+    finally:
+        control.driver.close()
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (DriverError, MailboxError, ConfigError) as error:
+        sys.exit(f"control: {error}")

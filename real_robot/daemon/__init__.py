@@ -1,0 +1,1 @@
+"""The daemon: starts and watches the processes, answers requests on a Unix socket."""

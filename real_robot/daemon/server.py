@@ -1,0 +1,224 @@
+"""Desk: a Unix socket at which several operators' tools can ask, for this user alone.
+
+The folder is 0700, the socket 0600, and who connects has to be the same user. What is no request is
+refused with a reason; who goes on with it is let go. Nothing here blocks, and what one client does
+costs the others at most a moment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import selectors
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from real_robot.daemon.requests import MOST_BYTES, Reply, Request, RequestError, Verb, parse
+
+LOG = logging.getLogger("embodied.robot")
+SOCKET = "daemon.sock"
+MOST_CLIENTS, MOST_UNREAD = 16, 1 << 18
+PER_SECOND = 100  # requests of a client
+PATIENCE = 8  # lines that are refused before a client is let go
+
+
+class DeskError(RuntimeError):
+    """The socket cannot be had: one line that says why and what to do."""
+
+
+@dataclass(eq=False)
+class Client:
+    """`number` is its last request's; `since` (s) and `lines` count what it said in a second."""
+
+    line: socket.socket
+    heard: float
+    came: bytes = b""
+    goes: bytes = b""
+    number: int = 0
+    refused: int = 0
+    since: float = 0.0
+    lines: int = 0
+    gone: bool = False
+
+
+def private(folder: Path) -> Path:
+    """`folder`, made where it is not there, for this user alone; DeskError where it is not so."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise DeskError(f"{folder} is not a folder of yours; name another one")
+    if about.st_mode & 0o077:
+        raise DeskError(f"{folder} is open to others; type: chmod 700 {folder}")
+    return folder
+
+
+class Desk:
+    """`refused` counts lines and clients. DeskError where a daemon is at work in `folder`."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.clock, self.refused = private(folder) / SOCKET, clock, 0
+        self._lock = os.open(folder / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise DeskError(f"a daemon is at work in {folder} already; quit it first") from error
+        self._listen()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.server, selectors.EVENT_READ)
+        self.clients: list[Client] = []
+
+    def _listen(self) -> None:
+        # We hold the lock: a socket that is there was left by a daemon that died.
+        self.path.unlink(missing_ok=True)
+        self.server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # it is never open to others, not even for a moment
+        try:
+            self.server.bind(str(self.path))
+        except OSError as error:
+            raise DeskError(
+                f"{self.path} cannot be a socket ({error}); use a shorter one"
+            ) from error
+        finally:
+            os.umask(before)
+        self.server.listen(128)
+        self.server.setblocking(False)
+
+    def poll(self, timeout: float) -> list[tuple[Client, Request]]:
+        """What was asked within `timeout` s, in the order of arrival."""
+        asked: list[tuple[Client, Request]] = []
+        for key, events in self.selector.select(timeout):
+            client: Client | None = key.data
+            if client is None:
+                self._accept()  # one a look: who came before is heard before others come
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._flush(client)
+            if events & selectors.EVENT_READ and not client.gone:
+                self._hear(client, asked)
+        return asked
+
+    def answer(self, client: Client, reply: Reply) -> None:
+        """Never waits; a client that does not read is let go."""
+        if client.gone:
+            return
+        client.goes += reply.line()
+        self._flush(client)
+        if len(client.goes) > MOST_UNREAD:
+            self._drop(client, "it does not read its answers")
+
+    def close(self) -> None:
+        """Let everyone go, and remove the socket."""
+        for client in list(self.clients):
+            self._drop(client)
+        self.selector.close()
+        self.server.close()
+        self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _accept(self) -> None:
+        try:
+            line, _ = self.server.accept()
+        except OSError as error:
+            LOG.warning("a client could not be let in: %s", error)
+            return
+        if not _same_user(line):
+            self.refused += 1
+            LOG.warning("refused: a client of another user")
+            line.close()
+            return
+        line.setblocking(False)
+        if len(self.clients) >= MOST_CLIENTS:
+            self._drop(min(self.clients, key=lambda c: c.heard), "there are too many clients")
+        client = Client(line, self.clock())
+        self.clients.append(client)
+        self.selector.register(line, selectors.EVENT_READ, client)
+
+    def _hear(self, client: Client, asked: list[tuple[Client, Request]]) -> None:
+        try:
+            came = client.line.recv(MOST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self._drop(client)
+            return
+        client.heard = self.clock()
+        *lines, client.came = (client.came + came).split(b"\n")
+        for line in lines:
+            if not client.gone:
+                self._read(client, line, asked)
+        if len(client.came) >= MOST_BYTES and not client.gone:
+            self._refuse(client, 0, f"a line should have at most {MOST_BYTES} bytes")
+            self._drop(client, "it sent a line without an end")
+
+    def _read(self, client: Client, line: bytes, asked: list[tuple[Client, Request]]) -> None:
+        try:
+            request = parse(line)
+        except RequestError as error:
+            self._refuse(client, 0, str(error))
+            return
+        if request.number <= client.number:
+            self._refuse(client, request.number, f"number {client.number} was there already")
+            return
+        client.number = request.number
+        if request.verb != Verb.ESTOP and self._floods(client):
+            self._refuse(client, request.number, f"more than {PER_SECOND} requests a second")
+            return
+        late = request.late(self.clock())
+        if late:
+            self._refuse(client, request.number, late)
+            return
+        asked.append((client, request))
+
+    def _floods(self, client: Client) -> bool:
+        if client.heard - client.since > 1.0:
+            client.since, client.lines = client.heard, 0
+        client.lines += 1
+        return client.lines > PER_SECOND
+
+    def _refuse(self, client: Client, number: int, reason: str) -> None:
+        self.refused += 1
+        client.refused += 1
+        LOG.warning("refused: %s", reason)
+        self.answer(client, Reply(number, False, reason))
+        if client.refused >= PATIENCE:
+            self._drop(client, f"{client.refused} of its lines were refused")
+
+    def _flush(self, client: Client) -> None:
+        try:
+            sent = client.line.send(client.goes)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(client)
+            return
+        client.goes = client.goes[sent:]
+        wants = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.goes else 0)
+        if self.selector.get_key(client.line).events != wants:
+            self.selector.modify(client.line, wants, client)
+
+    def _drop(self, client: Client, reason: str = "") -> None:
+        if client.gone:
+            return
+        if reason:
+            LOG.warning("a client was let go: %s", reason)
+        client.gone = True
+        self.clients.remove(client)
+        self.selector.unregister(client.line)
+        client.line.close()
+
+
+def _same_user(line: socket.socket) -> bool:
+    """Whether the kernel says so; where it cannot be asked, the socket's mode has to do."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", told)[1] == os.geteuid()

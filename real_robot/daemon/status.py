@@ -1,0 +1,166 @@
+"""Watch: what the daemon knows of the control and policy processes, from what they say."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from real_robot.daemon.child import Child
+from real_robot.daemon.requests import Verb
+from real_robot.ipc.channels import Boxes
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import Mode
+
+LOG = logging.getLogger("embodied.robot")
+SILENT = 1.0  # s without a tick, or a chunk, after which that is worth a note
+WHEN = {
+    Verb.ARM: "an arm can be armed when it is IDLE",
+    Verb.START: "an arm can be started when it is ARMED, the policy has just spoken, and the arm "
+    "is where it was sent",
+    Verb.STOP: "an arm can be stopped when it is ARMED, RUNNING, HOMING or STOPPING",
+    Verb.HOME: "an arm with a home can go there when it is IDLE",
+    Verb.RESET: "an arm can be reset when it is in ESTOP, at rest, and its wire works",
+    Verb.QUIT: "first stop: one can quit when the arm is IDLE, DISCONNECTED or in ESTOP",
+}
+
+
+class Watch:
+    """`look` often; the rest tells what was seen. `names` are the chain's stages; `notes` are
+    lines for people, with their time (s); a policy decides every `step` s."""
+
+    def __init__(
+        self,
+        boxes: Boxes,
+        names: Sequence[str],
+        notes: deque[str],
+        step: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.boxes, self.names, self.notes, self.clock = boxes, names, notes, clock
+        self.patience = max(SILENT, 3 * step)
+        self.mode: Mode = Mode.DISCONNECTED
+        self.fault = ""
+        self.began = self.ticked = self.spoke = clock()
+        self.first = 0.0  # when the first tick was
+        self.ticks = self.chunks = 0
+        self.hangs = self.mute = False
+
+    def note(self, text: str) -> None:
+        """For the status, and the log."""
+        self.notes.append(f"{self.clock():.3f} {text}")
+        LOG.info(text)
+
+    def look(self) -> bool:
+        """Read what is new; True where a fault has just come."""
+        now, before = self.clock(), self.fault
+        if self.boxes.state.receive():
+            self._take(now)
+        if self.boxes.chunk.receive():
+            self.chunks, self.spoke = int(self.boxes.chunk.fields["number"][0]), now
+        self._silence(now)
+        return bool(self.fault) and self.fault != before
+
+    @property
+    def latched(self) -> bool:
+        """Whether only a reset leads on."""
+        return self.mode == Mode.ESTOP
+
+    def begin_policy(self) -> None:
+        """A new one was started: it has said nothing yet."""
+        self.chunks, self.spoke, self.mute = 0, self.clock(), False
+
+    def answered(self, wish: int) -> bool | None:
+        """Whether the control process did what wish number `wish` says; None: not answered yet."""
+        fields = self.boxes.state.fields[0]
+        if int(fields["answered"]) == wish:
+            return True
+        return False if int(fields["refused"]) == wish else None
+
+    def why_not(self, verb: Verb) -> str:
+        """One line for a wish that was refused."""
+        return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
+
+    def status(self, control: Child, policy: Child) -> dict[str, Any]:
+        """All that an operator may want to know, as JSON can say it. Ages in s."""
+        fields, now = self.boxes.state.fields[0], self.clock()
+        ran = float(fields["now"]) - self.first
+        stages = zip(self.names, fields["counts"], fields["changed"], strict=True)
+        alive = control.alive
+        return {
+            "mode": self.mode.name if alive else Mode.DISCONNECTED.name,
+            "fault": self.fault if alive else control.died or self.fault,
+            "control": {
+                "pid": control.pid,
+                "died": control.died,
+                "tick": self.ticks,
+                "age": now - self.ticked,
+                "rate": (self.ticks - 1) / ran if ran > 0 else 0.0,
+                "late": float(fields["late"]),
+                "worst": float(fields["worst"]),
+                "missed": int(fields["missed"]),
+            },
+            "policy": {
+                "pid": policy.pid,
+                "died": policy.died,
+                "number": self.chunks,
+                "age": now - self.spoke,
+                "starved": bool(fields["starved"]),
+            },
+            "measured": {"age": now - float(fields["measured"]) if self.ticks else None},
+            "q": [_finite(value) for value in fields["q"]],
+            "sent": [_finite(value) for value in fields["sent"]],
+            "sensed": [_finite(value) for value in fields["sensed"]],
+            "stages": {
+                name: {"count": int(count), "changed": _finite(changed)}
+                for name, count, changed in stages
+            },
+            "up": now - self.began,
+            "notes": list(self.notes),
+        }
+
+    def _take(self, now: float) -> None:
+        fields = self.boxes.state.fields[0]
+        if not self.ticks:
+            self.first = float(fields["now"])
+        self.ticks, self.ticked = int(fields["tick"]), now
+        mode, fault = Mode(int(fields["mode"])), bytes(fields["fault"]).decode(errors="replace")
+        if fault and fault != self.fault:
+            self.note(f"fault: {fault}")
+        if mode != self.mode:
+            self.note(f"{self.mode.name} -> {mode.name}")
+        self.mode, self.fault = mode, fault
+
+    def _silence(self, now: float) -> None:
+        """Note once that someone who has spoken before does not any more."""
+        hangs = self.ticks > 0 and now - self.ticked > SILENT
+        if hangs and not self.hangs:
+            self.note(f"the control process has not ticked for {SILENT:.0f} s")
+        mute = self.chunks > 0 and now - self.spoke > self.patience
+        if mute and not self.mute:
+            self.note(f"the policy has said nothing for {self.patience:.1f} s")
+        self.hangs, self.mute = hangs, mute
+
+
+def _finite(value: float) -> float | None:
+    """None for what JSON has no number for."""
+    return float(value) if math.isfinite(value) else None
+
+
+def recording(recorder: Child, told: Mailbox) -> dict[str, Any]:
+    """How the recorder does: episodes that `ended`, `episodes` of them that are on the disk."""
+    told.receive()
+    fields = told.fields[0]
+    return {
+        "pid": recorder.pid,
+        "died": recorder.died,
+        "ready": bool(fields["alive"]),
+        "ended": int(fields["ended"]),
+        "episodes": int(fields["episodes"]),
+        "steps": int(fields["steps"]),
+        "success": None if fields["success"] < 0 else bool(fields["success"]),
+        "problem": bytes(fields["problem"]).decode(errors="replace"),
+    }

@@ -1,0 +1,1 @@
+"""The Crazyflie quadrotor over its radio."""

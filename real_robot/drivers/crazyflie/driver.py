@@ -1,0 +1,385 @@
+"""Crazyflie: a quadrotor over the radio: set-points of its place, and what keeps it from falling.
+
+Its `joints` are x, y, z and yaw (`embodied.embodiments.flight`). What flies it is its own firmware;
+a policy of rotor speeds can't be flown over a radio of 2 to 4 ms with gaps: it is compiled into the
+firmware (docs/crazyflie.md).
+
+    on the ground -> arming -> flying -> landing -> on the ground
+
+It takes off when it is sent to more than `LIFT` above where it stands, and lands where nobody has
+moved it for `hover` s, at every fault, and when it is let go of. Landing is the drone's own
+planner's, and goes on without us. Only an operator's emergency stop switches the motors off in the
+air; after that, and when its own watchdog did (2 s without a set-point), it has to be switched off
+and on. Nothing holds a drone: without motors it falls.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.embodiments.flight import JOINTS
+from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.drivers.crazyflie.commands import (
+    emergency_stop,
+    full_state,
+    hover,
+    landing,
+    position,
+)
+from real_robot.drivers.crazyflie.link import Link
+from real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.ipc.external_state import Seen
+
+LIFT = 0.05  # m
+ASK = 0.3  # s until an order that showed no effect is given again
+SPEED = 0.4  # m/s that it lands with
+KALMAN = 2  # of stabilizer.estimator
+NEAR, CLEAR, STEADY = 0.15, 0.25, 25  # m, m, set-points: before a policy on board takes over
+BRIEF = 2.0  # s that a low voltage may last: motors that speed up pull it down
+
+
+@dataclass(frozen=True)
+class Config:
+    """`uri`: radio://0/80/2M/E7E7E7E7E7 or udp://HOST:PORT. `command`: how set-points are sent:
+    `position`; `full_state`, which also says how fast they move (for the Mellinger controller);
+    `hover`, velocities and height, for a drone that knows no place but what its flow deck sees.
+
+    `low` (V): below it, it lands; no default, because nobody knows your battery but you. `tracker`:
+    who sees it from outside (`real_robot.ipc.external_state`: drone_x, drone_y, drone_z in m),
+    None where it
+    knows its place by itself (flow deck, Lighthouse, Loco). `hover` (s): how long it stays in the
+    air where nobody moves it. `silence` (s) without news is a lost link; `arming` (s) for arming;
+    `patience` (s) for what is asked before anything moves; `certain` (m^2): most variance of its
+    own estimate of its place at the start; `place_gain` (1/s): of `hover`."""
+
+    uri: str
+    low: float
+    command: Literal["position", "full_state", "hover"] = "position"
+    tracker: Node | None = None
+    hover: float = 5.0
+    silence: float = 0.5
+    arming: float = 3.0
+    patience: float = 30.0
+    certain: float = 0.01
+    place_gain: float = 1.0
+    onboard: str = ""
+
+    def __post_init__(self) -> None:
+        if not 2.5 <= self.low <= 20:
+            raise ConfigError(f"low={self.low} should be the volts below which it lands (2.5 up)")
+        if self.command not in ("position", "full_state", "hover"):
+            raise ConfigError(f"command={self.command}: position, full_state or hover")
+        if self.onboard and not re.fullmatch("[0-9a-f]{8}", self.onboard):
+            raise ConfigError("onboard: 8 digits (0 to f) of the policy's hash")
+        if not (self.hover >= 0 and min(self.silence, self.arming, self.patience) > 0):
+            raise ConfigError("hover should not be negative; silence, arming, patience above 0 s")
+
+
+class Phase(Enum):
+    """Of a flight."""
+
+    GROUND = "on the ground"
+    ARMING = "arming"
+    FLYING = "flying"
+    LANDING = "landing"
+    CUT = "switched off"
+
+
+class Crazyflie(Driver):
+    """`read`, `write` and `hold` never wait for the radio."""
+
+    joints = JOINTS
+    rest: ClassVar[str] = "land"
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.clock = config, clock
+        self.link = Link(config.uri, clock)
+        self.tracker: Seen | None = None if config.tracker is None else build(config.tracker)
+        self.phase, self.ground = Phase.GROUND, 0.0
+        self._q, self._dq = np.zeros(4), np.zeros(4)
+        self._sent, self._sent_at = np.zeros(4), -math.inf
+        self._since = self._asked = self._fine = 0.0
+        self._held: float | None = None
+        self._steady, self._learned = 0, False
+        self._told: set[str] = set()
+
+    def connect(self) -> None:
+        try:
+            if self.tracker is not None:
+                self.tracker.connect()
+            self.link.open(self.config.patience)
+            self._set_up()
+            self._check_onboard()
+            self._await(lambda: len(self.link.heard) == 2, "tell its state")
+            self._fly_not()
+            self._await(self._knows_its_place, "find its place: look at what measures it")
+            self._check_health()
+        except DriverError:
+            self.close()
+            raise
+        self.phase, self._held, self._fine = Phase.GROUND, None, self.clock()
+        self._told.clear()
+
+    def check(self, limits: Limits) -> None:
+        for axis, most in zip("xyz", limits.velocity[:3], strict=True):
+            own = self.link.parameter(f"posCtlPid.{axis}VelMax")
+            if own is not None and most > own:
+                raise self.link.error(
+                    f"limits.velocity of {axis} is {most:g} m/s, its own controller goes {own:g}"
+                )
+
+    def read(self) -> Arm:
+        self._feed()
+        values, seen = self._news()
+        self._q[:3] = [values[f"stateEstimate.{axis}"] for axis in "xyz"]
+        yaw = math.radians(values["stateEstimate.yaw"])
+        self._q[3] += math.remainder(yaw - self._q[3], 2 * math.pi)  # counted on over full turns
+        self._dq[:3] = [values[f"stateEstimate.v{axis}"] for axis in "xyz"]
+        self._dq[3] = math.radians(values["gyro.z"])
+        self._advance()
+        self._look()
+        return Arm(self._q.copy(), self._dq.copy(), np.zeros(4), seen)
+
+    def write(self, q: Floats, width: float) -> None:
+        if np.shape(q) != (4,) or not np.isfinite(q).all():
+            raise self.link.error(f"was sent to {q}, which is no place")
+        self._held = None
+        if self.phase == Phase.GROUND and q[2] > self.ground + LIFT:
+            self._enter(Phase.ARMING)
+            self._arm(True)
+        if self.phase == Phase.FLYING:
+            self._follow(q)
+
+    def hold(self, q: Floats, width: float) -> bool:
+        if self.phase == Phase.ARMING:
+            self._arm(False)
+            self._enter(Phase.GROUND)
+        if self.phase != Phase.FLYING:
+            return False
+        now = self.clock()
+        self._held = now if self._held is None else self._held
+        if now - self._held >= self.config.hover:
+            self._land()
+            return False
+        self._follow(q)
+        return True
+
+    @property
+    def width(self) -> float:
+        return 0.0
+
+    def stop(self) -> None:
+        """Land, wherever it is."""
+        if self.phase == Phase.ARMING:
+            self._arm(False)
+            self._enter(Phase.GROUND)
+        elif self.phase == Phase.FLYING:
+            self._land()
+
+    def cut(self) -> None:
+        """Motors off, now, wherever it is. It falls, and is locked until it is switched off and
+        on."""
+        if self.link.connected:
+            self._enter(Phase.CUT)
+            for _ in range(3):
+                self.link.tell(emergency_stop)
+
+    def recover(self) -> None:
+        """What still flies is left alone; a crashed one is asked to recover, a lost one is
+        connected to again."""
+        if not self.link.connected or self._silent() or self.phase == Phase.CUT:
+            self.close()
+            self.connect()
+            return
+        if self.phase == Phase.LANDING:
+            self._come_down()
+        if self._health().crashed:
+            self.link.tell(lambda drone: drone.supervisor.send_crash_recovery_request())
+            self._await(lambda: not self._health().crashed, "recover from its crash")
+        self._check_health()
+        self._told.clear()
+        self._fine = self.clock()
+
+    def close(self) -> None:
+        self.stop()
+        if self.link.connected and self.phase == Phase.LANDING:
+            try:
+                self._come_down()
+            except DriverError:
+                pass  # it lands by itself
+            else:
+                self._arm(False)
+        self.link.close(flying=self.phase == Phase.LANDING)
+        self.phase = Phase.GROUND
+
+    def _set_up(self) -> None:
+        self.link.set("commander.enHighLevel", 1)
+        if self.tracker is not None:
+            self.link.set("stabilizer.estimator", KALMAN)
+        self.link.set("kalman.resetEstimation", 1)
+        self.link.set("kalman.resetEstimation", 0)
+        self.link.log("flight", FLIGHT, 0.01)
+        self.link.log("health", HEALTH, 0.05)
+
+    def _check_onboard(self) -> None:
+        """DriverError where another policy than the wanted one is in its firmware."""
+        if not self.config.onboard:
+            return
+        carried = self.link.parameter("policy.hash")
+        if carried is None or int(carried) != int(self.config.onboard, 16):
+            has = "no policy" if carried is None else f"policy {int(carried):08x}"
+            raise self.link.error(
+                f"it carries {has}, not {self.config.onboard}: embodied export RUN --to DIR "
+                "--crazyflie, then flash it (docs/crazyflie.md)"
+            )
+
+    def _hand_over(self, q: Floats) -> None:
+        """To the policy on board, once it has been steady near its set-point for half a second."""
+        near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
+        high = self._q[2] > self.ground + CLEAR
+        self._steady = self._steady + 1 if near and high else 0
+        if self._steady >= STEADY and not self._learned:
+            self._learned = True
+            self.link.tell(lambda drone: drone.param.set_value("policy.enable", 1))
+
+    def _fly_not(self) -> None:
+        if self._health().flying:
+            raise self.link.error("it is in the air: bring it down first")
+
+    def _knows_its_place(self) -> bool:
+        return self._health().variance <= self.config.certain
+
+    def _check_health(self) -> None:
+        """DriverError where it should not fly."""
+        health = self._health()
+        if reason := stopped(health):
+            raise self.link.error(reason)
+        if health.volts < self.config.low:
+            raise self.link.error(f"its battery has {health.volts:.2f} V left: charge it")
+
+    def _news(self) -> tuple[Any, float]:
+        """The newest state and when it came; DriverError where there is none."""
+        if self.link.lost:
+            raise self.link.error(f"the link is lost ({self.link.lost}); it stops by itself")
+        if self._silent():
+            raise self.link.error(
+                f"nothing heard for more than {self.config.silence:g} s: without set-points it "
+                "levels after 0.5 s and switches its motors off after 2 s"
+            )
+        return self.link.heard["flight"]
+
+    def _silent(self) -> bool:
+        news = self.link.heard.get("flight")
+        return news is None or self.clock() - news[1] > self.config.silence
+
+    def _health(self) -> Health:
+        return Health.of(self.link.heard["health"][0])
+
+    def _feed(self) -> None:
+        """What is seen of it from outside, to its estimator."""
+        if self.tracker is not None and self.link.connected:
+            x, y, z = (float(each) for each in self.tracker.read())
+            self.link.say("place", lambda drone: drone.extpos.send_extpos(x, y, z))
+
+    def _look(self) -> None:
+        """DriverError, once each, for what is wrong with it."""
+        health, now = self._health(), self.clock()
+        reason = stopped(health)
+        if not reason and self.phase == Phase.FLYING and now - self._since > 1 and not health.armed:
+            reason = "it has disarmed itself in the air"
+        if health.volts >= self.config.low:
+            self._fine = now
+        elif not reason and now - self._fine > BRIEF:
+            reason = f"its battery has {health.volts:.2f} V left: it lands"
+        if reason and (key := reason[:20]) not in self._told:
+            self._told.add(key)
+            raise self.link.error(reason)
+
+    def _advance(self) -> None:
+        """What the drone did about what it was told."""
+        health, now = self._health(), self.clock()
+        if self.phase == Phase.GROUND:
+            self.ground = float(self._q[2])
+        elif self.phase == Phase.ARMING:
+            self._await_arming(health, now)
+        elif self.phase == Phase.LANDING and now - self._asked > ASK:
+            if not health.flying:
+                self._arm(False)
+                self._enter(Phase.GROUND)
+            elif not health.planning and self._q[2] > self.ground + LIFT:
+                self._order_landing()
+
+    def _await_arming(self, health: Health, now: float) -> None:
+        if health.armed and health.can_fly:
+            self._enter(Phase.FLYING)
+        elif now - self._since > self.config.arming:
+            self._enter(Phase.GROUND)
+            raise self.link.error(f"it refuses to arm: {refusal(health)}")
+        elif now - self._asked > ASK:
+            self._arm(True)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase, self._since = phase, self.clock()
+
+    def _arm(self, wanted: bool) -> None:
+        self._asked = self.clock()
+        self.link.tell(lambda drone: drone.supervisor.send_arming_request(wanted))
+
+    def _follow(self, q: Floats) -> None:
+        """The set-point, as the drone is configured to take it."""
+        now, place, yaw = self.clock(), [float(each) for each in q[:3]], float(q[3])
+        since = now - self._sent_at
+        rate = (q - self._sent) / since if 0 < since < 0.2 else np.zeros(4)
+        self._sent[:], self._sent_at = q, now
+        if self.config.onboard:
+            self._hand_over(q)
+        if self.config.command == "position":
+            command = position(place, yaw)
+        elif self.config.command == "full_state":
+            command = full_state(place, yaw, rate)
+        else:
+            command = hover(place, yaw, rate, self._q, self.config.place_gain)
+        self.link.say("setpoint", command)
+
+    def _land(self) -> None:
+        self._enter(Phase.LANDING)
+        self._order_landing()
+
+    def _order_landing(self) -> None:
+        seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
+        self._asked, learned = self.clock(), self._learned
+        self._learned, self._steady = False, 0
+        self.link.tell(landing(self.ground, seconds, learned))
+
+    def _come_down(self) -> None:
+        """Until it has landed; DriverError."""
+
+        def down() -> bool:
+            self._news()
+            self._q[2] = self.link.heard["flight"][0]["stateEstimate.z"]
+            self._advance()
+            return self.phase != Phase.LANDING
+
+        self._await(down, "land")
+
+    def _await(self, so: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.config.patience
+        while True:
+            self._feed()
+            if self.link.lost:
+                raise self.link.error(self.link.lost)
+            if so():
+                return
+            if time.monotonic() > deadline:
+                raise self.link.error(f"it did not {what} (waited {self.config.patience:.0f} s)")
+            time.sleep(0.01)

@@ -1,0 +1,60 @@
+"""Dry: a driver that holds its arm where it stands; what would have moved it is only imagined."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.drivers.driver import Driver
+
+
+class Dry(Driver):
+    """The wire, its stamps and its faults are those of `driver`; the joints are where they were
+    sent, as of an arm that follows at once."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.joints, self.sensed = driver, driver.joints, driver.sensed
+        self._q: Floats = np.zeros(len(driver.joints))
+        self._dq, self._held = self._q.copy(), self._q.copy()
+        self._t = self._then = 0.0
+        self._width = self._wide = 0.0
+
+    def connect(self) -> None:
+        self.driver.connect()
+        arm = self.driver.read()
+        self._q, self._held, self._t, self._then = arm.q.copy(), arm.q.copy(), arm.t, arm.t
+        self._width = self._wide = self.driver.width
+
+    def read(self) -> Arm:
+        arm = self.driver.read()
+        self._t = arm.t
+        return Arm(self._q.copy(), self._dq.copy(), arm.tau, arm.t)
+
+    def write(self, q: Floats, width: float) -> None:
+        self.driver.write(self._held, self._wide)
+        if self._t > self._then:
+            self._dq = (q - self._q) / (self._t - self._then)
+            self._then = self._t
+        self._q, self._width = q.copy(), width
+
+    @property
+    def width(self) -> float:
+        return self._width
+
+    def sense(self) -> Floats:
+        return self.driver.sense()
+
+    def check(self, limits: Limits) -> None:
+        self.driver.check(limits)
+
+    def recover(self) -> None:
+        self.driver.recover()
+
+    def cut(self) -> None:
+        self.driver.cut()
+
+    def stop(self) -> None:
+        self.driver.stop()
+
+    def close(self) -> None:
+        self.driver.close()

@@ -1,0 +1,1 @@
+"""The Franka FR3 and its hand."""

@@ -1,0 +1,1 @@
+"""Arms of Dynamixel or Feetech servos on one bus."""

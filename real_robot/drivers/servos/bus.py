@@ -1,0 +1,113 @@
+"""Servo wire: grouped questions to all servos of a bus, asked again where noise ate an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.servos.registers import Make
+from real_robot.drivers.servos.serial_port import SerialPort
+
+
+class ServoWire:
+    """`names` are those of all servos, by id. One exchange may take `timeout` s and is repeated up
+    to `retries` times, so that every method returns or raises DriverError within a bound."""
+
+    def __init__(
+        self, port: SerialPort, make: Make, names: Mapping[int, str], timeout: float, retries: int
+    ) -> None:
+        self.port, self.make, self.names = port, make, dict(names)
+        self.timeout, self.retries = timeout, retries
+        self.errors: dict[int, int] = {}
+        """The error byte of every servo's last answer."""
+        self.repeated = 0
+        """Exchanges that had to be repeated."""
+        self._last = 0.0
+
+    @property
+    def silence(self) -> float:
+        """Seconds since something was sent."""
+        return time.monotonic() - self._last
+
+    def find_echo(self) -> None:
+        """Whether the adapter sends back what is written: what comes first is then the request."""
+        question = self.make.read(min(self.names), self.make.mode, 1)
+        self.port.echo, seen = False, b""
+        self.send(question)
+        end = time.monotonic() + self.timeout
+        while len(seen) < len(question) and (data := self.port.read(end)):
+            seen += data
+        self.port.echo = seen.startswith(question)
+        self.port.drain(self.timeout / 4, self.timeout)
+
+    def send(self, frame: bytes) -> None:
+        """Nobody is waited for."""
+        self.port.write(frame)
+        self._last = time.monotonic()
+
+    def ask(self, address: int, size: int, ids: Collection[int]) -> dict[int, bytes]:
+        """`size` bytes from register `address` on, of those of `ids` that answer."""
+        found: dict[int, bytes] = {}
+        missing = tuple(ids)
+        for attempt in range(self.retries + 1):
+            if not missing:
+                break
+            self.repeated += attempt > 0
+            self.send(self.make.sync_read(address, size, missing))
+            self._collect(missing, size, found)
+            missing = tuple(id for id in missing if id not in found)
+            if missing:  # what comes late is not to be taken for the next answer
+                self.port.drain(self.timeout / 10, self.timeout)
+        return found
+
+    def get(self, address: int, size: int) -> dict[int, bytes]:
+        """The same of every servo. DriverError where one does not answer."""
+        found = self.ask(address, size, self.names)
+        for id, name in self.names.items():
+            if id not in found:
+                raise DriverError(
+                    f"no answer from {name} (id {id}) on {self.port.path}, asked "
+                    f"{self.retries + 1} times at {self.port.baud} baud: check its cable, power, "
+                    f"id and baud rate{self.port.latency()}"
+                )
+        return found
+
+    def put(self, address: int, data: Mapping[int, bytes]) -> set[int]:
+        """Write, read back, and write again where it is not there. Ids that did not take it."""
+        wrong = set(data)
+        for _ in range(self.retries + 1):
+            if not wrong:
+                break
+            again = {id: data[id] for id in sorted(wrong)}
+            self.send(self.make.sync_write(address, again))
+            found = self.ask(address, len(next(iter(again.values()))), again)
+            wrong = {id for id in again if found.get(id) != data[id]}
+        return wrong
+
+    def check_faults(self) -> None:
+        """DriverError for a servo that reported a fault with its last answer."""
+        for id, error in self.errors.items():
+            if not error:
+                continue
+            bits, register = error, self.make.errors
+            if register is not None:  # the error byte says no more than that there is one
+                bits = self.ask(register, 1, (id,)).get(id, b"\x00")[0]
+            named = [text for bit, text in self.make.faults.items() if bits >> bit & 1]
+            raise DriverError(
+                f"{self.names[id]} (id {id}) reports {', '.join(named) or f'error {error}'}: check "
+                "load, supply and temperature, then switch it off and on"
+            )
+
+    def _collect(self, ids: Collection[int], size: int, found: dict[int, bytes]) -> None:
+        """Good replies into `found` until all of `ids` are there or time is up."""
+        buffer, end = bytearray(), time.monotonic() + self.timeout
+        while data := self.port.read(end):
+            buffer += data
+            while (packet := self.make.take(buffer)) is not None:
+                reply = self.make.reply(packet)
+                if reply is not None and reply.id in ids and len(reply.data) == size:
+                    found[reply.id] = reply.data
+                    self.errors[reply.id] = reply.error
+            if all(id in found for id in ids):
+                return

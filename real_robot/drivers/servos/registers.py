@@ -1,0 +1,113 @@
+"""Servo registers: where two makes of servo keep what a driver needs, and in which units.
+
+From the control tables of the Dynamixel X series and of Feetech's STS3215, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from real_robot.drivers.servos import dynamixel_codec, feetech_codec
+from real_robot.drivers.servos.feetech_codec import signed, unsigned
+from real_robot.drivers.servos.packet import Packet, Reply
+
+TICKS = 4096  # a turn
+
+
+class Motion(NamedTuple):
+    """Measured at the servo's own shaft: ticks, rad/s, and current in units of the register."""
+
+    position: int
+    velocity: float
+    current: int
+
+
+@dataclass(frozen=True)
+class Make:
+    """One make of servo. `state` is (address, bytes) of the block that `motion` understands; `mode`
+    the register that holds one of `modes` where a goal is a position; `watchdog` counts `beat` s,
+    reads 255 after a trip and is 0 where it is off; `faults` names the bits of register `errors`,
+    or of a reply's error byte where there is none; `ampere`: A of one unit of current."""
+
+    take: Callable[[bytearray], Packet | None]
+    reply: Callable[[Packet], Reply | None]
+    read: Callable[[int, int, int], bytes]
+    sync_read: Callable[[int, int, Sequence[int]], bytes]
+    sync_write: Callable[[int, Mapping[int, bytes]], bytes]
+    state: tuple[int, int]
+    motion: Callable[[bytes], Motion]
+    goal: int
+    encode: Callable[[int], bytes]
+    torque: int
+    mode: int
+    modes: tuple[int, ...]
+    ampere: float
+    faults: Mapping[int, str]
+    errors: int | None
+    watchdog: int | None
+    beat: float = 0.02
+
+
+def _dynamixel(data: bytes) -> Motion:
+    """From 126: current (2), velocity (4, 0.229 rpm), position (4)."""
+    current, velocity, position = (
+        int.from_bytes(part, "little", signed=True) for part in (data[:2], data[2:6], data[6:10])
+    )
+    return Motion(position, velocity * 0.229 * math.tau / 60, current)
+
+
+def _feetech(data: bytes) -> Motion:
+    """From 56: position (2), speed (2, ticks/s), ..., at 69 current (2)."""
+    position, speed, current = (
+        signed(int.from_bytes(data[at : at + 2], "little"), 15) for at in (0, 2, 13)
+    )
+    return Motion(position, speed * math.tau / TICKS, current)
+
+
+MAKES: Mapping[str, Make] = {
+    "dynamixel": Make(
+        take=dynamixel_codec.take,
+        reply=dynamixel_codec.reply,
+        read=dynamixel_codec.read,
+        sync_read=dynamixel_codec.sync_read,
+        sync_write=dynamixel_codec.sync_write,
+        state=(126, 10),
+        motion=_dynamixel,
+        goal=116,
+        encode=lambda ticks: ticks.to_bytes(4, "little", signed=True),
+        torque=64,
+        mode=11,
+        modes=(3, 4, 5),
+        ampere=2.69e-3,
+        faults={
+            0: "input voltage",
+            2: "overheating",
+            3: "encoder",
+            4: "electrical shock",
+            5: "overload",
+        },
+        errors=70,
+        watchdog=98,
+    ),
+    "feetech": Make(
+        take=feetech_codec.take,
+        reply=feetech_codec.reply,
+        read=feetech_codec.read,
+        sync_read=feetech_codec.sync_read,
+        sync_write=feetech_codec.sync_write,
+        state=(56, 15),
+        motion=_feetech,
+        goal=42,
+        encode=lambda ticks: unsigned(ticks, 15).to_bytes(2, "little"),
+        torque=40,
+        mode=33,
+        modes=(0,),
+        ampere=6.5e-3,
+        faults={0: "input voltage", 1: "angle", 2: "overheating", 3: "current", 5: "overload"},
+        errors=None,
+        watchdog=None,
+    ),
+}

@@ -1,0 +1,1 @@
+"""Universal Robots arms over RTDE."""

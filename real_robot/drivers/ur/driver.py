@@ -1,0 +1,309 @@
+"""UR: an arm of Universal Robots over RTDE; a program of ours on it follows registers by servoj.
+
+    here   target q, beat  ->  input registers 24...   ->  program: servoj(q) at every tick
+           measured q, dq  <-  output recipe, 125 or 500 Hz
+
+The program stops the arm by itself (stopj) when the beat stands still: that is its watchdog. A
+protective stop is said in one line and unlocked only by an operator's reset.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.drivers.ur import rtde_codec as rtde
+
+RTDE, SCRIPT, DASHBOARD = 30004, 30002, 29999  # ports
+SEEN = (
+    "timestamp",
+    "actual_q",
+    "actual_qd",
+    "robot_mode",
+    "safety_status_bits",
+    "runtime_state",
+)
+SENT = (*(f"input_double_register_{i}" for i in range(24, 30)), "input_int_register_24")
+JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+RUNNING, PLAYING = 7, 2
+STOPS = {  # bits of safety_status_bits that let nothing move
+    2: "a protective stop: clear the way, then reset",
+    4: "a safeguard stop: close the guard, then reset",
+    5: "the system's emergency stop: release it, switch on, then reset",
+    6: "the robot's emergency stop: release it, switch on, then reset",
+    7: "an emergency stop: release it, switch on, then reset",
+    8: "a safety violation: see its pendant, then reset",
+    9: "a safety fault: see its pendant, restart the safety system",
+}
+WIDEST = 2 * math.pi
+
+
+@dataclass(frozen=True)
+class Config:
+    """`frequency`: 500 of an e-Series, 125 of a CB3. `lookahead` (s, 0.03 to 0.2) and `gain` (100
+    to 2000) are servoj's. After `watchdog` s without a command the program on the arm stops it with
+    `brake` (rad/s^2). `silence` (s) without news is a lost arm; `patience` (s) for what is asked
+    before anything moves."""
+
+    host: str
+    frequency: float = 500.0
+    lookahead: float = 0.1
+    gain: float = 300.0
+    watchdog: float = 0.1
+    brake: float = 4.0
+    silence: float = 0.1
+    patience: float = 10.0
+    joints: tuple[str, ...] = JOINTS
+
+    def __post_init__(self) -> None:
+        if not (0.03 <= self.lookahead <= 0.2 and 100 <= self.gain <= 2000):
+            raise ConfigError("servoj: lookahead is 0.03 to 0.2 s, gain 100 to 2000")
+        if not (self.frequency > 0 and self.watchdog * self.frequency >= 2 and self.brake > 0):
+            raise ConfigError("frequency and brake above 0, watchdog two ticks or more, please")
+        if len(self.joints) != 6:
+            raise ConfigError(f"a UR has 6 joints, {len(self.joints)} are named")
+
+
+def program(config: Config) -> str:
+    """What runs on the arm. Registers 24 to 29 are the target, integer 24 the beat (0: nothing has
+    been said yet, below 0: leave). What an earlier session left in them is not followed: only a
+    beat that changes is."""
+    dt, most = 1 / config.frequency, round(config.watchdog * config.frequency)
+    registers = ", ".join(f"read_input_float_register({i})" for i in range(24, 30))
+    return f"""def follow():
+  beat = read_input_integer_register(24)
+  still = 0
+  begun = False
+  going = True
+  while going:
+    said = read_input_integer_register(24)
+    if said == beat:
+      still = still + 1
+    else:
+      still = 0
+      beat = said
+      begun = begun or beat > 0
+    end
+    if begun and (beat < 0 or still > {most}):
+      going = False
+    elif begun:
+      servoj([{registers}], t={dt:g}, lookahead_time={config.lookahead:g}, gain={config.gain:g})
+    else:
+      sync()
+    end
+  end
+  stopj({config.brake:g})
+end
+"""
+
+
+class UR(Driver):
+    """Six joints and no hand: grippers of URs have wires of their own."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.clock, self.joints = config, clock, config.joints
+        self._wire: socket.socket | None = None
+        self._buffer = bytearray()
+        self._state: dict[str, Any] = {}
+        self._seen, self._beat, self._said = 0.0, 0, ""
+
+    def connect(self) -> None:
+        try:
+            self._wire = self._dial(RTDE)
+            self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._agree()
+            self._wait(lambda: True, "send its state")
+            self._check_mode()
+            self._beat = 0
+            self._send(self._state["actual_q"])
+            self._begin()
+            self._wait(lambda: self._state["runtime_state"] == PLAYING, "run our program")
+        except DriverError:
+            self.close()
+            raise
+
+    def read(self) -> Arm:
+        self._drain()
+        self._check_mode()
+        if self._state["runtime_state"] != PLAYING:
+            raise self._error("its program has stopped: see its pendant, then reset")
+        if (silence := self.clock() - self._seen) > self.config.silence:
+            raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
+        q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
+        return Arm(q, dq, np.zeros(6), self._seen)
+
+    def write(self, q: Floats, width: float) -> None:
+        if np.shape(q) != (6,) or not (np.abs(q) <= WIDEST).all():
+            raise self._error(f"was sent to {np.round(q, 3).tolist()}, outside of +-2 pi")
+        self._beat = self._beat % 0x7FFFFFFE + 1
+        self._send(q)
+
+    @property
+    def width(self) -> float:
+        return 0.0
+
+    def check(self, limits: Limits) -> None:
+        if max(np.abs(limits.low).max(), np.abs(limits.high).max()) > WIDEST:
+            raise self._error("limits.low and high should be within +-2 pi")
+
+    def stop(self) -> None:
+        if self._wire is not None and "actual_q" in self._state:
+            with suppress(DriverError):  # a wire that is gone: the program's own watchdog stops it
+                self._drain()
+                self._beat = self._beat % 0x7FFFFFFE + 1
+                self._send(self._state["actual_q"])
+
+    def recover(self) -> None:
+        """Unlock a protective stop and start again."""
+        protected = bool(self._state.get("safety_status_bits", 0) & 1 << 2)
+        self.close()
+        if protected:
+            self._ask_dashboard("close safety popup")
+            said = self._ask_dashboard("unlock protective stop")
+            if not said.startswith("Protective stop releasing"):
+                raise self._error(f"stays stopped: {said}")
+        self.connect()
+
+    def close(self) -> None:
+        if self._wire is not None:
+            if "actual_q" in self._state:
+                with suppress(DriverError):
+                    self._beat = -1
+                    self._send(self._state["actual_q"])
+            self._wire.close()
+        self._wire, self._state = None, {}
+        self._buffer.clear()
+
+    def _agree(self) -> None:
+        """The protocol's version, and what goes back and forth."""
+        if self._ask(rtde.VERSION, struct.pack(">H", 2)) != b"\x01":
+            raise self._error("it does not speak RTDE protocol 2: its software is too old")
+        names = struct.pack(">d", self.config.frequency) + ",".join(SEEN).encode()
+        try:
+            self._outputs = rtde.setup(self._ask(rtde.OUTPUTS, names), SEEN)
+            self._inputs = rtde.setup(self._ask(rtde.INPUTS, ",".join(SENT).encode()), SENT)
+        except rtde.RtdeError as error:
+            raise self._error(f"RTDE: {error} (IN_USE: another program writes it)") from error
+        if self._ask(rtde.START) != b"\x01":
+            raise self._error("it does not start to send")
+
+    def _check_mode(self) -> None:
+        bits = self._state["safety_status_bits"]
+        for bit, reason in STOPS.items():
+            if bits & 1 << bit:
+                raise self._error(reason)
+        if self._state["robot_mode"] != RUNNING:
+            raise self._error("it is not switched on: power on and release its brakes")
+
+    def _begin(self) -> None:
+        with self._dial(SCRIPT) as wire:
+            wire.sendall(program(self.config).encode())
+
+    def _ask(self, type: int, payload: bytes = b"") -> bytes:
+        """The payload of the answer to a request."""
+        self._put(rtde.pack(type, payload))
+        answer: list[bytes] = []
+
+        def heard() -> bool:
+            answer.extend(p.payload for p in self._packets() if p.type == type)
+            return bool(answer)
+
+        self._await(heard, f"answer request {chr(type)!r}")
+        return answer[0]
+
+    def _wait(self, so: Callable[[], bool], what: str) -> None:
+        """Until the newest state is `so`."""
+
+        def heard() -> bool:
+            self._drain()
+            return bool(self._state) and so()
+
+        self._await(heard, what)
+
+    def _await(self, so: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.config.patience
+        while not so():
+            if time.monotonic() > deadline:
+                raise self._error(f"it did not {what} within {self.config.patience:.0f} s")
+            time.sleep(0.001)
+
+    def _drain(self) -> None:
+        """All that has come; the newest state counts."""
+        try:
+            for packet in self._packets():
+                if packet.type == rtde.DATA:
+                    self._state, self._seen = self._outputs.unpack(packet.payload), self.clock()
+        except rtde.RtdeError as error:
+            raise self._error(f"RTDE: {error}") from error
+
+    def _packets(self) -> list[rtde.Packet]:
+        """Whole packets that are there by now."""
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            while chunk := self._wire.recv(65536):
+                self._buffer += chunk
+                if len(chunk) < 65536:
+                    break
+            else:
+                raise self._error("it closed the connection: see its pendant, then reset")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._error(f"the connection broke: {error}") from error
+        found: list[rtde.Packet] = []
+        try:
+            while (packet := rtde.take(self._buffer)) is not None:
+                found.append(packet)
+                if packet.type == rtde.TEXT:
+                    self._said = rtde.text(packet.payload)
+        except rtde.RtdeError as error:
+            raise self._error(f"RTDE: {error}") from error
+        return found
+
+    def _send(self, q: Any) -> None:
+        self._put(self._inputs.pack([*(float(each) for each in q), self._beat]))
+
+    def _put(self, data: bytes) -> None:
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            if self._wire.send(data) != len(data):
+                raise self._error("it does not read what is sent to it")
+        except OSError as error:
+            raise self._error(f"the connection broke: {error}") from error
+
+    def _dial(self, port: int) -> socket.socket:
+        address = (self.config.host, port)
+        try:
+            wire = socket.create_connection(address, self.config.patience)
+        except OSError as error:
+            raise self._error(f"port {port}: {error}; is it on, in remote control?") from error
+        wire.setblocking(port != RTDE)
+        return wire
+
+    def _ask_dashboard(self, words: str) -> str:
+        try:
+            with self._dial(DASHBOARD) as wire, wire.makefile("rw", newline="\n") as lines:
+                wire.settimeout(self.config.patience)
+                lines.readline()  # it says who it is
+                lines.write(words + "\n")
+                lines.flush()
+                return lines.readline().strip()
+        except OSError as error:
+            raise self._error(f"dashboard: {error}") from error
+
+    def _error(self, text: str) -> DriverError:
+        said = f" (it said: {self._said})" if self._said else ""
+        return DriverError(f"the UR at {self.config.host}: {text}{said}")

@@ -1,0 +1,259 @@
+"""A Crazyflie on the other side of the radio: frames in, frames out.
+
+Every packet that is none, of a size that is not its own, or with numbers that are none, is dropped
+and counted; nothing that comes over the air can stop it.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass, field
+
+from real_robot.emulators.crazyflie import crtp
+from real_robot.emulators.crazyflie.crtp import Packet, pack, unpack
+from real_robot.emulators.crazyflie.firmware import Firmware
+from real_robot.emulators.crazyflie.setpoint import generic, legacy, order
+from real_robot.emulators.crazyflie.tables import (
+    LOG_LAYOUTS,
+    READ_ONLY,
+    VARIABLES,
+    Toc,
+    parameters,
+)
+
+PROTOCOL = 12
+"""Its version: from this one on the supervisor has a port of its own."""
+MOST_BLOCKS, MOST_LOGGED = 16, 26
+NAME = b"Bitcraze Crazyflie"
+
+
+@dataclass
+class Block:
+    """Variables that are sent together, every `period` s (0: not now)."""
+
+    entries: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    period: float = 0.0
+    due: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return struct.calcsize("<" + "".join(layout for _, layout in self.entries))
+
+
+class Server:
+    """`hear` a frame, and every now and then what `tell` has to say. `onboard` is the hash of the
+    policy in its firmware, where there is one."""
+
+    def __init__(self, firmware: Firmware, onboard: int | None = None) -> None:
+        self.firmware, self.dropped = firmware, 0
+        self.parameters = parameters(onboard)
+        self.blocks: dict[int, Block] = {}
+        kinds = [variable.kind for variable in VARIABLES]
+        self.log_toc = Toc([variable.name for variable in VARIABLES], kinds)
+        kinds = [parameter.kind for parameter in self.parameters]
+        self.param_toc = Toc([parameter.name for parameter in self.parameters], kinds)
+        self.ports = {
+            crtp.PARAM: self._param,
+            crtp.COMMANDER: self._commander,
+            crtp.MEMORY: self._memory,
+            crtp.LOG: self._log,
+            crtp.LOCALIZATION: self._localization,
+            crtp.GENERIC: self._generic,
+            crtp.HIGH_LEVEL: self._high_level,
+            crtp.SUPERVISOR: self._supervisor,
+            crtp.PLATFORM: self._platform,
+            crtp.LINK: self._link,
+        }
+
+    def parameter(self, name: str) -> float:
+        """Its value; KeyError."""
+        return {each.name: each.value for each in self.parameters}[name]
+
+    def hear(self, frame: bytes) -> bytes | None:
+        """The frame that answers, where there is one."""
+        packet = crtp.parse(frame)
+        port = None if packet is None else self.ports.get(packet.port)
+        if packet is None or port is None:
+            self.dropped += 1
+            return None
+        said = port(packet)
+        if said is None:
+            self.dropped += 1
+            return None
+        return pack(packet.port, packet.channel, said) if said else None
+
+    def tell(self, now: float) -> list[bytes]:
+        """Log blocks that are due."""
+        frames: list[bytes] = []
+        stamp = (int(now * 1000) & 0xFFFFFF).to_bytes(3, "little")
+        for number, block in self.blocks.items():
+            if not block.period or now < block.due:
+                continue
+            block.due = max(block.due + block.period, now)
+            layout = "<" + "".join(layout for _, layout in block.entries)
+            values = [_fitting(self._value(i), letter) for i, letter in block.entries]
+            data = bytes([number]) + stamp + struct.pack(layout, *values)
+            frames.append(pack(crtp.LOG, 2, data))
+        return frames
+
+    def _value(self, index: int) -> float:
+        return VARIABLES[index].get(self.firmware)
+
+    def _link(self, packet: Packet) -> bytes | None:
+        if packet.channel == 0:
+            return packet.data  # an echo
+        if packet.channel == 1:
+            return NAME.ljust(crtp.MOST, b"\0")
+        return b""  # nothing was said, or for nobody
+
+    def _platform(self, packet: Packet) -> bytes | None:
+        ask = packet.data[:1]
+        if packet.channel == 1 and ask == b"\x00":
+            return bytes([0, PROTOCOL])
+        if packet.channel == 1 and ask == b"\x01":
+            return b"\x01counterpart\0"
+        if packet.channel == 0 and ask == b"\x01" and len(packet.data) == 2:
+            self.firmware.arm(bool(packet.data[1]))
+            return packet.data
+        return None
+
+    def _supervisor(self, packet: Packet) -> bytes | None:
+        ask, firmware = packet.data[:1], self.firmware
+        if packet.channel == 0 and ask == b"\x0c":
+            return struct.pack("<BH", 0x8C, firmware.info)
+        if packet.channel != 1:
+            return None
+        if ask == b"\x01" and len(packet.data) == 2:
+            done = firmware.arm(bool(packet.data[1]))
+            return bytes([0x81, done, firmware.armed])
+        if ask == b"\x02":
+            return bytes([0x82, 1, firmware.recover()])
+        return self._emergency(ask)
+
+    def _emergency(self, ask: bytes) -> bytes | None:
+        if ask == b"\x03":
+            self.firmware.stopping = True
+        elif ask == b"\x04":
+            self.firmware.feed()
+        else:
+            return None
+        return b""
+
+    def _commander(self, packet: Packet) -> bytes | None:
+        if (setpoint := legacy(packet.data)) is None or packet.channel:
+            return None
+        self.firmware.follow(setpoint)
+        return b""
+
+    def _generic(self, packet: Packet) -> bytes | None:
+        if packet.channel == 1 and packet.data[:1] == b"\x00":
+            self.firmware.relax()
+            return b""
+        if packet.channel or (setpoint := generic(packet.data)) is None:
+            return None
+        self.firmware.follow(setpoint)
+        return b""
+
+    def _high_level(self, packet: Packet) -> bytes | None:
+        if (wanted := order(packet.data)) is None:
+            return None
+        self.firmware.obey(wanted)
+        return packet.data[:1] + b"\0\0\0"
+
+    def _localization(self, packet: Packet) -> bytes | None:
+        if packet.channel == 0:
+            numbers = unpack("<3f", packet.data)
+        elif packet.data[:1] == b"\x08":
+            numbers = unpack("<7f", packet.data[1:])
+        elif packet.data[:1] in (b"\x03", b"\x04"):  # as it was before the supervisor's port
+            return self._emergency(packet.data[:1])
+        else:
+            return None
+        if numbers is None:
+            return None
+        self.firmware.body.hint((numbers[0], numbers[1], numbers[2]))
+        return b""
+
+    def _memory(self, packet: Packet) -> bytes | None:
+        """There is none."""
+        if packet.channel == 0 and packet.data == b"\x01":
+            return b"\x01\x00"
+        if packet.channel in (1, 2) and len(packet.data) >= 5:
+            return packet.data[:5] + bytes([errno.ENOENT])
+        return None
+
+    def _param(self, packet: Packet) -> bytes | None:
+        if packet.channel == 0:
+            return self.param_toc.answer(packet.data)
+        number = int.from_bytes(packet.data[:2], "little")
+        if len(packet.data) < 2 or number >= len(self.parameters):
+            return None
+        about = self.parameters[number]
+        if packet.channel == 1:
+            return packet.data[:2] + b"\0" + about.packed()
+        if packet.channel != 2 or about.kind & READ_ONLY:
+            return None
+        values = unpack(about.layout, packet.data[2:])
+        if values is None:
+            return None
+        about.value = values[0]
+        if about.name == "stabilizer.stop" and values[0]:
+            self.firmware.stopping = True
+        if about.name == "policy.enable":
+            self.firmware.body.choose(bool(values[0]))
+        return packet.data
+
+    def _log(self, packet: Packet) -> bytes | None:
+        if packet.channel == 0:
+            return self.log_toc.answer(packet.data)
+        if packet.channel != 1 or not packet.data:
+            return None
+        ask, number = packet.data[0], packet.data[1] if len(packet.data) > 1 else 0
+        return bytes([ask, number, self._settings(ask, number, packet.data[2:])])
+
+    def _settings(self, ask: int, number: int, data: bytes) -> int:
+        """0, or why not."""
+        block = self.blocks.get(number)
+        if ask == 5:
+            self.blocks.clear()
+            return 0
+        if ask == 6 and block is not None:
+            return errno.EEXIST
+        if ask == 6 and len(self.blocks) >= MOST_BLOCKS:
+            return errno.ENOMEM
+        if ask in (6, 7):
+            return self._add(number, Block() if ask == 6 else block, data)
+        if ask not in (2, 3, 4, 8):
+            return errno.ENOEXEC
+        if block is None:
+            return errno.ENOENT
+        if ask == 2:
+            del self.blocks[number]
+        else:
+            units = 0.001 if ask == 8 else 0.01
+            block.period = units * int.from_bytes(data[:2], "little") if ask != 4 else 0.0
+            block.due = 0.0
+        return 0
+
+    def _add(self, number: int, block: Block | None, data: bytes) -> int:
+        if block is None or len(data) % 3:
+            return errno.ENOENT
+        made = Block(list(block.entries))
+        for kind, index in struct.iter_unpack("<BH", data):
+            if kind & 15 not in LOG_LAYOUTS or index >= len(VARIABLES):
+                return errno.ENOENT
+            made.entries.append((index, LOG_LAYOUTS[kind & 15]))
+        if made.size > MOST_LOGGED:
+            return errno.E2BIG
+        self.blocks[number] = made
+        return 0
+
+
+def _fitting(value: float, layout: str) -> float:
+    """`value` as that layout can hold it."""
+    if layout in "fe":
+        return max(-6e4, min(6e4, value)) if layout == "e" else value
+    bits = 8 * struct.calcsize("<" + layout) - layout.islower()
+    low = -(1 << bits) if layout.islower() else 0
+    return max(low, min((1 << bits) - 1, int(value)))

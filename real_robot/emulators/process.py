@@ -1,0 +1,94 @@
+"""Process: a counterpart in a process of its own, which ends with the one that started it."""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from real_robot.daemon.child import last_words
+from real_robot.drivers.driver import DriverError
+from real_robot.ipc.mailbox import memory_folder
+
+PATIENCE = 60.0  # s until it is there, on a machine that does much else
+ANSWER = 5.0  # s
+
+
+class Process:
+    """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
+    input, answers with a line of settings for the driver, and then does what
+    `real_robot.emulators.physics_link.answer` says. The folder is its own, in memory, and goes when
+    it does; `name` is for people."""
+
+    def __init__(self, module: str, config: Any, name: str) -> None:
+        self.module, self.settings, self.name = module, asdict(config), name
+        self.process: subprocess.Popen[str] | None = None
+        self.folder = Path()
+
+    def start(self) -> dict[str, Any]:
+        """Settings for the driver. DriverError where it does not come up."""
+        self.stop()
+        self.folder = Path(tempfile.mkdtemp(prefix="embodied-counterpart-", dir=memory_folder()))
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for whoever started it, which ends it in order
+            )
+        try:
+            return self._ask(json.dumps(self.settings), PATIENCE, "did not start")
+        except DriverError:
+            self.stop()
+            raise
+
+    def behind(self) -> float:
+        """s that its world has lost to real time so far, where it is slower. DriverError."""
+        return float(self._ask("", ANSWER, "does not answer")["behind"])
+
+    def stop(self) -> None:
+        """End it; safe to call twice."""
+        if self.process is None:
+            return
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """0 where it does not run."""
+        return 0 if self.process is None or self.process.poll() is not None else self.process.pid
+
+    def _ask(self, line: str, patience: float, problem: str) -> dict[str, Any]:
+        process, deadline = self.process, time.monotonic() + patience
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        with suppress(OSError):  # one that is gone is told of below
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([process.stdout], [], [], 0.1)[0] and (
+                said := process.stdout.readline()  # empty: it has ended
+            ):
+                return json.loads(said)
+        words = last_words(self.folder / "log")
+        raise DriverError(
+            f"the counterpart of the {self.name} {problem}{': ' * bool(words)}{words}"
+        )

@@ -1,0 +1,1 @@
+"""A simulated servo bus on a pseudo-terminal."""

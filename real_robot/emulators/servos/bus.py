@@ -1,0 +1,295 @@
+"""A servo bus on a pseudo-terminal: registers, rules, motion and faults of Dynamixel X and STS3215.
+
+A thread reads what a client writes to `path`, byte by byte as it comes, and answers as the servos
+would. Motion is first order: a goal is approached with time constant `LAG`, at `FASTEST` at most.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pty
+import random
+import select
+import threading
+import time
+import tty
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Self
+
+from real_robot.drivers.servos import dynamixel_codec, feetech_codec
+from real_robot.drivers.servos.packet import BROADCAST, Packet
+
+LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
+OVERLOAD = 0x20
+
+
+@dataclass
+class Faults:
+    """Shares of frames: `flip` one bit of it (both ways), `lose` a reply, `late` a reply by `delay`
+    s, `split` a reply in two. `echo`: what is written comes back first. `turnaround` (s) and
+    `baud` make an exchange last as long as on a wire (0: no wait)."""
+
+    flip: float = 0.0
+    lose: float = 0.0
+    late: float = 0.0
+    delay: float = 0.03
+    split: float = 0.0
+    echo: bool = False
+    turnaround: float = 0.0
+    baud: float = 0.0
+
+
+class Servo:
+    """Registers and motion of one; subclasses know where things are."""
+
+    codec: ModuleType
+    GOAL: int
+    TORQUE: int
+
+    def __init__(self, id: int, tick: float) -> None:
+        self.id, self.at, self.speed = id, float(tick), 0.0
+        self.table = bytearray(256)
+        self.then = self.heard = time.monotonic()
+        self.alert, self.fastest = 0, FASTEST
+        self.moved = 0.0  # the largest step (ticks) that torque has made at once
+        self.begin()
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def goal(self) -> int:
+        raise NotImplementedError
+
+    def target(self) -> float:
+        """Where it turns to."""
+        return self.goal()
+
+    def measure(self) -> None:
+        """Position, speed and current into the table."""
+        raise NotImplementedError
+
+    def store(self, address: int, data: bytes) -> int:
+        """An instruction to write; the error byte."""
+        raise NotImplementedError
+
+    def move(self, now: float) -> None:
+        dt, self.then = now - self.then, now
+        self.speed = 0.0
+        if self.table[self.TORQUE] & 1 and dt > 0:
+            step = (self.target() - self.at) * (1 - math.exp(-dt / LAG))
+            step = max(-self.fastest * dt, min(self.fastest * dt, step))
+            self.at, self.speed = self.at + step, step / dt
+            self.moved = max(self.moved, abs(step))
+        self.measure()
+
+
+class DynamixelServo(Servo):
+    codec, GOAL, TORQUE = dynamixel_codec, 116, 64
+
+    def begin(self) -> None:
+        self.table[0:2] = (1020).to_bytes(2, "little")
+        self.table[6], self.table[7], self.table[11] = 45, self.id, 3
+        self.table[68] = 2
+        self.held = 0.0
+
+    def goal(self) -> int:
+        return int.from_bytes(self.table[116:120], "little", signed=True)
+
+    def target(self) -> float:
+        return self.held if self.table[98] == 255 else self.goal()
+
+    def move(self, now: float) -> None:
+        """The watchdog trips first: from its moment on, the servo stays where it is. Its goal is
+        kept, and what is cleared without a new one goes on to the old."""
+        beats = self.table[98]
+        due = self.heard + 0.02 * beats
+        if 0 < beats < 255 and now > due:
+            super().move(max(due, self.then))
+            self.table[98] = 255
+            self.held = self.at
+        super().move(now)
+
+    def measure(self) -> None:
+        current = round(0.5 * (self.goal() - self.at)) if self.table[64] else 0
+        velocity = round(self.speed / 4096 * 60 / 0.229)
+        self.table[126:128] = max(-1193, min(1193, current)).to_bytes(2, "little", signed=True)
+        self.table[128:132] = velocity.to_bytes(4, "little", signed=True)
+        self.table[132:136] = round(self.at).to_bytes(4, "little", signed=True)
+        self.table[70] = self.alert
+
+    def store(self, address: int, data: bytes) -> int:
+        end = address + len(data)
+        if end > len(self.table):
+            return 0x07
+        locked = address < 64 and self.table[64]
+        stopped = self.table[98] == 255 and address < 120 and end > 100
+        stopped |= self.table[98] == 255 and address == 98 and data != b"\x00"
+        if locked or stopped or (address < 147 and end > 120):
+            return 0x07
+        self.table[address:end] = data
+        return 0
+
+    def error(self) -> int:
+        return 0x80 if self.alert else 0
+
+
+class FeetechServo(Servo):
+    codec, GOAL, TORQUE = feetech_codec, 42, 40
+
+    def begin(self) -> None:
+        self.table[3:5] = (777).to_bytes(2, "little")
+        self.table[5], self.table[55] = self.id, 1
+
+    def goal(self) -> int:
+        return feetech_codec.signed(int.from_bytes(self.table[42:44], "little"), 15)
+
+    def measure(self) -> None:
+        current = round(0.1 * (self.goal() - self.at)) if self.table[40] else 0
+        for at, value in ((56, round(self.at)), (58, round(self.speed)), (69, current)):
+            self.table[at : at + 2] = feetech_codec.unsigned(value, 15).to_bytes(2, "little")
+        self.table[65] = self.alert
+
+    def store(self, address: int, data: bytes) -> int:
+        """EEPROM keeps what it has while the lock is on, without a word."""
+        end = address + len(data)
+        if (address < 40 and self.table[55]) or end > 86 or 56 <= address < 71:
+            return 0
+        self.table[address:end] = data
+        return 0
+
+    def error(self) -> int:
+        return self.alert
+
+
+MAKES = {"dynamixel": DynamixelServo, "feetech": FeetechServo}
+
+
+class FakeBus:
+    """`ticks` [n] are where servos 1 to n stand at first. As a context: the thread and the wire."""
+
+    def __init__(
+        self, protocol: str, ticks: Sequence[float], faults: Faults | None = None, seed: int = 0
+    ) -> None:
+        make = MAKES[protocol]
+        self.codec = make.codec
+        self.servos = {id: make(id, tick) for id, tick in enumerate(ticks, 1)}
+        self.faults = faults if faults is not None else Faults()
+        self.random = random.Random(seed)
+        self.wide = protocol == "dynamixel"
+        self.gone: set[int] = set()  # ids that no longer answer or listen
+        self.frames = 0
+        self._closed = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._file, self._slave = pty.openpty()
+        tty.setraw(self._file)
+        tty.setraw(self._slave)
+        self.path = os.ttyname(self._slave)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.unplug()
+
+    def unplug(self) -> None:
+        """The cable is pulled: the client's port goes away. Safe to call twice."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            os.close(self._slave)
+            os.close(self._file)
+
+    def _run(self) -> None:
+        buffer = bytearray()
+        while not self._closed.is_set():
+            ready = select.select([self._file], [], [], 0.01)[0]
+            self._move()
+            if not ready:
+                buffer.clear()  # after a silence, what is still incomplete never was a frame
+                continue
+            data = os.read(self._file, 4096)
+            if self.faults.echo:
+                os.write(self._file, data)
+            buffer += self._flip(data)
+            while (packet := self.codec.take(buffer)) is not None:
+                self.frames += 1
+                self._obey(packet)
+
+    def _move(self) -> float:
+        now = time.monotonic()
+        for servo in self.servos.values():
+            servo.move(now)
+        return now
+
+    def _obey(self, packet: Packet) -> None:
+        now = self._move()
+        for servo in self.servos.values():
+            servo.heard = now
+        if self.faults.turnaround:
+            time.sleep(self.faults.turnaround)
+        codec, data, two = self.codec, packet.data, 1 + self.wide
+        if packet.code == codec.PING and not data:
+            about = bytes(self.servos[1].table[0:2]) + b"\x2d" if self.wide else b""
+            self._answer([packet.id] if packet.id != BROADCAST else list(self.servos), about)
+        elif packet.code == codec.READ and len(data) == 2 * two:
+            self._read([packet.id], _number(data[:two]), _number(data[two:]))
+        elif packet.code == codec.SYNC_READ and len(data) > 2 * two:
+            self._read(list(data[2 * two :]), _number(data[:two]), _number(data[two : 2 * two]))
+        elif packet.code == codec.WRITE and len(data) > two:
+            if (servo := self._servo(packet.id)) is not None:
+                error = servo.store(_number(data[:two]), data[two:])
+                self._answer([packet.id], b"", error)
+        elif packet.code == codec.SYNC_WRITE and len(data) > 2 * two:
+            size = _number(data[two : 2 * two]) + 1
+            rows = data[2 * two :]
+            for k in range(0, len(rows) - size + 1, size):
+                if (servo := self._servo(rows[k])) is not None:
+                    servo.store(_number(data[:two]), rows[k + 1 : k + size])
+
+    def _servo(self, id: int) -> DynamixelServo | FeetechServo | None:
+        return None if id in self.gone else self.servos.get(id)
+
+    def _read(self, ids: list[int], address: int, size: int) -> None:
+        for id in ids:
+            if (servo := self._servo(id)) is not None and address + size <= len(servo.table):
+                self._answer([id], bytes(servo.table[address : address + size]))
+
+    def _answer(self, ids: list[int], data: bytes, error: int = 0) -> None:
+        for id in ids:
+            if (servo := self._servo(id)) is not None:
+                self._say(self.codec.answer(id, error | servo.error(), data))
+
+    def _say(self, frame: bytes) -> None:
+        faults, chance = self.faults, self.random.random
+        if faults.baud:
+            time.sleep(10 * len(frame) / faults.baud)
+        if chance() < faults.lose:
+            return
+        if chance() < faults.late:
+            time.sleep(faults.delay)
+        frame = self._flip(frame)
+        cut = self.random.randrange(1, len(frame)) if chance() < faults.split else 0
+        if cut:
+            os.write(self._file, frame[:cut])
+            time.sleep(0.001)
+        os.write(self._file, frame[cut:])
+
+    def _flip(self, data: bytes) -> bytes:
+        if self.random.random() >= self.faults.flip:
+            return data
+        out = bytearray(data)
+        out[self.random.randrange(len(out))] ^= 1 << self.random.randrange(8)
+        return bytes(out)
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")

@@ -1,0 +1,31 @@
+"""ServoArm: an arm of servos that is not there: a servo bus on a pseudo-terminal, in a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from embodied.core.build import ConfigError
+from real_robot.emulators.process import Process
+from real_robot.emulators.servos.bus import Faults
+
+
+@dataclass(frozen=True)
+class Config:
+    """`ticks` [n]: where servos 1 to n stand at first; `faults` of the wire."""
+
+    protocol: Literal["dynamixel", "feetech"]
+    ticks: tuple[float, ...]
+    faults: Faults | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.ticks or not all(0 <= tick <= 4095 for tick in self.ticks):
+            raise ConfigError("ticks: where each servo stands, from 0 to 4095")
+
+
+class ServoArm(Process):
+    """`start` tells the driver its `port`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("real_robot.emulators.servos.main", config, "servo arm")

@@ -1,0 +1,1 @@
+"""A simulated UR: RTDE, the program port, the dashboard."""

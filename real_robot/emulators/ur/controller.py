@@ -1,0 +1,153 @@
+"""A UR at the level of its protocols: RTDE, a port for programs, the dashboard; and an arm.
+
+A program that is sent to it is not run but played: ours (real_robot/drivers/ur/driver.py), and the
+script
+of ur_rtde. Its joints are those of real_robot/emulators/ur/joints.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from real_robot.emulators.physics_link import Pace
+from real_robot.emulators.ur.clients import Asker, Client, Programmer, Visitor
+from real_robot.emulators.ur.joints import STILL, UrJoints
+from real_robot.emulators.ur.programs import Following, Program, Registers
+from real_robot.emulators.ur.ur_rtde_script import ControlScript
+
+RTDE, DASHBOARD = 30004, 29999  # ports
+SCRIPTS = (30002, 30003)
+STOPPED, PLAYING = 1, 2
+BRAKE = 4.0  # rad/s^2, before there was a program
+START = (0.0, -1.5, 1.5, -1.5, -1.5, 0.0)
+
+
+class FakeUR:
+    """`split` sends byte by byte, `mute` sends nothing, `cut()` closes, `garble` sends nonsense,
+    `bits` are its safety bits. `q` is where its joints are, `halted` why its program ended."""
+
+    def __init__(self, frequency: float = 125.0, q: Sequence[float] = START) -> None:
+        self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
+        self.frequency, self.pace = frequency, Pace(1 / frequency)
+        self.split = self.mute = self.garble = False
+        self.protocol, self.bits, self.mode = 2, 1, 7
+        self.joints, self.registers = UrJoints(frequency, q), Registers()
+        self.program: Program | None = None
+        self.code, self.halted, self.runtime = "", "", STOPPED
+        self.asked: list[str] = []
+        """What the dashboard was asked for."""
+        self._cut = False
+        self._visitors: list[Visitor] = []
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._ports = {port: self._listen(port) for port in (RTDE, *SCRIPTS, DASHBOARD)}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def q(self) -> list[float]:
+        return self.joints.q
+
+    def cut(self) -> None:
+        self._cut = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join(10)
+        for port in self._ports.values():
+            port.close()
+        for visitor in self._visitors:
+            visitor.wire.close()
+
+    def _listen(self, port: int) -> socket.socket:
+        door = socket.create_server((self.host, port))
+        door.setblocking(False)
+        return door
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as doors:
+            for number, door in self._ports.items():
+                doors.register(door, selectors.EVENT_READ, number)
+            wait = self.pace.next()
+            while not self._over.is_set():
+                for key, _ in doors.select(wait):
+                    self._visitors.append(self._visit(key.data))
+                if (wait := self.pace.due - time.monotonic()) <= 0:
+                    self._tick()
+                    wait = self.pace.next()
+
+    def _visit(self, number: int) -> Visitor:
+        wire, _ = self._ports[number].accept()
+        if number == RTDE:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Client(wire, self.protocol, self.registers)
+        return Programmer(wire, self._begin) if number in SCRIPTS else Asker(wire, self._told)
+
+    def _begin(self, code: str) -> None:
+        kind = ControlScript if "def rtde_control" in code else Following
+        self.code, self.program = code, kind(code, self.registers)
+        self.runtime, self.halted = PLAYING, ""
+
+    def _told(self, words: str) -> None:
+        self.asked.append(words)
+        if words == "unlock protective stop":
+            self.bits = 1
+        elif words == "stop" and self.runtime == PLAYING:
+            self.runtime, self.halted = STOPPED, "the dashboard"
+
+    def _tick(self) -> None:
+        for visitor in list(self._visitors):
+            self._serve(visitor)
+        self._cut = False
+        self._move()
+        state = self._state()
+        for client in [each for each in self._visitors if isinstance(each, Client)]:
+            client.split, client.garble = self.split, self.garble
+            try:
+                if not self.mute:
+                    client.tell(state)
+            except OSError:
+                self._part(client)
+
+    def _serve(self, visitor: Visitor) -> None:
+        try:
+            visitor.hear()
+        except (OSError, EOFError):
+            self._part(visitor)
+        else:
+            if self._cut and isinstance(visitor, Client):
+                self._part(visitor)
+
+    def _part(self, visitor: Visitor) -> None:
+        visitor.wire.close()
+        self._visitors.remove(visitor)
+
+    def _move(self) -> None:
+        """What the program does in a tick."""
+        if self.bits & 0x4 and self.runtime == PLAYING:
+            self.runtime, self.halted = STOPPED, "a protective stop"
+        if self.program is None or self.runtime != PLAYING:
+            self.joints.turn(STILL, BRAKE if self.program is None else self.program.brake)
+        elif ended := self.program.tick(self.joints, self.registers):
+            self.runtime, self.halted = STOPPED, ended
+
+    def _state(self) -> dict[str, Any]:
+        about = {"timestamp": time.monotonic() - self._began, "robot_mode": self.mode}
+        about |= {"actual_q": self.joints.q, "actual_qd": self.joints.dq, "safety_mode": 1}
+        about |= {"safety_status_bits": self.bits, "runtime_state": self.runtime}
+        return about | {"robot_status_bits": 3 if self.runtime == PLAYING else 1}

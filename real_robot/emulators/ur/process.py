@@ -1,0 +1,30 @@
+"""UrArm: a UR that is not there: its protocols and a played servoj, in a process of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from embodied.core.build import ConfigError
+from real_robot.emulators.process import Process
+
+
+@dataclass(frozen=True)
+class Config:
+    """`q` [6] (rad): where its joints stand at first; `frequency` (Hz) of its control box."""
+
+    q: tuple[float, ...]
+    frequency: float = 125.0
+
+    def __post_init__(self) -> None:
+        if len(self.q) != 6 or not all(abs(each) <= 2 * math.pi for each in self.q):
+            raise ConfigError("q: where each of 6 joints stands, within +-2 pi rad")
+        if not 10 <= self.frequency <= 500:
+            raise ConfigError(f"frequency={self.frequency:g}: a UR's is 125 or 500 Hz")
+
+
+class UrArm(Process):
+    """`start` tells the driver its `host`, an address of this machine's own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("real_robot.emulators.ur.main", config, "UR")

@@ -1,0 +1,58 @@
+"""What the program on a played UR does at every tick: ours, which follows registers by servoj."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+from real_robot.emulators.ur.joints import UrJoints
+
+
+class Registers:
+    """What is written and read by clients and programs, by RTDE's names: its `values`, and when (s,
+    monotonic) each was last `heard` from a client."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.heard: dict[str, float] = {}
+
+    def integer(self, which: int) -> int:
+        """An input register; 0 where nobody has written it."""
+        return int(self.values.get(f"input_int_register_{which}", 0))
+
+    def doubles(self, first: int, count: int) -> list[float]:
+        """Input registers, in a row."""
+        names = (f"input_double_register_{i}" for i in range(first, first + count))
+        return [float(self.values.get(name, 0.0)) for name in names]
+
+
+class Program(Protocol):
+    """One that was sent to the arm. It stops with `brake` (rad/s^2)."""
+
+    brake: float
+
+    def tick(self, joints: UrJoints, registers: Registers) -> str:
+        """Why it ends; empty while it goes on."""
+        ...
+
+
+class Following:
+    """`real_robot.drivers.ur.driver.program`: follows registers 24 to 29; integer 24 beats."""
+
+    def __init__(self, code: str, registers: Registers) -> None:
+        self._most = int(re.findall(r"still > (\d+)", code)[0])
+        self.lookahead, self.brake = (
+            float(re.findall(rf"{word}([\d.]+)", code)[0])
+            for word in ("lookahead_time=", r"stopj\(")
+        )
+        self._beat, self._still, self._begun = registers.integer(24), 0, False
+
+    def tick(self, joints: UrJoints, registers: Registers) -> str:
+        beat = registers.integer(24)
+        self._begun = self._begun or (beat != self._beat and beat > 0)
+        self._still, self._beat = (self._still + 1 if beat == self._beat else 0), beat
+        if self._begun and (beat < 0 or self._still > self._most):
+            return "told" if beat < 0 else "the watchdog"
+        if self._begun:
+            joints.follow(registers.doubles(24, 6), self.lookahead)
+        return ""

@@ -1,0 +1,37 @@
+"""Boxes: the three mailboxes between an arm's control process, its policy and its daemon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import CHUNK, REQUEST, VERSION, state_record
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The three mailboxes: the control process writes `state` and reads the others."""
+
+    state: Mailbox
+    chunk: Mailbox
+    request: Mailbox
+
+    @classmethod
+    def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
+        """New ones in `folder`; this process owns them."""
+        return cls._all(folder, state_record(joints, stages, sensed), create=True)
+
+    @classmethod
+    def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Boxes:
+        """Those that are there. MailboxError where there are none."""
+        return cls._all(folder, state_record(joints, stages, sensed), create=False)
+
+    @classmethod
+    def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Boxes:
+        state = Mailbox(folder / "state", record, VERSION, create)
+        chunk = Mailbox(folder / "chunk", CHUNK, VERSION, create)
+        return cls(state, chunk, Mailbox(folder / "request", REQUEST, VERSION, create))

@@ -1,0 +1,103 @@
+"""Seen: numbers that another process measures of what stands before an arm, by shared memory.
+
+A pose tracker, a camera's detector or a simulated table writes; the control process reads, and
+waits for nobody. What was measured too long ago is an error, not a number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.control.arm_state import Floats
+from real_robot.drivers.driver import DriverError
+from real_robot.ipc.mailbox import Mailbox, MailboxError
+
+VERSION = 1
+WISH = np.dtype([("number", "<u8")])
+
+
+def record(count: int) -> np.dtype[Any]:
+    """A message of `count` values, measured at `t` (s, monotonic clock of this machine), after
+    `renewed` renewals."""
+    return np.dtype([("t", "<f8"), ("renewed", "<u8"), ("values", "<f8", (count,))])
+
+
+class Seer:
+    """The writer's side, in a `folder` of its own that is private to the user."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._seen = Mailbox(folder / "seen", record(len(names)), VERSION, create=True)
+        self._wish = Mailbox(folder / "renew", WISH, VERSION, create=True)
+
+    def tell(self, values: Floats, t: float) -> None:
+        """Values [names] that were true at `t` (s, monotonic)."""
+        fields = self._seen.fields
+        fields["t"], fields["values"] = t, values
+        self._seen.send()
+
+    def asked(self) -> bool:
+        """Whether the reader wants things laid out again (it has not asked before)."""
+        return self._wish.receive()
+
+    def renewed(self) -> None:
+        """What is told from now on was measured after that."""
+        self._seen.fields["renewed"] = self._wish.fields["number"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`folder` that the writer made, `names` of its values, and the `age` (s) after which a
+    measurement is no longer one."""
+
+    folder: str
+    names: tuple[str, ...]
+    age: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.names or not self.age > 0:
+            raise ConfigError("seen: names of what is measured, and an age above 0 s, please")
+
+
+class Seen:
+    """The reader's side: `names`, `read`, `renew`. DriverError where nobody measures."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.clock, self.names = config, clock, config.names
+        self._values = np.zeros(len(config.names))
+        self._seen: Mailbox | None = None
+        self._wish: Mailbox | None = None
+
+    def connect(self) -> None:
+        """Open what the writer made."""
+        folder, size = Path(self.config.folder), len(self.names)
+        try:
+            self._seen = Mailbox(folder / "seen", record(size), VERSION, create=False)
+            self._wish = Mailbox(folder / "renew", WISH, VERSION, create=False)
+        except (MailboxError, OSError) as error:
+            raise DriverError(f"nobody measures {self.names[0]} in {folder}: {error}") from error
+
+    def read(self) -> Floats:
+        """The newest values [names]."""
+        assert self._seen is not None
+        self._seen.receive()
+        fields = self._seen.fields[0]
+        age = self.clock() - float(fields["t"])
+        if age > self.config.age:
+            raise DriverError(
+                f"{self.names[0]} was last measured {age:.1f} s ago: look at what measures it"
+            )
+        np.copyto(self._values, fields["values"])
+        return self._values
+
+    def renew(self) -> None:
+        """Ask that things are laid out again."""
+        assert self._wish is not None
+        self._wish.fields["number"] += 1
+        self._wish.send()

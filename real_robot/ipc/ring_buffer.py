@@ -1,0 +1,156 @@
+"""BlackBox: the last seconds of an arm's state at full rate, in memory that outlives its writer.
+
+    head: magic, version, size, slots, count, about | fields | slot 0 | slot 1 | ...
+    record k: slot k % slots; `fields` (about bytes of JSON) says what a record is
+
+The control process copies one record a tick and does nothing else; whoever watches it saves the
+ring to a file, and can do so after the writer was killed. A record that may have been overwritten
+while the ring was read is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_robot.ipc.mailbox import MailboxError
+
+MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 2, 64, 1 << 16
+HEAD = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u4"),
+        ("size", "<u8"),
+        ("slots", "<u8"),
+        ("count", "<u8"),
+        ("about", "<u8"),
+    ]
+)
+
+
+class BlackBoxError(RuntimeError):
+    """It could not be saved: one line that says where and why."""
+
+
+class BlackBox:
+    """A ring of `slots` records of `dtype` in the file `path`; one process writes."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], slots: int, create: bool) -> None:
+        if slots < 2:
+            raise ValueError(f"{slots} slots should be 2 or more")
+        self.path, self.slots = path, slots
+        fields = json.dumps(dtype.descr).encode()
+        texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
+        start = -(-texts.stop // ALIGN) * ALIGN
+        size = start + slots * dtype.itemsize
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        try:
+            handle = os.open(path, flags, 0o600)
+        except FileNotFoundError as error:
+            raise MailboxError(f"{path} is not there; is the daemon running?") from error
+        try:
+            if create:
+                os.ftruncate(handle, size)
+            elif os.fstat(handle).st_size != size:
+                raise MailboxError(f"{path} is of another version; restart both sides")
+            self._map = mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+        self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
+        self._ring: NDArray[Any] = np.frombuffer(self._map, dtype, slots, start)
+        self._count: NDArray[np.uint64] = self._head["count"]
+        about = (MAGIC, VERSION, dtype.itemsize, slots)
+        if create:
+            self._head[:] = (*about, 0, len(fields))
+            self._map[texts] = fields
+        elif (
+            self._head[["magic", "version", "size", "slots"]][0].item() != about
+            or self._map[texts] != fields
+        ):
+            raise MailboxError(f"{path} is of another version; restart both sides")
+
+    @classmethod
+    def left(cls, path: Path) -> BlackBox:
+        """The ring that somebody left in `path`, whatever its records are. MailboxError."""
+        try:
+            with path.open("rb") as file:
+                head = np.frombuffer(file.read(HEAD.itemsize), HEAD, 1)[0]
+                fields = json.loads(file.read(min(int(head["about"]), MOST_ABOUT)))
+            made = [(name, kind, *map(tuple, shape)) for name, kind, *shape in fields]
+            return cls(path, np.dtype(made), int(head["slots"]), create=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise MailboxError(f"{path} is no black box of this version: {error}") from error
+
+    @property
+    def count(self) -> int:
+        """How many there ever were."""
+        return int(self._count[0])
+
+    def add(self, record: NDArray[Any]) -> None:
+        """Keep `record` [1]; the oldest one goes."""
+        self._ring[int(self._count[0]) % self.slots] = record[0]
+        self._count[0] += 1
+
+    def records(self) -> NDArray[Any]:
+        """A copy of what is there, oldest first."""
+        before = int(self._count[0])
+        ring = self._ring.copy()
+        after = int(self._count[0])
+        # The writer may be at work on number `after`, which lies where `after - slots` was.
+        first = max(0, after - self.slots + 1)
+        return ring[np.arange(first, max(first, before)) % self.slots]
+
+    def since(self, count: int) -> tuple[NDArray[Any], int]:
+        """Copies of records number `count` on, as far as they are still there, and the number of
+        the next."""
+        after = int(self._count[0])
+        first = max(count, after - self.slots + 1)
+        ring = self._ring[np.arange(first, after) % self.slots]
+        lost = max(0, int(self._count[0]) - self.slots + 1 - first)
+        return ring[lost:], max(after, count)
+
+    def save(self, path: Path) -> int:
+        """Write all to `path` (.npz, key `state`), whole or not at all; how many there were.
+
+        BlackBoxError where that cannot be done, with nothing left behind; what is in memory stays.
+        """
+        records = self.records()
+        image = io.BytesIO()
+        np.savez(image, state=records)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(part, image.getbuffer())
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise BlackBoxError(f"the black box could not be saved to {path}: {error}") from error
+        return len(records)
+
+    def close(self) -> None:
+        """Let go of the memory; the file stays until its owner unlinks it."""
+        del self._head, self._ring, self._count
+        self._map.close()
+
+
+def _write(path: Path, data: memoryview) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def keep_newest(folder: Path, most: int) -> None:
+    """Of the .npz files in `folder`, whose names sort by time, only the `most` last ones stay."""
+    for path in sorted(folder.glob("*.npz"))[:-most]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The policy process: observations in, chunks of actions out."""

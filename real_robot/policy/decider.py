@@ -1,0 +1,131 @@
+"""Decider: the process that runs a policy; it may stall or die, and the arm does not mind.
+
+Every `every` steps it looks at the newest state, lets the policy decide, and posts the chunk with
+the time of what it saw. When that arrives is the control process's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from real_robot.cameras.policy_images import Eyes
+from real_robot.control.arm_state import Floats
+from real_robot.control.rtc_alignment import Seam
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
+from real_robot.policy.observer import Observer
+
+Target = Callable[[Floats], Floats]
+
+
+class Decider:
+    """`turn` is one decision. The same `Actor` as in simulation keeps what the policy remembers;
+    it begins an episode whenever the arm has just been armed. Where the policy continues its own
+    plans, they join at a `seam`; `clock` is that of the state's stamps."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        observer: Observer,
+        state: Mailbox,
+        chunk: Mailbox,
+        target: Target,
+        eyes: Eyes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        spec = policy.spec
+        if policy.chunk > MOST_STEPS or spec.act.size > MOST_ACTION:
+            raise ConfigError(
+                f"a chunk of {policy.chunk} x {spec.act.size} is larger than a message "
+                f"({MOST_STEPS} x {MOST_ACTION})"
+            )
+        if spec.act.dtype != "float32":
+            raise ConfigError("a robot needs continuous actions")
+        self.policy, self.observer, self.target, self.eyes = policy, observer, target, eyes
+        self.state, self.chunk, self.dt = state, chunk, spec.dt
+        self.drawn = Drawn(policy)
+        policy.draw = self.drawn
+        self.actor = Actor(policy, 1, execute=1)
+        self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
+        self.seen: Tensors = {}
+        self.seam = Seam(spec.dt, policy.chunk, clock) if "followed" in self.actor.carry else None
+
+    def turn(self) -> bool:
+        """Decide from the newest state; False where there is none that is new."""
+        if not self.state.receive():
+            return False
+        fields = self.state.fields[0]
+        mode = Mode(int(fields["mode"]))
+        self.first = self.first or (mode == Mode.ARMED and self.mode != Mode.ARMED)
+        self.mode = mode
+        plan = self._decide(fields)
+        self.first = False
+        self._post(plan, fields)
+        return True
+
+    def rehearse(self) -> None:
+        """Decide, and tell nobody: what has to be loaded or compiled then is."""
+        if self.state.receive():
+            self._decide(self.state.fields[0])
+        self.first, self.state.seen = True, 0
+
+    @torch.inference_mode()
+    def _decide(self, fields: np.void) -> Floats:
+        """The plan [chunk, A] for what the state message shows."""
+        leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
+        if self.eyes is not None:
+            leaves |= self.eyes.look()
+        self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
+        first = self.first
+        if self.seam is not None:
+            moves = not first and self.mode == Mode.RUNNING
+            first = not self.seam.join(self.actor, float(fields["measured"]), moves)
+        self.actor(self.seen, torch.tensor([first]))
+        return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()
+
+    def _post(self, plan: Floats, fields: np.void) -> None:
+        message = self.chunk.fields[0]
+        self.number += 1
+        steps, size = plan.shape
+        message["number"], message["seen"] = self.number, fields["measured"]
+        start = fields["measured"] if self.seam is None else self.seam.start
+        message["start"], message["steps"], message["size"] = start, steps, size
+        message["actions"][:steps, :size] = plan
+        noise = self.drawn.noise
+        message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
+        message["noise"][: message["drawn"]] = noise[:MOST_NOISE]
+        if self.eyes is not None:
+            message["looked"][: len(self.eyes.looked)] = [*self.eyes.looked.values()]
+        self.chunk.send()
+        if self.seam is not None:
+            self.seam.there()
+
+
+class Drawn:
+    """Lets a policy draw its noise, and keeps the newest (flat), for the record."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._draw, self.noise = policy.draw, np.zeros(0, np.float32)
+
+    def __call__(self, n: int, explore: bool = False) -> Tensor:
+        drawn = self._draw(n, explore)
+        self.noise = drawn.detach().reshape(-1).numpy().astype(np.float32)
+        return drawn
+
+
+def observed(observer: Observer, fields: np.void, target: Target) -> dict[str, NDArray[np.float32]]:
+    """What a policy sees of a state message."""
+    sent = np.array(fields["sent"])
+    width, sensed = float(fields["width"]), fields["sensed"]
+    return observer(fields["q"], fields["dq"], target(sent), width, sensed)

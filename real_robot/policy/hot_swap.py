@@ -1,0 +1,67 @@
+"""Succession: another policy gets ready beside the one that acts, and takes over without a gap.
+
+The newcomer loads, decides a few times for itself and leaves a file that says so. Then the old one
+is let go of, and only then the newcomer is told to speak: two never do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from real_robot.daemon.child import Child
+from real_robot.deployment import Deployment
+from real_robot.ipc.messages import READY
+
+LOADING = 120.0  # s that a newcomer has to get ready
+
+
+class Succession:
+    """One newcomer at a time: `begin`, then `look` often."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.clock = folder, clock
+        self.child: Child | None = None
+
+    def begin(self, policy: str, acting: Child) -> None:
+        """Start a newcomer with the checkpoint or run `policy`."""
+        (self.folder / READY).unlink(missing_ok=True)
+        log = "policy.next" if acting.log.stem == "policy" else "policy"
+        self.child = Child("policy", "real_robot.policy.main", self.folder, (policy,), log)
+        self.policy, self.deadline = policy, self.clock() + LOADING
+        self.child.start()
+
+    def look(self) -> str | None:
+        """None: not yet; a reason: it will not come, the old one goes on; "": it is ready."""
+        assert self.child is not None
+        problem = self.child.died if self.child.watch() else ""
+        if not problem and self.clock() > self.deadline:
+            problem = f"it was not ready within {LOADING:.0f} s"
+        if problem:
+            self.end()
+            return f"{problem}; the one before goes on"
+        return "" if self._ready(self.child) else None
+
+    def replace(self, acting: Child, deployment: Deployment) -> tuple[Child, Deployment]:
+        """Who acts from now on, and the deployment that says so. OSError: it cannot be written
+        down, and nothing has changed."""
+        assert self.child is not None
+        deployment = replace(deployment, policy=self.policy)
+        deployment.write(self.folder)
+        acting.end(0.0)
+        newcomer, self.child = self.child, None
+        newcomer.words = ()  # should it have to be started again
+        newcomer.tell(b"g")
+        return newcomer, deployment
+
+    def end(self) -> None:
+        """Nobody comes."""
+        if self.child is not None:
+            self.child.end(0.0)
+        self.child = None
+
+    def _ready(self, child: Child) -> bool:
+        file = self.folder / READY
+        return child.pid != 0 and file.exists() and file.read_text() == str(child.pid)

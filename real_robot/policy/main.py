@@ -1,0 +1,65 @@
+"""The policy process: `python -m real_robot.policy.main FOLDER [POLICY]`, started by the daemon.
+
+It has no hold on the arm: it may stall, die and be started again. With POLICY it comes to take over
+from another: it loads, decides a few times for itself, says that it is ready (a file), and speaks
+when the daemon has let the other one go.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.core.checkpoint import CheckpointError, load_policy
+from real_robot.cameras.camera import CameraError
+from real_robot.cameras.policy_images import Eyes
+from real_robot.control.main import when_left_alone
+from real_robot.control.rate import Rate
+from real_robot.deployment import Deployment
+from real_robot.ipc.mailbox import MailboxError
+from real_robot.ipc.messages import READY
+from real_robot.policy.compatibility import joined, observer, require_actions, require_rate
+from real_robot.policy.decider import Decider
+
+REHEARSALS = 5
+
+
+def main(folder: Path, policy: str = "") -> None:
+    """Decide once a step of the policy, until the daemon is gone. CheckpointError, ConfigError,
+    MailboxError, CameraError."""
+    turn = threading.Event()
+    # Also out of a policy that never comes back.
+    when_left_alone(lambda reason: os._exit(0), turn.set)
+    torch.set_num_threads(1)
+    deployment = Deployment.read(folder)
+    if not policy and not deployment.policy:  # a guest decides (real_robot.rl.session)
+        threading.Event().wait()
+    acting = load_policy(policy if policy else deployment.policy)
+    require_rate(acting.spec, deployment)
+    require_actions(acting.spec, deployment)
+    acting = joined(acting, deployment)
+    boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
+    with Eyes(acting.spec, deployment.cameras, deployment.picture, folder) as eyes:
+        decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target(), eyes)
+        rate = Rate(1 / acting.spec.dt)
+        if policy:
+            for _ in range(REHEARSALS):
+                rate.wait()
+                decider.rehearse()
+            (folder / READY).write_text(str(os.getpid()))
+            turn.wait()
+        while True:
+            rate.wait()
+            decider.turn()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), *sys.argv[2:3])
+    except (CheckpointError, MailboxError, ConfigError, CameraError) as error:
+        sys.exit(f"policy: {error}")

@@ -1,0 +1,117 @@
+"""Observer: what a policy sees of a real arm, element by element, by the names of its Spec.
+
+A policy was trained on named numbers; the same names say what has to be measured here. `q1 ...`,
+`dq1 ...`, `width`, `tool_x ...` and `lead_x ...` (how far the tool's target is ahead of it) come
+from the arm, what its driver knows beyond the joints (a cube's place) is `sensed`, what is known
+beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B. What is given counts
+before what is sensed by the same name, and what follows from it is made anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Spec
+from real_robot.control.arm_state import Floats
+
+AXES = ("x", "y", "z")
+JOINT = re.compile(r"(d?q)(\d+)")
+APART = re.compile(r"(.+)_from_(.+)_([xyz])")
+Forward = Callable[[Floats], Floats]
+
+
+class Observer:
+    """Fills the vector leaves of `spec`; ConfigError for a name that nothing here can fill.
+
+    `forward` is the tool's position [k, 3] (m) at joint positions [k, n]. `given` holds further
+    numbers by name and may be changed at any time. `pictures` are the leaves that cameras fill.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        joints: int,
+        forward: Forward,
+        given: Mapping[str, float],
+        sensed: Sequence[str] = (),
+        pictures: Collection[str] = (),
+    ) -> None:
+        self.forward, self.given, self.joints = forward, dict(given), joints
+        self.sensed = tuple(sensed)
+        self.names: dict[str, tuple[str, ...]] = {}
+        for leaf, about in spec.obs.items():
+            if leaf.startswith(("critic/", "privileged/")) or (about.is_image and leaf in pictures):
+                continue
+            if about.is_image:
+                raise ConfigError(
+                    f"the policy sees pictures ({leaf}): name a camera for it, robot.cameras.{leaf}"
+                )
+            if not about.names:
+                raise ConfigError(
+                    f"the elements of {leaf} have no names: nobody knows what they are"
+                )
+            self.names[leaf] = about.names
+        nothing = np.zeros(len(self.sensed))
+        known = self._numbers(np.zeros(joints), np.zeros(joints), np.zeros(3), 0.0, nothing)
+        for name in (each for names in self.names.values() for each in names):
+            if _made(name, known) is None:
+                raise ConfigError(
+                    f"the policy sees {name}{nearest(name, known)}, and no one here measures it: "
+                    "robot.given={NAME: NUMBER}"
+                )
+
+    def __call__(
+        self, q: Floats, dq: Floats, target: Floats, width: float, sensed: Floats | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """Leaves [size] from joint positions and velocities [n], the tool's target [3], how far the
+        hand is open (m) and what is sensed."""
+        known = self._numbers(q, dq, target, width, np.zeros(0) if sensed is None else sensed)
+        return {
+            leaf: np.array([_made(name, known) for name in names], dtype=np.float32)
+            for leaf, names in self.names.items()
+        }
+
+    def _numbers(
+        self, q: Floats, dq: Floats, target: Floats, width: float, sensed: Floats
+    ) -> dict[str, float]:
+        tool = self.forward(q[None])[0]
+        known = {f"q{i}": float(value) for i, value in enumerate(q, 1)}
+        known |= {f"dq{i}": float(value) for i, value in enumerate(dq, 1)}
+        known |= {f"tool_{axis}": float(value) for axis, value in zip(AXES, tool, strict=True)}
+        ahead = zip(AXES, target - tool, strict=True)
+        known |= {f"lead_{axis}": float(value) for axis, value in ahead}
+        given = {*self.given}
+        pairs = zip(self.sensed, sensed, strict=True)
+        known |= {name: float(value) for name, value in pairs if not _follows(name, given)}
+        return {**known, "width": width, **self.given}
+
+
+def names_of(joints: int, given: Iterable[str], sensed: Iterable[str]) -> tuple[str, ...]:
+    """All that can be seen of an arm of so many joints, by name."""
+    robot = [f"q{i}" for i in range(1, joints + 1)] + [f"dq{i}" for i in range(1, joints + 1)]
+    robot += [f"{what}_{axis}" for what in ("tool", "lead") for axis in AXES] + ["width"]
+    return tuple(dict.fromkeys([*robot, *given, *sensed]))
+
+
+def _follows(name: str, given: set[str]) -> bool:
+    """Whether the number of that name is a difference to something that is given."""
+    if (apart := APART.fullmatch(name)) is None:
+        return False
+    one, other, axis = apart.groups()
+    return bool({f"{one}_{axis}", f"{other}_{axis}"} & given)
+
+
+def _made(name: str, known: Mapping[str, float]) -> float | None:
+    """The number of that name, or the difference that it names; None where it is not known."""
+    if name in known:
+        return known[name]
+    if (apart := APART.fullmatch(name)) is None:
+        return None
+    one, other, axis = apart.groups()
+    a, b = known.get(f"{one}_{axis}"), known.get(f"{other}_{axis}")
+    return None if a is None or b is None else a - b

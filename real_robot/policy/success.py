@@ -1,0 +1,35 @@
+"""Success: whether an arm has done what it was asked, where measurements can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from real_robot.control.arm_state import Floats
+from real_robot.deployment import Deployment
+
+SENSED = "success"
+GOAL = ("goal_x", "goal_y", "goal_z")
+
+
+class Success:
+    """What is sensed by that name; else the tool within `goal_within` m of the goal that is given
+    or sensed; else nobody knows (None)."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.sensed, self.within = deployment.sensed, deployment.goal_within
+        self.given, self.forward = deployment.given, deployment.forward()
+        has = {*deployment.given, *deployment.sensed}
+        self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
+
+    def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
+        """For joints at q [n] and what is sensed."""
+        if not self.known:
+            return None
+        values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}
+        if SENSED in self.sensed:
+            return values[SENSED] > 0.5
+        assert self.within is not None
+        goal = np.array([values[name] for name in GOAL])
+        return float(np.linalg.norm(self.forward(q[None])[0] - goal)) < self.within

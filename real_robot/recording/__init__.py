@@ -1,0 +1,1 @@
+"""Recording episodes as a dataset."""

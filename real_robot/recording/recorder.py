@@ -1,0 +1,171 @@
+"""Record: from the control process's ticks to the steps of an episode, as a dataset keeps them.
+
+    tick     . . . . . . . . . . . .      ring of states, 100 to 1000 Hz
+    step     |   k   |  k+1  |            the follower's grid, one row each
+
+A row is what was seen as step k began, the action that the arm followed in it, and at its end what
+that had come to: the target it meant (`action/proposed`), what safety left of it
+(`action/filtered`) and what the arm was sent (`action/sent`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from real_robot.cameras.frame_history import Album
+from real_robot.control.arm_state import Floats
+from real_robot.ipc.messages import Mode
+from real_robot.policy.decider import Target, observed
+from real_robot.policy.observer import Observer
+
+Judge = Callable[[Floats, Floats], bool | None]
+KEPT = 4096  # ticks, and noises, that are looked back upon
+
+
+def seen_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -> Spec:
+    """`spec` with the observations that are kept of a robot: none that only a simulator knows, and
+    the `filmed` pictures (height, width) that the policy does not see."""
+    hidden = ("critic/", "privileged/")
+    obs = {name: leaf for name, leaf in spec.obs.items() if not name.startswith(hidden)}
+    for name, size in (filmed or {}).items():
+        obs.setdefault(name, Leaf((*size, 3), "uint8", 0, 255))
+    return replace(spec, obs=obs, task=None)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Rows as `EpisodeWriter.add` takes them, and how the episode ended. `lost` says why the rest
+    of it is not there, where it had to be cut; then there may be no rows at all."""
+
+    rows: Tensors
+    fault: str
+    success: bool | None
+    lost: str = ""
+
+
+class Scribe:
+    """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
+    whole. A row whose decision was not heard, or which was made upon a tick that was not seen (the
+    recorder was late), has zeros for noise. Pictures come from the `album`."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        observer: Observer,
+        target: Target,
+        noise: int,
+        success: Judge,
+        album: Album | None = None,
+    ) -> None:
+        self.album = Album({}, {}, (), 0.0) if album is None else album
+        self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
+        self.success = success
+        self.ticks: OrderedDict[float, np.void] = OrderedDict()
+        self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
+        self.looked: OrderedDict[float, dict[str, float]] = OrderedDict()
+        self.rows: list[dict[str, Any]] = []
+        self.open: np.void | None = None
+        self.last: np.void | None = None
+
+    def hear(self, seen: float, noise: NDArray[np.float32], looked: Floats | None = None) -> None:
+        """The policy drew `noise` for what it saw at `seen` (s); its pictures were taken at
+        `looked` (s)."""
+        self.noises[seen] = noise.copy()
+        if looked is not None:
+            self.looked[seen] = dict(zip(self.album.seen, looked.tolist(), strict=True))
+        _shorten(self.noises)
+        _shorten(self.looked)
+
+    def take(self, tick: np.void) -> Episode | None:
+        """The next tick; the episode that ended with it, if one did."""
+        self.ticks[float(tick["measured"])] = tick
+        _shorten(self.ticks)
+        before, self.last = self.last, tick
+        runs = int(tick["mode"]) == Mode.RUNNING
+        ran = before is not None and int(before["mode"]) == Mode.RUNNING
+        if runs and not ran:
+            self.rows, self.open = [], None
+        if runs and (self.open is None or tick["step"] != self.open["step"]):
+            self._close(before if ran else None)
+            self.open = tick if tick["size"] and not tick["starved"] else None
+        if ran and not runs and before is not None:
+            self._close(before)
+            return self._whole(before, tick)
+        return None
+
+    def finish(self) -> Episode | None:
+        """No tick will come any more: the episode that was under way, as far as it went."""
+        if self.last is None or int(self.last["mode"]) != Mode.RUNNING:
+            return None
+        self._close(self.last)
+        return self._whole(self.last, self.last)
+
+    def _close(self, last: np.void | None) -> None:
+        """The step that was open ended with tick `last`."""
+        if self.open is None or last is None:
+            return
+        begin, size = self.open, int(self.open["size"])
+        followed = float(begin["followed"])
+        acted = begin["action"][:size].copy()
+        if size != self.spec.act.size or not np.isfinite(acted).all():
+            return  # it was refused, and followed by nobody
+        row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
+        decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
+        row |= {f"decided/{k}": v for k, v in decided.items()}
+        row |= self.album.at(float(begin["measured"]))
+        row |= self.album.decided(self.looked.get(followed, {}))
+        row |= {"action": acted, "reward": 0.0}
+        row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
+        row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
+        row |= {"stamp/decided": followed, "stamp/sent": float(begin["now"])}
+        row["interventions"] = (last["counts"] - begin["counts"]).copy()
+        if self.noise:
+            nothing = np.zeros(self.noise, np.float32)
+            drawn = self.noises.get(followed, nothing)
+            row["noise"] = drawn if followed in self.ticks else nothing
+        done = self.success(last["q"], last["sensed"])
+        if done is not None:
+            row |= {"success": done, "reward": float(done)}
+        self.rows.append(row)
+
+    def _seen(self, tick: np.void) -> dict[str, NDArray[np.float32]]:
+        return observed(self.observer, tick, self.target)
+
+    def _whole(self, last: np.void, after: np.void) -> Episode | None:
+        rows, self.rows, self.open = self.rows, [], None
+        if not rows:
+            return None
+        fault = bytes(after["fault"]).decode(errors="replace")
+        measured = float(last["measured"])
+        final: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(last).items()}
+        final |= {**self.album.at(measured), "stamp/measured": measured}
+        lost = self.album.stale([*rows, final])
+        if lost is not None:  # the last moment with all its pictures is where it ends
+            before, final = max(0, lost[0] - 1), rows[max(0, lost[0] - 1)]
+            rows = rows[:before]
+        words = "" if lost is None else f"{lost[1]}; {len(rows)} steps before it are kept"
+        if not rows:
+            return Episode({}, fault, None, words)
+        made = {key: torch.as_tensor(np.stack([row[key] for row in rows])) for key in rows[0]}
+        made["reward"] = made["reward"].float()
+        ends = {k: torch.as_tensor(final[f"obs/{k}"]) for k in self.spec.obs}
+        made |= {f"next_obs/{k}": v for k, v in ends.items()}
+        ended = torch.zeros(len(rows), dtype=torch.bool)
+        success = bool(made["success"][-1]) if "success" in made else None
+        made |= {"terminated": ended.clone(), "truncated": ended}
+        made["terminated"][-1] = bool(success)
+        return Episode(made, fault, success, words)
+
+
+def _shorten(kept: OrderedDict[float, Any]) -> None:
+    while len(kept) > KEPT:
+        kept.popitem(last=False)

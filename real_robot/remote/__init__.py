@@ -1,0 +1,1 @@
+"""Requests from other machines, with CURVE keys."""

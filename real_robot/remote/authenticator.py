@@ -1,0 +1,93 @@
+"""Porter: says which keys may come in (ZAP, rfc.zeromq.org/spec/27), and writes down who may not.
+
+The folder of public keys is read anew for everyone who comes: a file that is put there or taken
+away counts at once for whoever connects next.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from real_robot.daemon.requests import MOST_BYTES
+from real_robot.remote.keys import KeyFileError, Pair, public_of
+
+LOG = logging.getLogger("embodied.robot.remote")
+ZAP = "inproc://zeromq.zap.01"
+WORST_MESSAGE = 16 * MOST_BYTES  # larger ones are not read at all: the connection is closed
+MOST_QUEUED = 64
+LETTING_IN = 10_000  # ms
+FAILED = {
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "refused: it went away before it was let in",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "refused: it has no key, or not the right server's",
+    zmq.Event.DISCONNECTED: "a connection ended (its client's doing, or a message far too large)",
+}
+
+
+def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[bytes]:
+    """A ROUTER that nobody can talk to without the porter's leave."""
+    router = context.socket(zmq.ROUTER)
+    router.curve_server = True
+    router.curve_publickey, router.curve_secretkey = keys.public, keys.secret
+    router.zap_domain = b"robot"
+    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a porter nobody at all comes in
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.maxmsgsize, router.linger, router.handshake_ivl = WORST_MESSAGE, 0, LETTING_IN
+    router.rcvhwm = router.sndhwm = MOST_QUEUED
+    router.tcp_keepalive, router.heartbeat_ivl, router.heartbeat_timeout = 1, 5_000, 30_000
+    return router
+
+
+class Porter:
+    """`look` whenever `asked` or `events` has something. Make it before the socket is bound."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: Path) -> None:
+        self.clients = clients
+        self.asked = context.socket(zmq.REP)
+        self.asked.linger = 0
+        self.asked.bind(ZAP)
+
+    def watch(self, router: zmq.Socket[bytes]) -> None:
+        """Write down what goes wrong at `router` before anyone is asked here."""
+        self.router = router
+        self.events = router.get_monitor_socket(sum(FAILED))
+
+    def look(self) -> None:
+        """Answer all who ask, and write down all who went."""
+        while self.asked.poll(0):
+            self._admit(self.asked.recv_multipart())
+        while self.events.poll(0):
+            LOG.info(FAILED[zmq.Event(recv_monitor_message(self.events)["event"])])
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        self.router.disable_monitor()
+        self.events.close(0)
+        self.asked.close()
+
+    def _admit(self, message: list[bytes]) -> None:
+        _, number, _, address, _, mechanism, *credentials = message
+        name, where = None, address.decode(errors="replace")
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            name = self._name(z85.encode(credentials[0]))
+        if name is None:
+            LOG.warning("refused: a client at %s whose key is not in %s", where, self.clients)
+            said = [b"400", b"this key is not known", b""]
+        else:
+            LOG.info("a client at %s is let in (key %s)", where, name)
+            said = [b"200", b"", name.encode()]
+        self.asked.send_multipart([b"1.0", number, *said, b""])
+
+    def _name(self, key: bytes) -> str | None:
+        """Of the file that holds it."""
+        for path in sorted(self.clients.glob("*.key")):
+            try:
+                if public_of(path) == key:
+                    return path.stem
+            except KeyFileError as error:
+                LOG.warning("%s", error)
+        return None

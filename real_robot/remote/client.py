@@ -1,0 +1,118 @@
+"""Remote tool: asks a robot's daemon on another machine, with a key.
+
+What moves an arm has to be asked in time (s on the robot's clock), so the robot is asked for its
+clock first: when `now` has come, the robot's clock is at least `now`, and that is what the request
+says. So it looks too old by what the answer took to come, and never too new.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from real_robot.daemon.client import MOST_REPLY, ToolError
+from real_robot.daemon.requests import ALWAYS, Reply, Request, RequestError, Verb, parse_reply
+from real_robot.remote.keys import CLIENT, SERVER, Pair, public_of, secret_of
+
+BYE = b""
+GOING = 500  # ms that the last words may take
+HAPPENS = {
+    zmq.Event.HANDSHAKE_SUCCEEDED: "it let this key in and then said nothing",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it broke off: is server.key that robot's?",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it speaks otherwise: is that the daemon's port?",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this key",
+}
+
+
+def ask_remote(
+    host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
+) -> Reply:
+    """What the daemon at `host` (ADDRESS:PORT) says to `verb` within `timeout` s, with the key
+    `name` of the folder `keys`; `policy` is a folder of the robot's machine. ToolError,
+    RequestError, KeyFileError."""
+    if verb not in list(Verb):
+        raise RequestError(f"nobody knows the verb {verb!r} (known: {', '.join(Verb)})")
+    own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
+    with Caller(host, own, public_of(server), timeout) as caller:
+        now = 0.0 if verb in ALWAYS else caller.now()
+        return caller.ask(Verb(verb), now, policy)
+
+
+class Caller:
+    """One connection to `host`, for `timeout` s. ToolError."""
+
+    def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
+        self.host, self.timeout, self.number = host, timeout, 0
+        self.deadline, self.happened = time.monotonic() + timeout, "nobody is there"
+        self.context = zmq.Context()
+        self.line = self.context.socket(zmq.DEALER)
+        self.line.curve_publickey, self.line.curve_secretkey = own.public, own.secret
+        self.line.curve_serverkey = server
+        self.line.immediate, self.line.linger, self.line.maxmsgsize = 1, GOING, MOST_REPLY
+        self.events = self.line.get_monitor_socket(sum(HAPPENS))
+        try:
+            self.line.connect(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ToolError(f"host={host} should be ADDRESS:PORT ({error})") from error
+
+    def now(self) -> float:
+        """What the robot's clock (s) has reached at least."""
+        reply = self.ask(Verb.STATUS)
+        now = reply.status.get("now")
+        if not isinstance(now, float):
+            raise ToolError(f"{self.host} tells no time ({reply.reason or 'another version'})")
+        return now
+
+    def ask(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
+        """ToolError, RequestError."""
+        self.number += 1
+        self._wait(zmq.POLLOUT)
+        self.line.send(Request(self.number, now, verb, policy).line())
+        self._wait(zmq.POLLIN)
+        answer = self.line.recv()
+        if answer == BYE:
+            raise ToolError(f"the daemon at {self.host} closed the line before it answered")
+        return parse_reply(answer)
+
+    def close(self) -> None:
+        """Say goodbye, if anyone is there."""
+        if self.line.poll(0, zmq.POLLOUT):
+            self.line.send(BYE)
+        self.line.disable_monitor()
+        self.events.close(0)
+        self.line.close()
+        self.context.term()
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, wanted: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self.line, wanted)
+        poller.register(self.events, zmq.POLLIN)
+        while (left := self.deadline - time.monotonic()) > 0:
+            ready = dict(poller.poll(round(1e3 * left)))
+            if self.line in ready:
+                return
+            if self.events in ready:
+                event = zmq.Event(recv_monitor_message(self.events)["event"])
+                self.happened = HAPPENS[event]
+                if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+                    break
+        raise ToolError(
+            f"{self.host} did not answer ({self.happened}); if the arm moves, use the robot's "
+            "own stop"
+        )

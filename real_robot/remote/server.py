@@ -1,0 +1,214 @@
+"""Remote: `python -m real_robot.remote.server FOLDER`, started by the daemon; other machines.
+
+A ROUTER socket over TCP, with CURVE (rfc.zeromq.org/spec/26): who has no key of `clients/` is not
+let in (ZAP, spec/27). Each client gets a line of its own to the daemon's Unix socket, and what it
+says goes on as it is: the desk there reads, checks and refuses it as anybody's. This process has
+no hold on the arm, and the arm does not mind when it dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import zmq
+
+from embodied.core.build import ConfigError
+from real_robot.control.main import when_left_alone
+from real_robot.daemon.requests import MOST_BYTES
+from real_robot.daemon.server import SOCKET
+from real_robot.deployment import Deployment, Remote
+from real_robot.remote.authenticator import Porter, guarded
+from real_robot.remote.keys import CLIENTS, SERVER, KeyFileError, secret_of
+
+LOG = logging.getLogger("embodied.robot.remote")
+LOOK = 50  # ms between two looks where nothing comes
+BATCH, PAUSE = 32, 0.02  # messages of a look, and s after a full one: a flood costs no processor
+MOST_LINES = 8  # half of the clients that the desk has
+MOST_SILENT = 200.0  # s: longer than a policy takes to load
+MOST_WAITING = 8 * MOST_BYTES  # of a client, while the desk does not read
+MOST_REMEMBERED = 1024
+BYE = b""  # either side says it to end a line
+
+
+@dataclass(eq=False)
+class Line:
+    """One client (`who`: its ROUTER identity; `user`: its key's name) and its Unix socket."""
+
+    who: bytes
+    user: str
+    heard: float
+    wire: socket.socket = field(
+        default_factory=lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    )
+    connected: bool = False
+    goes: bytes = b""
+    came: bytes = b""
+
+
+class Relay:
+    """Between `router` and the daemon's socket in `folder`; call `turn` for ever."""
+
+    def __init__(
+        self, folder: Path, remote: Remote, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path, self.clock = folder / SOCKET, clock
+        keys = Path(remote.keys)
+        self.context = zmq.Context()
+        self.porter = Porter(self.context, keys / CLIENTS)
+        self.router = guarded(self.context, secret_of(keys / f"{SERVER}.key_secret"))
+        self.porter.watch(self.router)
+        try:
+            self.router.bind(f"tcp://{remote.address}:{remote.port}")
+        except zmq.ZMQError as error:
+            where = f"{remote.address}:{remote.port}"
+            raise ConfigError(f"{where} cannot be listened at ({error}); name another") from error
+        self.poller = zmq.Poller()
+        for each in (self.porter.asked, self.porter.events, self.router):
+            self.poller.register(each, zmq.POLLIN)
+        self.lines: dict[bytes, Line] = {}
+        self.let_go: deque[bytes] = deque(maxlen=MOST_REMEMBERED)
+
+    @property
+    def place(self) -> str:
+        """Where it listens."""
+        return self.router.get_string(zmq.LAST_ENDPOINT)
+
+    def turn(self) -> None:
+        """Look once at everyone."""
+        ready = {each for each, _ in self.poller.poll(LOOK)}
+        self.porter.look()
+        for line in list(self.lines.values()):
+            if line.wire.fileno() in ready:
+                self._answer(line)
+            if line.who in self.lines:
+                self._pass_on(line)
+        for _ in range(BATCH):
+            if not self._hear():
+                return
+        time.sleep(PAUSE)
+
+    def close(self) -> None:
+        """Let everyone go."""
+        for line in list(self.lines.values()):
+            self._end(line)
+        self.porter.close()
+        self.context.destroy(linger=500)  # ms: the answer to a `quit` goes out
+
+    def _hear(self) -> bool:
+        """Whether there was a message; each client's turn comes, whatever the others send."""
+        try:
+            who, *parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        if who.bytes in self.let_go:
+            return True
+        line, message = self.lines.get(who.bytes), parts[0].bytes
+        if line is None and message == BYE:
+            return True
+        line = line or self._begin(who.bytes, str(parts[0].get("User-Id")))
+        line.heard = self.clock()
+        if len(parts) > 1 or len(line.goes) > MOST_WAITING:
+            self._refuse(line, "it says more than is read")
+        elif message == BYE:
+            self._end(line)
+        else:
+            line.goes += message.removesuffix(b"\n") + b"\n"
+            self._pass_on(line)
+        return True
+
+    def _begin(self, who: bytes, user: str) -> Line:
+        if len(self.lines) >= MOST_LINES:
+            # Of whoever has the most: a crowd with one key does not push out another's.
+            has = Counter(line.user for line in self.lines.values())
+            crowd = [each for each in self.lines.values() if has[each.user] == max(has.values())]
+            self._refuse(min(crowd, key=lambda each: each.heard), "there are too many clients")
+        line = Line(who, user, self.clock())
+        line.wire.setblocking(False)
+        self.lines[who] = line
+        return line
+
+    def _pass_on(self, line: Line) -> None:
+        """What waits, as far as the desk takes it; who is silent for long is let go."""
+        if self.clock() - line.heard > MOST_SILENT:
+            self._refuse(line, "it has said nothing for long")
+            return
+        try:
+            if not line.connected:
+                line.wire.connect(str(self.path))
+                line.connected = True
+                self.poller.register(line.wire, zmq.POLLIN)
+            if line.goes:
+                line.goes = line.goes[line.wire.send(line.goes) :]
+        except BlockingIOError:
+            return  # others stand in line
+        except OSError as error:
+            ended = "the daemon let it go" if line.connected else "the daemon is not there"
+            self._refuse(line, f"{ended} ({error})")
+
+    def _answer(self, line: Line) -> None:
+        try:
+            came = line.wire.recv(1 << 16)
+        except OSError:
+            came = b""
+        *replies, line.came = (line.came + came).split(b"\n")
+        for reply in replies:
+            if line.who in self.lines and not self._say(line, reply):
+                self._refuse(line, "it is gone, or does not read its answers")
+        if not came and line.who in self.lines:
+            self._refuse(line, "the daemon let it go")
+
+    def _say(self, line: Line, message: bytes) -> bool:
+        """Whether it could be sent; never waits."""
+        try:
+            self.router.send_multipart([line.who, message], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _refuse(self, line: Line, reason: str) -> None:
+        """Nothing more of this client is heard before it connects again."""
+        LOG.warning("a client (key %s) was let go: %s", line.user, reason)
+        self.let_go.append(line.who)
+        self._end(line)
+        self._say(line, BYE)
+
+    def _end(self, line: Line) -> None:
+        del self.lines[line.who]
+        if line.connected:
+            self.poller.unregister(line.wire)
+        line.wire.close()
+
+
+def main(folder: Path) -> None:
+    """Until the daemon is gone. ConfigError, KeyFileError."""
+    remote = Deployment.read(folder).remote
+    if remote is None:
+        raise ConfigError("the deployment names no remote")
+    logging.raiseExceptions = False  # a log that cannot be written stops nothing
+    log = RotatingFileHandler(folder / "remote.log", maxBytes=1 << 20, backupCount=1)
+    log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    LOG.addHandler(log)
+    LOG.setLevel(logging.INFO)
+    relay = Relay(folder, remote)
+    left = threading.Event()
+    when_left_alone(lambda reason: left.set())
+    LOG.info("listening at %s", relay.place)
+    while not left.is_set():
+        relay.turn()
+    relay.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (ConfigError, KeyFileError) as error:
+        sys.exit(f"remote: {error}")

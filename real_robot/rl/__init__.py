@@ -1,0 +1,1 @@
+"""Reinforcement learning on a robot: the environment, the session, reset-free training."""

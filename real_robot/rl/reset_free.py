@@ -1,0 +1,185 @@
+"""Practising: an arm as a world that goes on without being put back, for `envs.reset_free.wrapper`.
+
+Goals are numbers that the policy is given (`goal_x ...`), one set after the other: there, and back
+again. What is to come there is the tool, or a thing whose place is sensed. Between episodes the arm
+goes home through the safety chain; nothing else moves by itself (SERL's forward and backward tasks;
+Luo et al., 2024). A thing that left its `area` waits for somebody to put it back.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node
+from embodied.core.tensors import Tensors
+from real_robot.ipc.messages import Mode
+from real_robot.policy.success import GOAL
+from real_robot.rl import robot_env
+from real_robot.rl.session import GuestError
+
+ENDLESS = 1 << 40  # steps
+
+
+class Facts(NamedTuple):
+    """Of the one row: where the thing is [1, 3] (m), and [1] (bool) what is so."""
+
+    place: Tensor
+    reached: Tensor
+    crashed: Tensor
+    lost: Tensor
+
+
+@dataclass(frozen=True)
+class Config:
+    """`robot`, `world`, `patience`, `folder`, `camera` and `age` as in real_robot.rl.robot_env.
+    `goals`:
+    what is given on the way to each, `goal_x`, `goal_y`, `goal_z` (m) among it. `thing`: "tool", or
+    the name of what is sensed as `NAME_x ...`; it has come there `within` m of the goal. `area`:
+    the box (low, high; m) in which the arm gets at it. `retreat`: steps straight up before it goes
+    home, so that it takes nothing along."""
+
+    robot: Node
+    world: Node
+    goals: tuple[Mapping[str, float], ...]
+    thing: str = "tool"
+    within: float = 0.025
+    area: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
+    retreat: int = 10
+    num_envs: int = 1
+    patience: float = 600.0
+    folder: str = ""
+    camera: Node | None = None
+    age: float = 0.5
+    given: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.goals) < 2 or any(not {*GOAL} <= {*goal} for goal in self.goals):
+            raise ConfigError(
+                "practising needs two goals or more, each with goal_x, goal_y, goal_z"
+            )
+        if any({*goal} != {*self.goals[0]} for goal in self.goals):
+            raise ConfigError("all goals give the same names")
+
+
+class Practising(robot_env.RealEnv):
+    """Never ends by itself but with a latched stop. The reward is 1 where the goal is reached."""
+
+    def __init__(self, config: Config) -> None:
+        first = {name: (value, value) for name, value in config.goals[0].items()}
+        settings: dict[str, Any] = {
+            name: getattr(config, name)
+            for name in (
+                "robot",
+                "world",
+                "num_envs",
+                "patience",
+                "folder",
+                "camera",
+                "age",
+                "seed",
+            )
+        }
+        settings["robot"] = lasting(config.robot)
+        super().__init__(
+            robot_env.Config(**settings, horizon=ENDLESS, given={**config.given, **first})
+        )
+        self.practice = config
+        self.goal = torch.zeros(1, dtype=torch.int64)
+        seen = {"tool_x", *self.deployment.sensed}
+        if "dz" not in self.spec.act.names:
+            raise ConfigError(
+                "an arm that practises goes up by dz, which this world's actions lack"
+            )
+        if f"{config.thing}_x" not in seen:
+            raise ConfigError(f"nobody here senses where the {config.thing} is (thing: tool)")
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Somebody puts right what the arm cannot: waited for until it is seen to be so."""
+        obs = super().reset(seed, task, mask)
+        deadline = time.monotonic() + self.practice.patience
+        said = False
+        while bool(self.facts().lost[0]):
+            if not said:
+                text = f"the {self.practice.thing} is out of reach: put it back"
+                print(text, file=sys.stderr, flush=True)
+                said = True
+            if time.monotonic() > deadline:
+                raise GuestError(f"the {self.practice.thing} was not put back")
+            time.sleep(0.1)
+            with self.guest.lock:
+                self.guest.look()
+                obs = self._shown()
+        return obs
+
+    def facts(self) -> Facts:
+        place = self._place()
+        goal = self.practice.goals[int(self.goal[0])]
+        near = float(np.linalg.norm(place - [goal[name] for name in GOAL])) < self.practice.within
+        area = self.practice.area
+        out = area is not None and not ((place >= area[0]) & (place <= area[1])).all()
+        lost = bool(out) or not np.isfinite(place).all()
+        never = torch.zeros(1, dtype=torch.bool)
+        shown = torch.tensor(place, dtype=torch.float32)[None]
+        return Facts(shown, torch.tensor([near and not lost]), never, torch.tensor([lost]))
+
+    def advance(self, rows: Tensor) -> None:
+        """On to the next goal."""
+        if bool(rows[0]):
+            self.goal = (self.goal + 1) % len(self.practice.goals)
+            self._aim()
+
+    def rehome(self, rows: Tensor) -> None:
+        """The arm comes to rest, goes home, and may move again."""
+        if bool(rows[0]):
+            with self.guest.lock:
+                self.dozing.asleep()
+                self._begin()
+
+    def look(self) -> Tensors:
+        return self._shown()
+
+    def _begin(self) -> None:
+        if self.guest.owner is self and self.guest.mode == Mode.RUNNING:
+            up = np.zeros(self.spec.act.size)
+            up[self.spec.act.names.index("dz")] = 1.0
+            for _ in range(self.practice.retreat):
+                self._play(up)
+            self.dozing.asleep()
+        super()._begin()
+        self._aim()
+
+    def _aim(self) -> None:
+        goal = self.practice.goals[int(self.goal[0])]
+        self.observer.given.update(goal)
+        self.success.given = dict(self.observer.given)
+
+    def _judged(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
+        _, _, log = super()._judged(stopped)
+        reached = bool(self.facts().reached[0]) and not stopped
+        return (False, stopped), float(reached), {**log, "success": torch.tensor([reached])}
+
+    def _place(self) -> np.ndarray[Any, Any]:
+        fields, thing = self.guest.seen, self.practice.thing
+        if thing == "tool":
+            return np.asarray(self.deployment.forward()(np.array(fields["q"])[None])[0])
+        values = dict(zip(self.deployment.sensed, fields["sensed"].tolist(), strict=True))
+        return np.array([values[f"{thing}_{axis}"] for axis in "xyz"])
+
+
+def lasting(robot: Node) -> Node:
+    """Where a simulated world stands before the arm, nothing in it is put back."""
+    driver = robot.get("driver", {})
+    if not driver.get("world"):
+        return robot
+    return {**robot, "driver": {**driver, "world": {**driver["world"], "lasting": True}}}

@@ -1,0 +1,236 @@
+"""Guest: another process than the daemon's own decides for an arm, as long as it keeps doing so.
+
+It starts the daemon (tied to it: when it dies, the arm comes to rest and everything ends), writes
+chunks where a policy process would, and asks as any operator does. The arm's own process keeps its
+rate, its limits and its stops whatever happens here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from embodied.core.errors import RobotError
+from real_robot.control.arm_state import Floats
+from real_robot.daemon.client import ToolError, ask
+from real_robot.daemon.requests import RequestError, Verb
+from real_robot.deployment import Deployment
+from real_robot.ipc.mailbox import MailboxError, memory_folder
+from real_robot.ipc.messages import Mode
+
+PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does much else
+LOOK = 0.02  # s
+
+
+class GuestError(RobotError):
+    """The arm cannot go on: one line that says why and what to do."""
+
+
+class Guest:
+    """`deployment.policy` is empty. `folder` (None: one of its own, in memory) is the daemon's.
+
+    `at` is for those of one process that share an arm (one learns, one evaluates): `owner` says who
+    had it last, and it is let go when the last of them closes.
+    """
+
+    known: ClassVar[dict[str, Guest]] = {}
+
+    @classmethod
+    def at(cls, deployment: Deployment, folder: Path | None = None) -> Guest:
+        """The one that this process has for such an arm, or a new one."""
+        key = f"{folder} {json.dumps(asdict(deployment), sort_keys=True)}"
+        guest = cls.known.get(key)
+        if guest is None:
+            guest = cls.known[key] = cls(deployment, folder)
+            guest.key = key
+        guest.shared += 1
+        return guest
+
+    def __init__(self, deployment: Deployment, folder: Path | None = None) -> None:
+        self.deployment, self.key, self.shared = deployment, "", 0
+        self.owner: object = None
+        self.lock = threading.Lock()  # one at a time
+        self.own = None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
+        self.folder = Path(self.own.name) if self.own is not None else folder
+        assert self.folder is not None
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        deployment.write(self.folder)
+        self.errors = self.folder / "daemon.err"
+        with self.errors.open("wb") as errors:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder), "tied"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for us; we end it in order
+            )
+        atexit.register(self._end)
+        try:
+            self.until(lambda: self._answers() == "IDLE", "the arm is held", PATIENCE)
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        boxes = self.deployment.boxes(self.folder_path)
+        self.state, self.chunk = boxes.state, boxes.chunk
+        self.number = 0
+        self.look()
+
+    @property
+    def folder_path(self) -> Path:
+        assert self.folder is not None
+        return self.folder
+
+    @property
+    def seen(self) -> Any:
+        """The newest state message, as `look` found it."""
+        return self.state.fields[0]
+
+    @property
+    def mode(self) -> Mode:
+        return Mode(int(self.seen["mode"]))
+
+    @property
+    def fault(self) -> str:
+        return bytes(self.seen["fault"]).decode(errors="replace")
+
+    def look(self) -> None:
+        """Until there is a newer state than the last."""
+        self.until(self.state.receive, "the arm's process tells of the arm", 5.0)
+
+    def say(self, action: Floats, seen: float) -> None:
+        """`action` [A] from now on, for a step; it was decided from what was seen at `seen` (s)."""
+        message = self.chunk.fields[0]
+        self.number += 1
+        message["number"], message["seen"], message["start"] = self.number, seen, time.monotonic()
+        message["steps"], message["size"] = 1, len(action)
+        message["actions"][0, : len(action)] = action
+        self.chunk.send()
+
+    def ask(self, verb: Verb) -> bool:
+        """Whether that was done; GuestError where the daemon is gone."""
+        try:
+            return ask(self.folder_path, verb, PATIENCE).ok
+        except (ToolError, RequestError) as error:
+            raise GuestError(f"{error}: {self._last_words()}") from error
+
+    def go(self, rest: Floats) -> None:
+        """From held to running, with `rest` [A] as the action until there is another one."""
+
+        def running() -> bool:
+            self.look()
+            if self.mode == Mode.IDLE:
+                self.ask(Verb.ARM)
+            elif self.mode == Mode.ARMED:
+                self.say(rest, float(self.seen["measured"]))
+                time.sleep(2 / self.deployment.hertz)
+                self.ask(Verb.START)
+            elif self.mode == Mode.ESTOP:
+                raise GuestError(f"the arm stopped for good: {self.fault}")
+            return self.mode == Mode.RUNNING
+
+        self.until(running, "the arm may move", PATIENCE)
+
+    def rest(self) -> None:
+        """To rest within the limits, and held."""
+        self.look()
+        if self.mode in (Mode.ARMED, Mode.RUNNING, Mode.HOMING):
+            self.ask(Verb.STOP)
+        self.until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm rests", PATIENCE)
+
+    def home(self) -> None:
+        """To where episodes begin, through the safety chain; things are laid out again there."""
+        if not self.deployment.home:
+            return
+        if not self.ask(Verb.HOME):
+            raise GuestError("the arm may not go home: see `embodied robot status`")
+        self.until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm is home", PATIENCE)
+
+    def _is(self, *modes: Mode) -> bool:
+        self.look()
+        return self.mode in modes
+
+    def until(self, so: Callable[[], bool], what: str, patience: float) -> None:
+        """GuestError where it is not so within `patience` s, or the daemon died."""
+        deadline = time.monotonic() + patience
+        while not so():
+            if self.daemon.poll() is not None:
+                raise GuestError(f"the robot's daemon is gone: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise GuestError(f"{what}: not within {patience:.0f} s")
+            time.sleep(LOOK if patience > 5 else 1e-3)
+
+    def _answers(self) -> str:
+        with suppress(ToolError, RequestError, MailboxError):
+            return str(ask(self.folder_path, Verb.STATUS, 5.0).status["mode"])
+        return ""
+
+    def _last_words(self) -> str:
+        return self.errors.read_text().strip()[-300:] or "it said nothing"
+
+    def close(self) -> None:
+        """The arm comes to rest and is held; safe to call twice."""
+        self.shared -= 1
+        if self.shared > 0:
+            return
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self) -> None:
+        """Also of a process that ends without closing what it opened."""
+        self.known.pop(self.key, None)
+        assert self.daemon.stdin is not None
+        self.daemon.stdin.close()
+        try:
+            self.daemon.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
+        if self.own is not None:
+            self.own.cleanup()
+            self.own = None
+
+
+class Dozing:
+    """Calls `doze` once when nobody has said `awake` for `patience` s, from a thread of its own.
+
+    A process that hangs as a whole does not come to that, and the arm's own process acts."""
+
+    def __init__(self, patience: float, doze: Callable[[], None], lock: threading.Lock) -> None:
+        self.patience, self.doze, self.lock = patience, doze, lock
+        self.last: float | None = None
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def awake(self) -> None:
+        self.last = time.monotonic()
+
+    def asleep(self) -> None:
+        """Nothing to be done any more until somebody is awake again."""
+        self.last = None
+
+    def _watch(self) -> None:
+        while not self.done.wait(self.patience / 5):
+            with self.lock:
+                if self.last is not None and time.monotonic() > self.last + self.patience:
+                    self.last = None
+                    self.doze()
+
+    def close(self) -> None:
+        self.done.set()
+        self.thread.join()

@@ -1,0 +1,185 @@
+"""Reflex: a learned safety critic that looks at every tick and may recover in a policy's place.
+
+Bresa (2025); trained by `learner=bresa`, run here at the control rate, without torch. It sees
+joints as the critic was trained on a world's axes: [q, dq, tau, set-point - q], and what is about
+to be done: the set-point's step in units of `stride`, then the stiffness that the arm is held with.
+Where the risk is above the threshold the recovery's step is taken instead. It comes before the hard
+limits and is no safety guarantee: it can only ask for steps, and they clip whatever it asks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import yaml
+from safetensors import SafetensorError
+from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
+
+from embodied.core.build import ConfigError
+from policies.wrappers.reflex_rule import reflexing
+from real_robot.control.arm_state import Arm, Floats
+from real_robot.safety.chain import Tick
+
+
+@dataclass(frozen=True)
+class Config:
+    """`run`: a run of `learner=bresa`, or one of its checkpoints. `stride`: the step that an action
+    of 1 means, of each joint and tick (rad, m). `stiffness`: what the arm's springs are, as the
+    critic knows them (in [-1, 1]; one number for each element of the action beyond the steps)."""
+
+    run: str
+    stride: tuple[float, ...]
+    stiffness: tuple[float, ...] = ()
+
+
+class Layers:
+    """A network of linear layers with ReLU between them, in memory of its own."""
+
+    def __init__(self, weights: list[tuple[Floats, Floats]]) -> None:
+        """`weights`: matrix [in, out] and bias [out] of every layer."""
+        self.weights = weights
+        self._rooms = [np.zeros(bias.shape) for _, bias in weights]
+
+    def __call__(self, x: Floats) -> Floats:
+        """[out] of `x` [in]; valid until the next call."""
+        for i, ((matrix, bias), room) in enumerate(zip(self.weights, self._rooms, strict=True)):
+            np.dot(x, matrix, out=room)
+            room += bias
+            if i < len(self._rooms) - 1:
+                np.maximum(room, 0.0, out=room)
+            x = room
+        return x
+
+
+class Reflex:
+    """`risk` is the newest; `acting` whether the recovery's step was taken, `age` for how many
+    ticks by now; `stiffness` what the recovery would hold the arm with (no driver follows it)."""
+
+    name: ClassVar[str] = "reflex"
+
+    def __init__(self, config: Config, joints: int, dt: float) -> None:
+        if len(config.stride) != joints or min(config.stride) <= 0:
+            raise ConfigError(f"safety.reflex.stride needs {joints} numbers above 0, one a joint")
+        node, spec, weights = _read(Path(config.run))
+        if abs(spec["dt"] - dt) > 1e-6 * dt:
+            raise ConfigError(
+                f"safety.reflex: {config.run} was learned at {1 / spec['dt']:.0f} Hz, the control "
+                f"loop runs at {1 / dt:.0f}: set hertz, or train it in a world of that rate"
+            )
+        size, act = 4 * joints, joints + len(config.stiffness)
+        leaves: list[dict[str, Any]] = list(spec["obs"].values())
+        seen = sum(math.prod(leaf["shape"]) for leaf in leaves)
+        if seen != size or spec["act"]["shape"] != [act]:
+            raise ConfigError(
+                f"safety.reflex: {config.run} sees {seen} numbers and acts by "
+                f"{spec['act']['shape']}; {joints} joints and {len(config.stiffness)} of stiffness "
+                f"make {size} and [{act}]"
+            )
+        self.on, self.off = node["above"], node["above"] * node["release"]
+        self.least = int(node["least"])
+        self.stride, self.held = np.asarray(config.stride), np.asarray(config.stiffness, float)
+        self._mean, self._std = weights["encoder.norm.mean"], weights["encoder.norm.std"]
+        self._clip = float(weights["encoder.norm.limit"])
+        self._risks = [Layers(_ensemble(weights, j)) for j in range(2)]
+        self._recovery = Layers(_plain(weights))
+        self._state, self._x = np.zeros(size), np.zeros(size + act)
+        self.stiffness = self.held.copy()
+        self._forget()
+
+    def begin(self, arm: Arm) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.risk, self.acting, self.age = 0.0, False, 0
+        np.copyto(self.stiffness, self.held)
+
+    def __call__(self, tick: Tick) -> None:
+        n = len(self.stride)
+        self._see(tick)
+        # Decisions are of actions in [-1, 1]; limits cut longer steps off in any case.
+        step = self._x[4 * n : 5 * n]
+        np.subtract(tick.q, tick.last, out=step)
+        step /= self.stride
+        np.clip(step, -1.0, 1.0, out=step)
+        self._x[5 * n :] = self.held
+        self.risk = max(_sigmoid(float(net(self._x)[0])) for net in self._risks)
+        if not np.isfinite(self.risk):
+            tick.fault = tick.fault or "the reflex's risk is not a finite number"
+            return
+        self.acting = bool(
+            reflexing(self.risk, self.acting, self.age, self.on, self.off, self.least)
+        )
+        self.age = self.age + 1 if self.acting else 0
+        if self.acting:
+            self._recover(tick, n)
+        else:
+            np.copyto(self.stiffness, self.held)
+
+    def _see(self, tick: Tick) -> None:
+        """The state of now, normalised, into the networks' input."""
+        n, arm = len(self.stride), tick.arm
+        state = self._state
+        state[:n], state[n : 2 * n], state[2 * n : 3 * n] = arm.q, arm.dq, arm.tau
+        np.subtract(tick.last, arm.q, out=state[3 * n :])
+        seen = self._x[: 4 * n]
+        np.subtract(state, self._mean, out=seen)
+        seen /= self._std
+        np.clip(seen, -self._clip, self._clip, out=seen)
+
+    def _recover(self, tick: Tick, n: int) -> None:
+        action = self._recovery(self._x[: 4 * n])
+        np.tanh(action, out=action)
+        np.multiply(action[:n], self.stride, out=tick.q)
+        tick.q += tick.last
+        np.copyto(self.stiffness, action[n:])
+
+
+def _sigmoid(x: float) -> float:
+    return 0.5 * (1.0 + float(np.tanh(0.5 * x)))
+
+
+def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]:
+    """Settings, spec and weights of a checkpoint; ConfigError in one line."""
+    folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
+    folder = run if (run / "policy.yaml").exists() or not folders else folders[-1]
+    try:
+        node = yaml.safe_load((folder / "policy.yaml").read_text())
+        spec = json.loads((folder / "spec.json").read_text())
+        weights = load_file(folder / "policy.safetensors")
+    except (OSError, ValueError, yaml.YAMLError, SafetensorError) as error:
+        raise ConfigError(f"safety.reflex: {folder} cannot be read: {error}") from error
+    if "recovery.0.weight" not in weights:
+        raise ConfigError(f"safety.reflex: {folder} has no reflex; train it by learner=bresa")
+    if not weights["armed"]:
+        raise ConfigError(f"safety.reflex: the reflex of {folder} was never armed: train longer")
+    exact = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+    if not all(np.isfinite(v).all() for k, v in exact.items() if k != "encoder.norm.limit"):
+        raise ConfigError(f"safety.reflex: {folder} holds numbers that are not finite")
+    return cast(dict[str, Any], node), cast(dict[str, Any], spec), exact
+
+
+def _ensemble(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
+    """Layers of one of the risk networks."""
+    depth = sum(name.startswith("risks.weights.") for name in weights)
+    return [
+        (
+            np.ascontiguousarray(weights[f"risks.weights.{i}"][member]),
+            weights[f"risks.biases.{i}"][member, 0],
+        )
+        for i in range(depth)
+    ]
+
+
+def _plain(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
+    """Layers of the recovery."""
+    names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
+    numbers = sorted(int(name.split(".")[1]) for name in names)
+    return [
+        (np.ascontiguousarray(weights[f"recovery.{i}.weight"].T), weights[f"recovery.{i}.bias"])
+        for i in numbers
+    ]

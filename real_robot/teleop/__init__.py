@@ -1,0 +1,1 @@
+"""Teleoperation: keyboard, gamepad, SpaceMouse, a leader arm."""

@@ -1,0 +1,216 @@
+"""Devices that people hold: keyboard and gamepad (pygame), SpaceMouse (its reports, as the kernel
+hands them out), and a second arm that is led by hand."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build, resolve
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.servos.driver import ServoBus
+from real_robot.teleop.teleop import NOBODY, Held
+
+# Held keys: which of the six motions, which way.
+KEYS = {
+    "w": (0, 1), "s": (0, -1), "a": (1, 1), "d": (1, -1), "r": (2, 1), "f": (2, -1),
+    "u": (3, 1), "o": (3, -1), "i": (4, 1), "k": (4, -1), "j": (5, 1), "l": (5, -1),
+}  # fmt: skip
+GRIPS = {"z": -1.0, "x": 1.0}
+DEAD = 0.12  # share of an axis that counts as let go
+FULL = 350.0  # counts of a SpaceMouse at its rim
+
+
+def _pygame() -> Any:
+    try:
+        import pygame
+    except ModuleNotFoundError as error:
+        raise ConfigError("a keyboard or gamepad needs: pip install pygame-ce") from error
+    return pygame
+
+
+@dataclass(frozen=True)
+class KeyboardConfig:
+    """`size` (pixels) of the window that has to be in front: without it no key is held."""
+
+    size: tuple[int, int] = (360, 120)
+
+
+class Keyboard:
+    """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand."""
+
+    def __init__(self, config: KeyboardConfig) -> None:
+        self.pygame = pygame = _pygame()
+        pygame.display.init()
+        pygame.display.set_mode(config.size)
+        pygame.display.set_caption("arm: wasd rf, uo ik jl, z x; keep this window in front")
+        self.codes = {name: pygame.key.key_code(name) for name in (*KEYS, *GRIPS)}
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        self.pygame.event.pump()
+        if not self.pygame.key.get_focused():
+            return NOBODY
+        down = self.pygame.key.get_pressed()
+        return pressed({name for name, code in self.codes.items() if down[code]})
+
+    def close(self) -> None:
+        self.pygame.display.quit()
+
+
+def pressed(names: set[str]) -> Held:
+    """Of keys that are down."""
+    motion = [0.0] * 6
+    for name in names & set(KEYS):
+        axis, way = KEYS[name]
+        motion[axis] += way
+    grip = sum(GRIPS[name] for name in names & set(GRIPS))
+    return Held((*motion,), float(np.sign(grip)), bool(names))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class GamepadConfig:
+    """`number` of the gamepad; `hold`: the button that has to be kept down for anything to move."""
+
+    number: int = 0
+    hold: int = 4
+    close: int = 0
+    open: int = 1
+
+
+class Gamepad:
+    """Left stick x and y, right stick z and yaw, as long as the button `hold` is down."""
+
+    def __init__(self, config: GamepadConfig) -> None:
+        self.config, self.pygame = config, _pygame()
+        self.pygame.joystick.init()
+        found = self.pygame.joystick.get_count()
+        if config.number >= found:
+            raise ConfigError(f"there is no gamepad {config.number} ({found} are there)")
+        self.pad = self.pygame.joystick.Joystick(config.number)
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        self.pygame.event.pump()
+        if not self.pad.get_init() or not self.pad.get_button(self.config.hold):
+            return NOBODY
+        axes = [self.pad.get_axis(i) for i in range(min(4, self.pad.get_numaxes()))]
+        close, open_ = (self.pad.get_button(b) for b in (self.config.close, self.config.open))
+        return sticks(axes, float(open_) - float(close))
+
+    def close(self) -> None:
+        self.pygame.joystick.quit()
+
+
+def sticks(axes: list[float], grip: float) -> Held:
+    """Of a gamepad's axes: left (right, down), right (right, down)."""
+    left_x, left_y, right_x, right_y = [*(_live(a) for a in axes), 0.0, 0.0, 0.0, 0.0][:4]
+    return Held((-left_y, -left_x, -right_y, 0.0, 0.0, -right_x), grip, True)
+
+
+def _live(value: float) -> float:
+    return 0.0 if abs(value) < DEAD else value
+
+
+@dataclass(frozen=True)
+class SpaceMouseConfig:
+    """`path`: /dev/hidraw0 or such, that this user may read."""
+
+    path: str
+
+
+class SpaceMouse:
+    """Held while it is pushed or turned; its first button closes the hand, its second opens it."""
+
+    def __init__(self, config: SpaceMouseConfig) -> None:
+        try:
+            self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"the SpaceMouse at {config.path} cannot be read ({error.strerror}): see "
+                "/dev/hidraw*, and who may read it"
+            ) from error
+        self.axes, self.grip = [0.0] * 6, 0.0
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    report = os.read(self.file, 64)
+                except BlockingIOError:
+                    raise
+                except OSError:  # it was unplugged
+                    return NOBODY
+                if not report:
+                    return NOBODY
+                self.hear(report)
+        x, y, z, roll, pitch, yaw = (_live(max(-1.0, min(1.0, a))) for a in self.axes)
+        held = Held((-y, -x, -z, -pitch, roll, -yaw), self.grip, False)
+        return Held(held.motion, held.grip, any(held.motion) or bool(held.grip))
+
+    def hear(self, report: bytes) -> None:
+        """One report: 1 is moved (and on newer ones turned), 2 turned, 3 buttons."""
+        kind, body = report[0], report[1:]
+        if kind in (1, 2) and len(body) >= 6:
+            count = 6 if kind == 1 and len(body) >= 12 else 3
+            at = 3 if kind == 2 else 0
+            self.axes[at : at + count] = (np.frombuffer(body[: 2 * count], "<i2") / FULL).tolist()
+        elif kind == 3 and body:
+            self.grip = float(bool(body[0] & 2)) - float(bool(body[0] & 1))
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+@dataclass(frozen=True)
+class LeaderConfig:
+    """`arm`: a ServoBus' node, whose servos are read and never written to, torque off; `kinematics`
+    as in a deployment; the follower's tool goes where the leader's is, `scale` times as far from
+    `origin` (m); `step`: m that an action of 1 moves. Held while it has moved `still` m in the last
+    half second."""
+
+    arm: Node
+    kinematics: str
+    step: float = 0.025
+    scale: float = 1.0
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    still: float = 0.003
+
+
+class Leader:
+    """The hand of the leader is the follower's: open above half of its width."""
+
+    def __init__(self, config: LeaderConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        arm = build(config.arm)
+        if not isinstance(arm, ServoBus):
+            raise ConfigError("a leader is a servo bus: arm._target_ should be ServoBus")
+        self.config, self.arm, self.clock = config, arm, clock
+        self.forward = resolve(config.kinematics)
+        arm.wire.port.open()  # and not `connect`, which would switch torque on
+        arm.wire.find_echo()
+        self.moved, self.last = -np.inf, np.full(3, np.inf)
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        try:
+            q = self.arm.read().q
+        except DriverError:
+            return NOBODY
+        origin = np.asarray(self.config.origin)
+        place = origin + self.config.scale * (self.forward(q[None])[0][0] - origin)
+        now = self.clock()
+        if np.linalg.norm(place - self.last) > self.config.still:
+            self.moved = now if np.isfinite(self.last).all() else self.moved
+            self.last = place
+        if tool is None or now > self.moved + 0.5:
+            return NOBODY
+        x, y, z = ((place - np.asarray(tool)) / self.config.step).tolist()
+        hand = self.arm.config.hand
+        grip = 0.0 if hand is None else (1.0 if self.arm.width > hand.width / 2 else -1.0)
+        return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)
+
+    def close(self) -> None:
+        self.arm.wire.port.close()

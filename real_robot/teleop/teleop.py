@@ -1,0 +1,156 @@
+"""Teleop: people move an arm, or take over from a policy, by keyboard, gamepad, SpaceMouse or a
+second arm.
+
+A device says how it is held; `Person` makes actions of that, by the names of the action space, and
+is both a policy (demonstrations) and an intervener (corrections: policies.scripted.intervener). A
+person has
+the arm in hand while they hold the device, and `linger` s longer; a gamepad or a SpaceMouse that is
+gone is not held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, length
+
+MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
+GRIPPER = "gripper"
+
+
+@dataclass(frozen=True)
+class Held:
+    """`motion` [6] in [-1, 1] as `MOTION` says; `grip`: -1 close, 1 open, 0 as it was; `touched`:
+    somebody holds it (a button that has to be kept down, where it has one)."""
+
+    motion: tuple[float, float, float, float, float, float]
+    grip: float
+    touched: bool
+
+
+NOBODY = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
+
+
+class Device(Protocol):
+    """Never waits, never raises once it was opened."""
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        """How it is held just now; `tool` (m) is where the arm's tool is, where that is seen."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Config:
+    """`device`: a node of `real_robot.teleop.devices`; `linger` (s) after it was let go; `speed`:
+    the
+    largest action."""
+
+    device: Node
+    linger: float = 0.3
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed <= 1 or self.linger < 0:
+            raise ConfigError("teleop: speed in (0, 1] and linger of 0 or more, please")
+
+
+class Person(Policy):
+    """Of one row: there is one arm in a person's hand. `carry["row/intervened"]` says whether the
+    step was theirs."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        num_envs: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        if num_envs != 1:
+            raise ConfigError("a person has one arm in hand: num_envs=1")
+        names = spec.act.names
+        if unknown := [name for name in names if name not in (*MOTION, GRIPPER)]:
+            raise ConfigError(f"nobody can move {unknown[0]} by hand (only {', '.join(MOTION)})")
+        if not names:
+            raise ConfigError("the actions have no names: nobody knows what a hand would move")
+        self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
+        self.device: Device = build(config.device)
+        self.grip, self.until = 1.0, -1.0
+        self.held = NOBODY
+
+    def initial(self, n: int) -> Tensors:
+        return {"row/intervened": torch.zeros(n, dtype=torch.bool)}
+
+    def draw(self, n: int, explore: bool = False) -> Tensor:
+        return torch.zeros(n, 0)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        if length(obs) != 1:
+            raise ConfigError("a person has one arm in hand: num_envs=1")
+        over = self._look(obs)
+        return self._action()[None, None], {"row/intervened": torch.tensor([over])}
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        """As policies.scripted.intervener asks: whether the arm is in their hand [1]."""
+        return torch.tensor([self._look(obs)])
+
+    def taken(self, obs: Tensors) -> Tensor:
+        """What they do now, [1, A]."""
+        self._look(obs)
+        return self._action()[None]
+
+    def _look(self, obs: Tensors) -> bool:
+        now = self.clock()
+        self.held = self.device.read(self._tool(obs))
+        if self.held.touched:
+            self.until = now + self.config.linger
+        if self.held.grip:
+            self.grip = self.held.grip
+        return self.held.touched or now < self.until
+
+    def _action(self) -> Tensor:
+        values = dict(zip(MOTION, self.held.motion, strict=True))
+        if not self.held.touched:
+            values = dict.fromkeys(MOTION, 0.0)
+        most = self.config.speed
+        moves = {name: max(-most, min(most, value)) for name, value in values.items()}
+        return torch.tensor([{**moves, GRIPPER: self.grip}[name] for name in self.spec.act.names])
+
+    def _tool(self, obs: Tensors) -> tuple[float, float, float] | None:
+        leaf = self.spec.obs.get("state")
+        names = () if leaf is None else leaf.names
+        if "tool_x" not in names:
+            return None
+        row = obs["state"][0]
+        x, y, z = (float(row[names.index(f"tool_{axis}")]) for axis in "xyz")
+        return x, y, z
+
+
+class Intervening:
+    """A `Person` as policies.scripted.intervener asks for one."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        num_envs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.person = Person(config, spec, num_envs, clock)
+
+    def over(self, obs: Tensors, first: Tensor) -> Tensor:
+        return self.person.over(obs, first)
+
+    def act(self, obs: Tensors, first: Tensor) -> Tensor:
+        return self.person.taken(obs)

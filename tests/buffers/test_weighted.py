@@ -1,0 +1,127 @@
+"""Weighted sampling: weights by hand, frequencies of the draws, the run option."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.buffers.weighted import Weighted
+from embodied.core.build import ConfigError, build
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.training.logger import read_metrics
+from tests.datasets.test_transitions import episodes
+from tests.training.test_pretrain import demos, parts
+from tests.training.test_train import run, settings
+
+__all__ = ["demos"]
+
+FOUR = episodes([[1.0, 1.0], [4.0], [0.0, 0.0, 0.0], [1.0, 2.0]], [True] * 4)  # 2, 4, 0, 3
+
+
+def weights(kind: str, data: Episodes = FOUR, **settings: float) -> Tensor:
+    return build({"_target_": f"embodied.buffers.weighted.{kind}", **settings})(data)
+
+
+def test_return_weights_by_hand() -> None:
+    """Normalised returns 1/2, 1, 0, 3/4; only ratios count, so the largest weight is 1."""
+    found = weights("Return", alpha=0.5).tolist()
+    assert found == pytest.approx([math.exp((u - 1) / 0.5) for u in (0.5, 1, 0, 0.75)])
+    assert weights("Return", episodes([[3.0], [1.0, 2.0]], [True, True])).tolist() == [1, 1]
+
+
+def test_a_colder_ladder_is_greedier() -> None:
+    """The share of the best trajectory's rows (1 of 8) at alpha 10, 1, 0.1: 0.132, 0.205, 0.849."""
+    shares = []
+    for alpha in (10.0, 1.0, 0.1):
+        w = [math.exp(u / alpha) for u in (0.5, 1.0, 0.0, 0.75)]
+        expected = w[1] / (2 * w[0] + w[1] + 3 * w[2] + 2 * w[3])
+        found = weights("Return", alpha=alpha)
+        rows = found.repeat_interleave(FOUR.length)
+        assert (rows[2] / rows.sum()).item() == pytest.approx(expected)
+        shares.append(expected)
+    assert shares == pytest.approx([0.132, 0.205, 0.849], abs=1e-3)
+
+
+def test_one_outlier_takes_all_unless_it_is_cut() -> None:
+    """Returns 0 to 9 and one of 30: at alpha 0.1 it has nine tenths of the weight and more."""
+    data = episodes([[float(g)] for g in (*range(10), 30)], [True] * 11)
+    plain = weights("Return", data)
+    assert (plain[10] / plain.sum()).item() > 0.9
+    cut = weights("Return", data, quantile=0.9)
+    assert (cut[10] / cut.sum()).item() < 0.5 and cut[9] == cut[10]
+
+
+def test_advantage_forgives_hard_starts() -> None:
+    """Starts 0 and 10 ... return 100 s_0 + luck: what is left of G is the luck."""
+    luck = [0.0, 1.0, 0.0, -1.0]
+    data = episodes([[100.0 * 10 * e + x] for e, x in enumerate(luck)], [True] * 4)
+    found = weights("Advantage", data)
+    start = torch.tensor([0.0, 10.0, 20.0, 30.0], dtype=torch.float64)
+    slope = ((start - 15) * torch.tensor(luck)).sum() / (start - 15).square().sum()
+    u = torch.tensor(luck, dtype=torch.float64) - slope * (start - 15)
+    expected = ((u - u.max()) / (u.max() - u.min()) / 0.1).exp()
+    torch.testing.assert_close(found, expected)
+    assert weights("Return", data).argmax() == 3 and found.argmax() == 1
+
+
+def test_the_best_share() -> None:
+    assert weights("Top", share=0.5).tolist() == [0, 1, 0, 1]
+    assert weights("Top", share=0.01).tolist() == [0, 1, 0, 0]
+    with pytest.raises(ConfigError, match="share=0"):
+        weights("Top", share=0.0)
+
+
+def test_frequencies_are_exact() -> None:
+    """100,000 draws of rows that weigh 1, 0, 2, 5 of 8: each within four deviations."""
+    source = Weighted({"row": torch.arange(4)}, torch.tensor([1.0, 0.0, 2.0, 5.0]))
+    torch.manual_seed(0)
+    n = 100_000
+    counts = source.sample(n)["row"].bincount(minlength=4)
+    for count, p in zip(counts.tolist(), (1 / 8, 0.0, 2 / 8, 5 / 8), strict=True):
+        assert abs(count - n * p) <= 4 * math.sqrt(n * p * (1 - p))
+    assert source.effective == pytest.approx(64 / 30)
+
+
+def test_small_weights_among_millions_are_drawn() -> None:
+    """More rows than torch.multinomial takes; the last one weighs as much as all others."""
+    n = 2**24 + 1
+    weight = torch.full((n,), 1e-3, dtype=torch.float64)
+    weight[-1] = weight[:-1].sum()
+    source = Weighted({"row": torch.arange(n)}, weight)
+    torch.manual_seed(0)
+    share = (source.sample(10_000)["row"] == n - 1).double().mean().item()
+    assert share == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("bad", [[1.0], [1.0, -1.0], [0.0, 0.0]])
+def test_bad_weights_are_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="one a row"):
+        Weighted({"row": torch.arange(2)}, torch.tensor(bad))
+
+
+@pytest.mark.parametrize("data", ["offline", "replay"])
+def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> None:
+    node = settings(tmp_path, demos=demos, data=data, steps=40, start=0)
+    node["weighting"] = {"_target_": "embodied.buffers.weighted.Top", "share": 1 / 12}
+    made = parts(node)
+    assert made.feed.notes == {"data/rows": 240, "data/effective_rows": 20}  # one episode of twelve
+    assert made.feed.episodes is not None
+    best = int(made.feed.episodes.steps["reward"].view(12, 20).sum(1).argmax())
+    source = made.loop.source  # pyright: ignore[reportAttributeAccessIssue]
+    rows = (source if data == "offline" else made.loop.demos).sample(50)  # pyright: ignore[reportAttributeAccessIssue]
+    mine = made.feed.episodes.episode(best)["action"]
+    assert (rows["action"][:, None] == mine).all(2).any(1).all()
+    run(node)
+    assert read_metrics(tmp_path)[0]["data/effective_rows"] == 20
+
+
+def test_weights_without_data_are_refused(tmp_path: Path, demos: list[str]) -> None:
+    weighting = {"_target_": "embodied.buffers.weighted.Return"}
+    with pytest.raises(ConfigError, match="demos=DIR"):
+        parts(settings(tmp_path, weighting=weighting))
+    with pytest.raises(ConfigError, match="kept apart"):
+        parts(settings(tmp_path, weighting=weighting, demos=demos, demo_fraction=None))

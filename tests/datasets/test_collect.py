@@ -1,0 +1,139 @@
+"""Collecting demonstrations: which episodes are kept, in what order, and going on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied.core.build import allow
+from embodied.core.env import Step
+from embodied.datasets.collect import CollectConfig, collect, play
+from embodied.datasets.lerobot.reader import DatasetError, read_episodes
+from policies.random import Config as RandomConfig
+from policies.random import Random
+from tests.toy_envs import Config, Counter
+
+allow("tests")
+
+
+def settings(folder: Path, **changes: object) -> CollectConfig:
+    """Row 0 ends after 3 steps and succeeds, row 1 after 5 and does not."""
+    start = CollectConfig(
+        env={"_target_": "tests.toy_envs.Counter"},
+        demonstrator={"_target_": "policies.random.Random"},
+        episodes=4,
+        out=str(folder),
+        num_envs=2,
+    )
+    return replace(start, **changes)
+
+
+def silent(kept: int, played: int) -> None:
+    """Nobody watches."""
+
+
+class Reusing(Counter):
+    """A world that writes every successor into the same memory, as a simulator of a user's may."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        if not hasattr(self, "memory"):
+            self.memory = step.next_obs["state"].clone()
+        self.memory.copy_(step.next_obs["state"])
+        return replace(step, next_obs={"state": self.memory})
+
+
+def test_a_held_episode_keeps_its_own_end() -> None:
+    """The third of row 0 ends at 9 but waits for row 1 to end at 10, when row 0 is at 1 again."""
+    env = Reusing(Config())
+    episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 5))
+    assert env.memory.flatten().tolist() == [1, 105]
+    assert [episode["next_obs/state"].item() for episode in episodes] == [3, 105, 3, 105, 3]
+
+
+def test_episodes_come_in_turns_not_as_they_end() -> None:
+    """Rows of 3 and 5 steps end in the order 3 5 3 3 5 3; in turns they alternate."""
+    env = Counter(Config())
+    episodes = list(islice(play(Random(RandomConfig(), env.spec), env, 0), 6))
+    assert [len(episode["action"]) for episode in episodes] == [3, 5, 3, 5, 3, 5]
+    for number, episode in enumerate(episodes):
+        begin = 100.0 * (number % 2)
+        length = len(episode["action"])
+        expected = begin + torch.arange(length, dtype=torch.float32)
+        assert torch.equal(episode["obs/state"].flatten(), expected)
+        assert episode["next_obs/state"].item() == begin + length
+        assert torch.equal(episode["reward"], expected)
+        last = episode["terminated"] if number % 2 == 0 else episode["truncated"]
+        assert last.tolist() == [False] * (length - 1) + [True]
+
+
+def test_what_happens_between_episodes_changes_nothing() -> None:
+    """Demonstrations depend on the seed only, not on who else draws random numbers."""
+
+    def actions(disturb: bool) -> list[torch.Tensor]:
+        env = Counter(Config())
+        found = []
+        for episode in islice(play(Random(RandomConfig(), env.spec), env, 7), 4):
+            found.append(episode["action"])
+            if disturb:
+                torch.rand(3)
+        return found
+
+    assert all(torch.equal(a, b) for a, b in zip(actions(False), actions(True), strict=True))
+
+
+def test_all_or_only_the_successful(tmp_path: Path) -> None:
+    assert collect(settings(tmp_path / "won"), silent) == (4, 7)
+    assert read_episodes(tmp_path / "won").length.tolist() == [3, 3, 3, 3]
+    assert collect(settings(tmp_path / "all", success_only=False), silent) == (4, 4)
+    every = read_episodes(tmp_path / "all")
+    assert every.length.tolist() == [3, 5, 3, 5]
+    assert [note["number"] for note in every.info] == [0, 1, 2, 3]
+
+
+def test_going_on_is_the_same_as_not_stopping(tmp_path: Path) -> None:
+    """Stopped after two episodes, with the process gone, then asked again for four."""
+
+    class Gone(BaseException):
+        pass
+
+    def stop(kept: int, played: int) -> None:
+        if kept == 2:
+            raise Gone
+
+    collect(settings(tmp_path / "whole"), silent)
+    with pytest.raises(Gone):
+        collect(settings(tmp_path / "cut"), stop)
+    assert len(read_episodes(tmp_path / "cut")) == 2
+    collect(settings(tmp_path / "cut"), silent)
+    whole, cut = read_episodes(tmp_path / "whole"), read_episodes(tmp_path / "cut")
+    assert whole.length.tolist() == cut.length.tolist()
+    assert torch.equal(whole.steps["action"], cut.steps["action"])
+
+
+def test_other_settings_need_another_folder(tmp_path: Path) -> None:
+    collect(settings(tmp_path), silent)
+    with pytest.raises(DatasetError, match="name another folder"):
+        collect(settings(tmp_path, seed=1), silent)
+
+
+def test_a_demonstrator_that_never_succeeds_is_given_up(tmp_path: Path) -> None:
+    hopeless = {"_target_": "tests.datasets.test_collect.Hopeless"}
+    with pytest.raises(DatasetError, match="succeeded in 0 of 100 episodes"):
+        collect(settings(tmp_path, env=hopeless), silent)
+
+
+class Hopeless(Counter):
+    """Nothing succeeds here."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        step.log["success"] = torch.zeros_like(step.log["success"])
+        return step

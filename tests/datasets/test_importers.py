@@ -1,0 +1,298 @@
+"""Other projects' files, laid out as their own writers do, against the numbers put into them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import minari
+import numpy as np
+import pytest
+import torch
+from minari.data_collector import EpisodeBuffer
+
+from embodied.core.spec import Leaf
+from embodied.datasets.importers import convert, formats
+from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+RNG = np.random.default_rng(0)
+
+
+def same(ours: torch.Tensor, theirs: Any) -> None:
+    np.testing.assert_allclose(ours.numpy(), np.asarray(theirs), rtol=0, atol=1e-6)
+
+
+def robomimic_file(path: Path, next_obs: bool = True, scale: float = 1.0) -> list[dict[str, Any]]:
+    """Twelve demonstrations (demo_10 must come after demo_9); the odd ones do not succeed."""
+    demos = []
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        args = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 25}}
+        data.attrs["env_args"] = json.dumps(args)
+        for i in range(12):
+            steps = 3 + i
+            reward = np.zeros(steps)
+            reward[-1] = i % 2 == 0
+            seen = RNG.normal(size=(steps + 1, 3))
+            image = RNG.integers(0, 255, (steps + 1, 8, 10, 3), dtype=np.uint8)
+            action = RNG.uniform(-1, 1, (steps, 2)) * [1.0, scale]
+            one = data.create_group(f"demo_{i}")
+            one.attrs["num_samples"] = steps
+            one["actions"], one["rewards"] = action, reward
+            one["dones"] = np.arange(steps) == steps - 1
+            one["states"] = RNG.normal(size=(steps, 20))
+            for name, values in {"robot0_eef_pos": seen, "agentview_image": image}.items():
+                one[f"obs/{name}"] = values[:-1]
+                if next_obs:
+                    one[f"next_obs/{name}"] = values[1:]
+            demos.append({"seen": seen, "image": image, "action": action, "reward": reward})
+        data.attrs["total"] = sum(len(d["reward"]) for d in demos)
+    return demos
+
+
+def test_robomimic(tmp_path: Path) -> None:
+    demos = robomimic_file(tmp_path / "low_dim.hdf5")
+    assert convert("robomimic", tmp_path / "low_dim.hdf5", tmp_path / "out", images="png") == 12
+    ours = read_episodes(tmp_path / "out")
+    assert ours.spec.obs["robot0_eef_pos"] == Leaf((3,))
+    assert ours.spec.obs["agentview_image"].is_image
+    assert ours.spec.dt == pytest.approx(1 / 25)
+    assert ours.texts == ("Lift",) * 12
+    assert ours.length.tolist() == list(range(3, 15))
+    for i, demo in enumerate(demos):
+        rows = ours.episode(i)
+        same(rows["obs/robot0_eef_pos"], demo["seen"][:-1])
+        same(rows["next_obs/robot0_eef_pos"], demo["seen"][-1])
+        same(rows["obs/agentview_image"], demo["image"][:-1])
+        same(rows["next_obs/agentview_image"], demo["image"][-1])
+        same(rows["action"], demo["action"])
+        same(rows["reward"], demo["reward"])
+        assert bool(rows["terminated"][-1]) == (i % 2 == 0)
+        assert bool(rows["truncated"][-1]) == (i % 2 == 1)
+        assert rows["success"].tolist() == (demo["reward"] > 0).tolist()
+
+
+def test_robomimic_without_successors_keeps_only_true_ones(tmp_path: Path) -> None:
+    demos = robomimic_file(tmp_path / "a.hdf5", next_obs=False)
+    convert("robomimic", tmp_path / "a.hdf5", tmp_path / "out", images="png")
+    ours = read_episodes(tmp_path / "out")
+    # Failures (odd) lose their last step, whose successor nobody recorded.
+    assert ours.length.tolist() == [3 + i - i % 2 for i in range(12)]
+    failed = ours.episode(1)
+    same(failed["obs/robot0_eef_pos"], demos[1]["seen"][:-2])
+    same(failed["next_obs/robot0_eef_pos"], demos[1]["seen"][-2])
+    assert bool(failed["truncated"][-1])
+
+
+def test_actions_beyond_one_are_scaled_by_the_element(tmp_path: Path) -> None:
+    demos = robomimic_file(tmp_path / "a.hdf5", scale=3.0)
+    convert("robomimic", tmp_path / "a.hdf5", tmp_path / "out", images="png")
+    ours = read_episodes(tmp_path / "out")
+    action = np.concatenate([demo["action"] for demo in demos])
+    largest = np.abs(action[:, 1]).max()
+    assert 2.5 < largest < 3.0
+    same(ours.steps["action"], action / [1.0, largest])
+    assert ours.info[0]["action_scale"] == pytest.approx([1.0, largest])
+
+
+def maniskill_file(path: Path, state: bool, observations: bool = True) -> list[dict[str, Any]]:
+    done = []
+    episodes = []
+    with h5py.File(path, "w") as file:
+        for i in range(3):
+            steps = 4 + i
+            one = file.create_group(f"traj_{i}")
+            data: dict[str, Any] = {
+                "qpos": RNG.normal(size=(steps + 1, 9)).astype(np.float32),
+                "grasped": RNG.integers(0, 2, steps + 1).astype(bool),
+                "rgb": RNG.integers(0, 255, (steps + 1, 8, 8, 3), dtype=np.uint8),
+                "depth": RNG.integers(0, 9000, (steps + 1, 4, 4, 1)).astype(np.int16),
+                "action": RNG.uniform(-1, 1, (steps, 7)).astype(np.float32),
+                "reward": RNG.uniform(0, 1, steps).astype(np.float32),
+                "success": np.arange(steps) == (steps - 1 if i < 2 else steps),
+            }
+            if observations and state:
+                one["obs"] = data["qpos"]
+            elif observations:
+                one["obs/agent/qpos"] = data["qpos"]
+                one["obs/extra/is_grasped"] = data["grasped"]
+                one["obs/sensor_data/base_camera/rgb"] = data["rgb"]
+                one["obs/sensor_data/base_camera/depth"] = data["depth"]
+                one["obs/sensor_param/base_camera/intrinsic_cv"] = np.zeros((steps + 1, 3, 3))
+            one["actions"], one["success"] = data["action"], data["success"]
+            one["terminated"] = data["success"]
+            one["truncated"] = np.arange(steps) == (steps if i < 2 else steps - 1)
+            one["env_states/actors/cube"] = np.zeros((steps + 1, 13))
+            if not state:
+                one["rewards"] = data["reward"]
+            done.append(data)
+            episodes.append({"episode_id": i, "elapsed_steps": steps, "episode_seed": i})
+    env = {"env_id": "PickCube-v1", "env_kwargs": {"obs_mode": "rgb"}, "max_episode_steps": 50}
+    path.with_suffix(".json").write_text(json.dumps({"env_info": env, "episodes": episodes}))
+    return done
+
+
+def test_maniskill_groups(tmp_path: Path) -> None:
+    data = maniskill_file(tmp_path / "trajectory.rgb.h5", state=False)
+    convert("maniskill", tmp_path / "trajectory.rgb.h5", tmp_path / "out", images="png")
+    ours = read_episodes(tmp_path / "out")
+    camera = "sensor_data_base_camera"
+    names = {"agent_qpos", "extra_is_grasped", f"{camera}_rgb", f"{camera}_depth"}
+    assert set(ours.spec.obs) == names
+    assert ours.spec.dt == pytest.approx(0.05) and ours.texts[0] == "PickCube-v1"
+    for i, one in enumerate(data):
+        rows = ours.episode(i)
+        same(rows["obs/agent_qpos"], one["qpos"][:-1])
+        same(rows["next_obs/agent_qpos"], one["qpos"][-1])
+        same(rows["obs/extra_is_grasped"], one["grasped"][:-1])
+        same(rows[f"obs/{camera}_rgb"], one["rgb"][:-1])
+        same(rows[f"obs/{camera}_depth"], one["depth"][:-1])
+        same(rows["action"], one["action"])
+        same(rows["reward"], one["reward"])
+        assert rows["success"].tolist() == one["success"].tolist()
+        assert bool(rows["terminated"][-1]) == (i < 2) != bool(rows["truncated"][-1])
+
+
+def test_maniskill_flat_state_without_rewards(tmp_path: Path) -> None:
+    data = maniskill_file(tmp_path / "t.h5", state=True)
+    convert("maniskill", tmp_path / "t.h5", tmp_path / "out", dt=0.1)
+    ours = read_episodes(tmp_path / "out")
+    assert set(ours.spec.obs) == {"state"} and ours.spec.dt == pytest.approx(0.1)
+    same(ours.steps["obs/state"], np.concatenate([one["qpos"][:-1] for one in data]))
+    same(ours.steps["reward"], np.concatenate([one["success"] for one in data]))
+
+
+def test_maniskill_without_observations_is_one_clear_line(tmp_path: Path) -> None:
+    maniskill_file(tmp_path / "t.h5", state=True, observations=False)
+    with pytest.raises(DatasetError, match=r"obs_mode none.*replay_trajectory") as error:
+        convert("maniskill", tmp_path / "t.h5", tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+    (tmp_path / "t.json").unlink()
+    with pytest.raises(DatasetError, match=r"t\.json is missing"):
+        convert("maniskill", tmp_path / "t.h5", tmp_path / "out")
+
+
+def cartpole_episode(env: Any, seed: int) -> EpisodeBuffer:
+    observations = [env.reset(seed=seed)[0]]
+    actions, rewards, terminations, truncations = [], [], [], []
+    while not any(terminations + truncations):
+        action = env.action_space.sample()
+        obs, reward, terminated, truncated, _ = env.step(action)
+        observations.append(obs)
+        actions.append(action)
+        rewards.append(reward)
+        terminations.append(terminated)
+        truncations.append(truncated)
+    return EpisodeBuffer(
+        observations=np.stack(observations),
+        actions=np.stack(actions),
+        rewards=rewards,
+        terminations=terminations,
+        truncations=truncations,
+    )
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+def test_minari_written_by_minari(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    env = gymnasium.make("CartPole-v1")
+    env.action_space.seed(0)
+    minari.create_dataset_from_buffers(
+        "cartpole/random-v0",
+        [cartpole_episode(env, seed) for seed in range(11)],
+        env=env,
+        data_format=data_format,
+    )
+    theirs = list(minari.load_dataset("cartpole/random-v0").iterate_episodes())
+    assert convert("minari", tmp_path / "minari/cartpole/random-v0", tmp_path / "out") == 11
+    ours = read_episodes(tmp_path / "out")
+    assert ours.spec.act == Leaf((), "int64", low=0.0, high=1.0)
+    for i, one in enumerate(theirs):
+        rows = ours.episode(i)
+        same(rows["obs/state"], one.observations[:-1])
+        same(rows["next_obs/state"], one.observations[-1])
+        assert rows["action"].tolist() == one.actions.tolist()
+        assert rows["terminated"].tolist() == one.terminations.tolist()
+        same(rows["reward"], one.rewards)
+
+
+def test_minari_bounds_pictures_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A goal dictionary, JPEG pictures, a mission, and actions in newtons."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    low, high = np.array([-2.0, 0.0, -np.inf]), np.array([6.0, 10.0, np.inf])
+    spaces = gymnasium.spaces
+    seen = spaces.Dict(
+        {
+            "goal": spaces.Dict({"place": spaces.Box(-9, 9, (2,), np.float64)}),
+            "picture": spaces.Box(0, 255, (16, 16, 3), np.uint8),
+            "mission": spaces.Text(20),
+        }
+    )
+    place = RNG.normal(size=(6, 2))
+    picture = np.full((6, 16, 16, 3), 77, np.uint8)
+    action = np.array([[-2, 0, 4], [6, 10, -8], [2, 5, 0], [0, 5, 2], [4, 0, 2]], np.float64)
+    end = np.arange(5) == 4
+    buffer = EpisodeBuffer(
+        observations={"goal": {"place": place}, "picture": picture, "mission": ["go"] * 6},
+        actions=action,
+        rewards=np.arange(5.0).tolist(),
+        terminations=(~end & end).tolist(),
+        truncations=end.tolist(),
+        infos={"success": end},
+    )
+    minari.create_dataset_from_buffers(
+        "own/goal-v0",
+        [buffer],
+        observation_space=seen,
+        action_space=spaces.Box(low, high, dtype=np.float64),
+    )
+    convert("minari", tmp_path / "minari/own/goal-v0", tmp_path / "out", dt=0.02, images="png")
+    ours = read_episodes(tmp_path / "out")
+    rows = ours.episode(0)
+    same(rows["obs/goal_place"], place[:-1].astype(np.float32))
+    same(rows["obs/picture"], picture[:-1])
+    assert ours.texts == ("go",) and ours.spec.dt == pytest.approx(0.02)
+    # (a - 2) / 4, (a - 5) / 5, and a / 8 where there are no bounds
+    same(
+        rows["action"],
+        [[-1, -1, 0.5], [1, 1, -1], [0, 0, 0], [-0.5, 0, 0.25], [0.5, -1, 0.25]],
+    )
+    assert rows["success"].tolist() == end.tolist() == rows["truncated"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["robomimic", "maniskill"])
+def test_a_cut_file_is_one_clear_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "cut.h5"
+    if kind == "robomimic":
+        robomimic_file(path)
+    else:
+        maniskill_file(path, state=True)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DatasetError, match=r"not a complete HDF5 file.*again") as error:
+        convert(kind, path, tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    assert formats() == ["maniskill", "minari", "robomimic"]
+    with pytest.raises(DatasetError, match='did you mean "robomimic"'):
+        convert("robomimc", tmp_path, tmp_path / "out")
+    with pytest.raises(DatasetError, match="does not exist"):
+        convert("minari", tmp_path / "nothing", tmp_path / "out")
+    with pytest.raises(DatasetError, match=r"metadata\.json is missing"):
+        convert("minari", tmp_path, tmp_path / "out")
+    with h5py.File(tmp_path / "empty.hdf5", "w") as file:
+        file.create_group("data")
+    with pytest.raises(DatasetError, match="demo_0"):
+        convert("robomimic", tmp_path / "empty.hdf5", tmp_path / "out")
+    maniskill_file(tmp_path / "t.h5", state=True)
+    convert("maniskill", tmp_path / "t.h5", tmp_path / "out")
+    assert isinstance(read_episodes(tmp_path / "out"), Episodes)
+    with pytest.raises(DatasetError, match="already"):
+        convert("maniskill", tmp_path / "t.h5", tmp_path / "out")

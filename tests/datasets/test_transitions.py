@@ -1,0 +1,129 @@
+"""Rows from episodes, against sums written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import Dataset, chunks, transitions
+
+SPEC = Spec(obs={"state": Leaf((1,))}, act=Leaf((2,), low=-1.0, high=1.0), dt=0.05)
+
+
+def episodes(rewards: list[list[float]], terminated: list[bool]) -> Episodes:
+    """State t of episode e is 10 e + t; its action is (state, -state)."""
+    length = torch.tensor([len(r) for r in rewards])
+    start = length.cumsum(0) - length
+    state = torch.cat([10.0 * e + torch.arange(n) for e, n in enumerate(length.tolist())])
+    last = torch.zeros(len(state), dtype=torch.bool)
+    last[start + length - 1] = True
+    ended = torch.tensor(terminated).repeat_interleave(length)
+    steps = {
+        "obs/state": state.unsqueeze(1),
+        "action": torch.stack([state, -state], 1),
+        "reward": torch.tensor([r for one in rewards for r in one]),
+        "terminated": last & ended,
+        "truncated": last & ~ended,
+        "success": last & ended,
+    }
+    final = {"state": (10.0 * torch.arange(len(length)) + length).unsqueeze(1)}
+    return Episodes(SPEC, steps, start, length, final)
+
+
+TWO = episodes([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], [True, False])
+
+
+def test_single_steps() -> None:
+    rows = transitions(TWO, gamma=0.5)
+    assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
+    assert rows["next_obs/state"].flatten().tolist() == [1, 2, 3, 11, 12, 13]
+    assert rows["reward"].tolist() == [1, 2, 4, 8, 16, 32]
+    assert rows["discount"].tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.5]
+    assert rows["action"].tolist()[1] == [1, -1]
+    assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert rows["episode"].dtype == torch.int64
+    assert set(rows) == {"obs/state", "next_obs/state", "reward", "discount", "action", "episode"}
+
+
+def test_chunks_of_two_at_every_offset() -> None:
+    rows = transitions(TWO, gamma=0.5, chunk=2)
+    # 1 + 2/2, 2 + 4/2, 4 (cut); 8 + 16/2, 16 + 32/2, 32 (cut)
+    assert rows["reward"].tolist() == [2, 4, 4, 16, 32, 32]
+    # The first episode terminates at its third step, which rows 1 and 2 contain.
+    assert rows["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
+    assert rows["next_obs/state"].flatten().tolist() == [2, 3, 3, 12, 13, 13]
+    assert rows["action"].shape == (6, 4)
+    assert rows["action"][0].tolist() == [0, 0, 1, -1]
+    assert rows["action"][2].tolist() == [2, -2, 2, -2]  # cut: the last action again
+
+
+def test_n_step_keeps_the_first_action() -> None:
+    rows = transitions(TWO, gamma=0.5, n_step=3, keep=["success"])
+    assert rows["reward"].tolist() == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8, 16 + 16, 32]
+    assert rows["discount"].tolist() == [0.0, 0.0, 0.0, 0.125, 0.25, 0.5]
+    assert rows["next_obs/state"].flatten().tolist() == [3, 3, 3, 13, 13, 13]
+    assert torch.equal(rows["action"], TWO.steps["action"])
+    assert rows["success"].tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("kind", ["chunk", "n_step"])
+def test_chained_rows_give_the_return_of_the_chain(width: int, kind: str) -> None:
+    """Following rows from start to end, V = reward + discount V', is the discounted return."""
+    torch.manual_seed(width)
+    rewards = [torch.rand(n).tolist() for n in (1, 7, 12)]
+    data = episodes(rewards, [False, True, False])
+    rows = transitions(data, 0.9, **{kind: width})
+    for e, (reward, terminated) in enumerate(zip(rewards, [False, True, False], strict=True)):
+        for t in range(len(reward)):
+            value, weight, at = 0.0, 1.0, t
+            while at < len(reward) and weight > 0:
+                row = int(data.start[e]) + at
+                value += weight * rows["reward"][row].item()
+                weight *= rows["discount"][row].item()
+                at = int(rows["next_obs/state"][row].item()) - 10 * e
+            expected = sum(0.9**i * r for i, r in enumerate(reward[t:]))
+            assert value == pytest.approx(expected, rel=1e-5)
+            bootstrap = 0.0 if terminated else 0.9 ** (len(reward) - t)
+            assert weight == pytest.approx(bootstrap, rel=1e-5)
+
+
+def test_imitation_chunks() -> None:
+    rows = chunks(TWO, 3)
+    assert rows["action"].shape == (6, 3, 2)
+    assert rows["action"][1, :, 0].tolist() == [1, 2, 2]
+    assert rows["action"][3, :, 0].tolist() == [10, 11, 12]
+    assert rows["valid"].tolist()[:3] == [[True] * 3, [True, True, False], [True, False, False]]
+    assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
+    assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_discrete_actions() -> None:
+    data = episodes([[1.0, 1.0]], [True])
+    data.steps["action"] = torch.tensor([3, 5])
+    assert transitions(data, 0.9, chunk=2)["action"].tolist() == [[3, 5], [5, 5]]
+    assert chunks(data, 2)["action"].tolist() == [[3, 5], [5, 5]]
+
+
+def test_sampling_is_uniform_and_repeatable() -> None:
+    source = Dataset(transitions(TWO, 0.5))
+    assert len(source) == 6
+    torch.manual_seed(0)
+    first = source.sample(6000)
+    torch.manual_seed(0)
+    again = source.sample(6000)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    counts = first["reward"].log2().long().bincount(minlength=6)
+    assert counts.min() > 850 and counts.max() < 1150  # 1000 +- 5 deviations
+    assert torch.equal(first["next_obs/state"], first["obs/state"] + 1)  # rows stay together
+
+
+def test_impossible_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunk=2 and n_step=3"):
+        transitions(TWO, 0.9, chunk=2, n_step=3)
+    with pytest.raises(ValueError, match="chunk=0"):
+        chunks(TWO, 0)
+    with pytest.raises(ValueError, match="at least one row"):
+        Dataset({"reward": torch.zeros(0)})

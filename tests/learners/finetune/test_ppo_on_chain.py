@@ -1,0 +1,316 @@
+"""DPPO and ReinFlow: ratios, losses, schedules by hand; what must not change; that they learn."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, each, nest, take
+from embodied.learners.finetune import dppo
+from embodied.learners.finetune.dppo import Dppo, clip_schedule
+from embodied.learners.finetune.ppo_on_chain import Chained
+from embodied.learners.finetune.reinflow import Reinflow, fallen
+from embodied.training.logger import Log
+from embodied.training.train import train
+from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from policies.denoising_mdp.noisy_flow import NoisyFlow
+from policies.denoising_mdp.partial_finetune import Relay
+
+ACT = Leaf((2,), low=-1.0, high=1.0)
+SPECS = {
+    "state": Spec({"state": Leaf((3,))}, ACT, dt=0.1),
+    "camera": Spec({"state": Leaf((3,)), "front": Leaf((12, 12, 3), "uint8")}, ACT, dt=0.1),
+}
+FLOW: dict[str, Any] = {
+    "_target_": "policies.generative.flow.Flow",
+    "chunk": 3,
+    "steps": 4,
+    "width": 16,
+}
+DIFFUSION: dict[str, Any] = {
+    "_target_": "policies.generative.diffusion.Diffusion",
+    "chunk": 3,
+    "steps": 5,
+    "width": 16,
+}
+POLICIES: dict[str, dict[str, Any]] = {
+    "dppo": {
+        "_target_": "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion",
+        "base": DIFFUSION,
+        "last": 3,
+    },
+    "reinflow": {"_target_": "policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
+}
+LEARNERS = {
+    "dppo": "embodied.learners.finetune.dppo.Dppo",
+    "reinflow": "embodied.learners.finetune.reinflow.Reinflow",
+}
+
+
+def make(
+    name: str, kind: str = "state", execute: int | None = None, **settings: Any
+) -> tuple[Any, Any]:
+    """Learner and policy; a policy's own settings are given as `policy`."""
+    torch.manual_seed(0)
+    spec = SPECS[kind]
+    policy = build({**POLICIES[name], **settings.pop("policy", {})}, spec=spec)
+    node = {"_target_": LEARNERS[name], "batch_size": 16, "warm_up": 0, "epochs": 2, **settings}
+    learner = build(node, policy=policy, spec=spec, total_decisions=1000, execute=execute)
+    return learner, policy
+
+
+def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
+    """Decisions of the policy itself, two of the last row's missing."""
+    n, spec = times * rows, policy.spec
+    seen = [{k: sight(leaf, n) for k, leaf in spec.obs.items()} for _ in range(2)]
+    with torch.no_grad():
+        _, carry = policy.act(seen[0], {}, policy.draw(n, explore=True))
+    flat = {
+        **nest(seen[0], "obs"),
+        **nest(seen[1], "next_obs"),
+        "action": carry["row/action"],
+        "reward": torch.randn(n),
+        "discount": torch.full((n,), 0.9),
+        "ended": torch.rand(n) < 0.2,
+        "first": torch.rand(n) < 0.2,
+        "valid": torch.ones(n, dtype=torch.bool),
+    }
+    batch = each(flat, lambda leaf: leaf.unflatten(0, (times, rows)))
+    for key in batch:
+        batch[key][-2:, -1] = 0
+    return batch
+
+
+def sight(leaf: Leaf, n: int) -> Tensor:
+    if leaf.is_image:
+        return torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
+    return torch.randn(n, *leaf.shape)
+
+
+def weights(module: torch.nn.Module) -> Tensors:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def changed(before: Tensors, after: Tensors) -> set[str]:
+    return {key for key in before if not torch.equal(before[key], after[key])}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("execute", [None, 2])
+def test_the_first_ratio_is_one(name: str, kind: str, execute: int | None) -> None:
+    """Whatever the order and size of the minibatch."""
+    learner, policy = make(name, kind, execute)
+    table, _ = learner._table(batch_of(policy), {})
+    assert len(table["old"]) == 18 * (3 if name == "dppo" else 1)
+    assert table["old"].std() > 1e-3
+    some = take(table, torch.randperm(len(table["old"]))[:7])
+    log_prob, _ = learner._assess(some)
+    assert ((log_prob - some["old"]).exp() - 1).abs().max() < 1e-5
+    metrics = learner._slopes(some)
+    assert metrics["clipped"] == 0 and metrics["kl"].abs() < 1e-7
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("links", [1, 3])
+def test_only_what_learns_changes(name: str, links: int) -> None:
+    own = {"last": links} if name == "dppo" else {"base": FLOW | {"steps": links}}
+    learner, policy = make(name, lr=1e-2, policy=own)
+    before = weights(policy)
+    learner.update(batch_of(policy))
+    moved = changed(before, weights(policy))
+    learns = {key for key, _ in policy.named_parameters() if not key.startswith("inner.base.")}
+    assert moved == learns
+    assert any(key.endswith("norm.mean") for key in before)  # and these stayed
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_critic_warms_up_alone(name: str) -> None:
+    learner, policy = make(name, warm_up=1)
+    before, critic = weights(policy), weights(learner.value)
+    learner.update(batch_of(policy))
+    assert not changed(before, weights(policy)) and changed(critic, weights(learner.value))
+    learner.update(batch_of(policy))
+    assert changed(before, weights(policy))
+
+
+def test_clips_by_hand() -> None:
+    """exp(3 k / 3) - 1 over exp(3) - 1 for four steps; one step alone has the last one's clip."""
+    found = clip_schedule(4, 0.001, 0.01, 3.0)
+    shares = [0.0, (math.e - 1) / (math.e**3 - 1), (math.e**2 - 1) / (math.e**3 - 1), 1.0]
+    torch.testing.assert_close(found, torch.tensor([0.001 + 0.009 * s for s in shares]))
+    assert clip_schedule(1, 0.001, 0.01, 3.0).tolist() == pytest.approx([0.01])
+
+
+def test_dppo_table_by_hand() -> None:
+    """Every step of a decision: its advantage fades by 0.5 a step before the last, its pair and its
+    density are those of its place in the chain."""
+    learner, policy = make("dppo", fade=0.5, advantage="raw", scale_rewards=False)
+    assert isinstance(learner, Dppo) and isinstance(policy, NoisyDiffusion)
+    batch = batch_of(policy)
+    table, _ = learner._table(batch, {})
+    whole = each(table, lambda leaf: leaf.unflatten(0, (18, 3)))
+    raw = whole["target"] - whole["value"]  # the advantage of the decision
+    torch.testing.assert_close(whole["advantage"], raw * torch.tensor([0.25, 0.5, 1.0]))
+    chain = batch["action"][0, 1]
+    for k in range(3):
+        pair = whole["action"][1, k]
+        assert torch.equal(pair[0], chain[k]) and torch.equal(pair[1], chain[k + 1])
+    obs = {"state": batch["obs/state"][0, 1:2]}
+    density = policy.log_prob(obs, chain[1:2], chain[2:3], torch.tensor([1]))
+    by_hand = density.clamp(-5, 2).mean()
+    torch.testing.assert_close(whole["old"][1, 1], by_hand.detach())
+
+
+def test_large_batches_are_assessed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, policy = make("dppo", scale_rewards=False)
+    batch = batch_of(policy)
+    whole, _ = learner._table(batch, {})
+    monkeypatch.setattr(dppo, "PIECE", 7)
+    pieces, _ = learner._table(batch, {})
+    for key, value in whole.items():
+        torch.testing.assert_close(pieces[key], value)
+
+
+def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios 1.1 and 0.5 at steps whose clips are 0.02 and 0.2."""
+    learner, _ = make("dppo", first_clip=0.02, clip=0.2, value_weight=0.5)
+    ratio = torch.tensor([1.1, 0.5])
+    monkeypatch.setattr(learner, "_assess", lambda rows: (ratio.log(), torch.zeros(2)))
+    monkeypatch.setattr(learner, "_worth", lambda rows: torch.tensor([1.0, 3.0]))
+    rows = {
+        "old": torch.zeros(2),
+        "step": torch.tensor([0, 2]),
+        "advantage": torch.tensor([2.0, -1.0]),
+        "value": torch.zeros(2),
+        "target": torch.tensor([0.0, 1.0]),
+    }
+    loss, metrics = learner.objective(rows)
+    policy = (-min(1.1 * 2, 1.02 * 2) - min(-0.5, -0.8)) / 2
+    value = (0.5 * 1 + 0.5 * 4) / 2
+    assert loss.item() == pytest.approx(policy + 0.5 * value)
+    assert metrics["clipped"] == 1
+
+
+def test_staying_with_the_clone_by_hand() -> None:
+    learner, policy = make("reinflow", stay=2.0)
+    obs, z = {"state": torch.randn(200, 3)}, policy.inner.draw(200)
+    assert learner.left(obs, z) == 0
+    with torch.no_grad():
+        plain = policy.inner.act(obs, {}, z)[0]
+        policy.inner.range.middle += 0.1  # every action by 0.1, where the box does not stop it
+        moved = (plain + 0.1).clamp(-1, 1) - plain
+    torch.testing.assert_close(learner.left(obs, z), moved.square().mean())
+    metrics = learner.update(batch_of(policy))
+    assert 0 < metrics["left_clone"] < 0.02
+    assert not any(p.requires_grad for p in learner.clone.parameters())
+
+
+def test_the_noise_falls_at_the_end_of_an_update() -> None:
+    assert fallen(0.2, 0.35) == fallen(0.35, 0.35) == 0
+    assert fallen(0.675, 0.35) == pytest.approx(0.5) and fallen(2.0, 0.35) == 1
+    learner, policy = make("reinflow", narrow=True, hold=0.0)
+    assert isinstance(learner, Reinflow) and isinstance(policy, NoisyFlow)
+    learner.total = 40
+    batch = batch_of(policy)
+    learner.update(batch)  # 20 of 40 decisions: half of 0.3 of the way from 0.16 to 0.08
+    assert policy.high.item() == pytest.approx(0.16 - 0.15 * 0.08)
+    learner.update(batch)
+    assert policy.high.item() == pytest.approx(0.3 * 0.08 + 0.7 * 0.16)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_they_learn(name: str) -> None:
+    """One decision is an episode and pays for its first number: acting without noise pays more."""
+    learner, policy = make(name, lr=3e-3, clip=0.1, epochs=4, batch_size=128, entropy=0.0)
+    obs, start = {"state": torch.zeros(256, 3)}, policy.draw(256)
+
+    def paid(noise: Tensor) -> Tensor:
+        with torch.no_grad():
+            return policy.act(obs, {}, noise)[0][:, 0, 0]
+
+    before = paid(start).mean()
+    for _ in range(12):
+        noise = policy.draw(256, explore=True)
+        with torch.no_grad():
+            actions, carry = policy.act(obs, {}, noise)
+        rows = {
+            **nest(obs, "obs"),
+            **nest(obs, "next_obs"),
+            "action": carry["row/action"],
+            "reward": actions[:, 0, 0],
+            "discount": torch.zeros(256),
+            **{key: torch.ones(256, dtype=torch.bool) for key in ("ended", "first", "valid")},
+        }
+        learner.update(each(rows, lambda leaf: leaf.unflatten(0, (4, 64))))
+    assert paid(start).mean() > before + 0.1
+
+
+def test_wrong_policies_are_refused() -> None:
+    spec = SPECS["state"]
+    normal = build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=spec)
+    flow = build(POLICIES["reinflow"], spec=spec)
+    diffusion = build(POLICIES["dppo"], spec=spec)
+    for name, policy, says in (
+        ("dppo", normal, "policy=noisy_diffusion"),
+        ("reinflow", diffusion, "policy=noisy_flow"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            build({"_target_": LEARNERS[name]}, policy=policy, spec=spec)
+    assert isinstance(build({"_target_": LEARNERS["dppo"]}, policy=flow, spec=spec), Chained)
+
+
+def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:
+    learner = {"horizon": 2, "epochs": 2, "batch_size": 8}
+    return {
+        "env": {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 3, "horizon": 10},
+        "policy": POLICIES[name],
+        "learner": {"_target_": LEARNERS[name], **learner},
+        "name": "test",
+        "output": str(folder),
+        "init": str(clone),
+        "eval": {"episodes": 2, "num_envs": 2},
+        "device": "cpu",
+        "video": False,
+        "steps": 72,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_path: Path) -> None:
+    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
+    clone = build(POLICIES[name]["base"], spec=env.spec)
+    checkpoint.save(tmp_path / "clone" / "checkpoints" / "1", clone, 1)
+
+    def run(folder: str, **changes: Any) -> Tensors:
+        made = node(tmp_path / folder, name, tmp_path / "clone", **changes)
+        with Log(tmp_path / folder) as log:
+            train(made, log)
+        return weights(checkpoint.load_policy(tmp_path / folder))
+
+    whole = run("whole")
+    run("half", steps=36)
+    assert not changed(whole, run("half", resume=str(tmp_path / "half")))
+    left = checkpoint.load_policy(tmp_path / "whole", env.spec)
+    assert isinstance(left, Relay if name == "dppo" else type(clone))
+    kept = copy.deepcopy(clone.state_dict())
+    if name == "dppo":
+        assert not changed(kept, part(weights(left), "base."))
+        assert changed(kept, part(weights(left), "tuned."))
+    else:
+        assert changed(kept, weights(left))
+
+
+def part(state: Tensors, prefix: str) -> Tensors:
+    """The entries below `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

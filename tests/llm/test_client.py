@@ -1,0 +1,295 @@
+"""Endpoint against a real HTTP server that behaves as servers do."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.datasets.lerobot.video import decode_image
+from embodied.llm.cached_chat import Config as RecordedConfig
+from embodied.llm.cached_chat import Recorded
+from embodied.llm.chat import BudgetSpent, ChatError, Message
+from embodied.llm.client import Config, Endpoint, open_chat
+from embodied.llm.http import Limits, Wire, retry_after
+from tests.llm.server import Server, Told, says, serving
+
+ASK = [Message("user", "which one?")]
+SCHEMA = {
+    "type": "object",
+    "properties": {"better": {"enum": [0, 1, -1]}},
+    "required": ["better"],
+    "additionalProperties": False,
+}
+QUICK = Limits(connect=1.0, read=5.0, retries=2, backoff=0.001, patience=5.0)
+
+
+def chat(server: Server, limits: Limits = QUICK, **more: Any) -> Endpoint:
+    return Endpoint(Config(server.url, "asked-model", limits=limits, **more))
+
+
+def test_an_answer_comes_with_its_provenance() -> None:
+    with serving(says("the left one")) as server:
+        answer = chat(server).ask(ASK, temperature=0.5, seed=3)
+    assert (answer.text, answer.data, answer.model) == ("the left one", None, "served-model")
+    assert (answer.tokens, answer.cached) == (10, False)
+    sent = server.asked[0]
+    assert sent["messages"] == [{"role": "user", "content": "which one?"}]
+    assert (sent["model"], sent["temperature"], sent["seed"]) == ("asked-model", 0.5, 3)
+    assert "response_format" not in sent
+
+
+def test_pictures_arrive_pixel_for_pixel() -> None:
+    image = torch.randint(0, 256, (5, 7, 3), dtype=torch.uint8)
+    with serving(says("ok")) as server:
+        chat(server).ask([Message("user", "look", (image,))])
+    text, picture = server.asked[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "look"}
+    kind, data = picture["image_url"]["url"].split(",")
+    assert kind == "data:image/png;base64"
+    assert decode_image(base64.b64decode(data)).equal(image)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"better": 1}',
+        'Sure!\n```json\n{"better": 1}\n```\nHope that helps.',
+        'An example is {"better": 0}, but here the answer is {"better": 1}.',
+        '<think>perhaps {"better": 0}</think> {"better": 1}',
+        'Of [the two] I say {"better": 1} {',
+    ],
+)
+def test_json_is_found_in_prose(text: str) -> None:
+    with serving(says(text)) as server:
+        answer = chat(server).ask(ASK, SCHEMA)
+    assert answer.data == {"better": 1}
+    assert len(server.asked) == 1
+    assert server.asked[0]["response_format"]["json_schema"]["schema"] == SCHEMA
+
+
+def test_a_wrong_answer_is_repaired_once() -> None:
+    with serving(says('{"better": 5}'), says('{"better": 0}')) as server:
+        answer = chat(server).ask(ASK, SCHEMA)
+    assert (answer.data, answer.tokens) == ({"better": 0}, 20)
+    roles = [message["role"] for message in server.asked[1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert "5 is not one of [0, 1, -1]" in server.asked[1]["messages"][2]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"better": ', "no JSON"),
+        ("The first picture, I think.", "no JSON"),
+        ('{"best": 1}', "better"),
+    ],
+)
+def test_what_cannot_be_repaired_is_one_clear_line(text: str, why: str) -> None:
+    with serving(says(text)) as server, pytest.raises(ChatError, match=why) as caught:
+        chat(server).ask(ASK, SCHEMA)
+    assert len(server.asked) == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (says(None, refusal="I will not\nlook at that"), "refused: I will not look at that"),
+        (Told({"choices": [], "usage": {"total_tokens": 1}}), "without choices"),
+        (Told({"usage": {"total_tokens": 1}}), "without choices"),
+        (says(""), "with nothing"),
+        (says(None), "with nothing"),
+    ],
+)
+def test_no_answer_is_one_clear_line(told: Told, why: str) -> None:
+    with serving(told) as server, pytest.raises(ChatError, match=why):
+        chat(server).ask(ASK, SCHEMA)
+    assert len(server.asked) == 1
+
+
+def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    no = Told({"error": {"message": "response_format is not supported"}}, 400)
+    with serving(no, says('{"better": 1}')) as server:
+        model = chat(server)
+        with caplog.at_level(logging.WARNING):
+            assert model.ask(ASK, SCHEMA).data == {"better": 1}
+        assert "asked in words from now on" in caplog.text
+        model.ask(ASK, SCHEMA, seed=1)
+    formats = ["response_format" in sent for sent in server.asked]
+    assert formats == [True, False, False]
+    assert json.dumps(SCHEMA) in server.asked[2]["messages"][0]["content"]
+
+
+def test_a_request_that_is_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    wrong = Told({"error": "no key sk-secret here"}, 401)
+    with serving(wrong) as server, pytest.raises(ChatError, match="401") as caught:
+        chat(server, key="THE_KEY").ask(ASK)
+    assert len(server.asked) == 1
+    assert server.headers[0]["Authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_a_secret_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        Endpoint(Config("http://127.0.0.1:9/v1", "m", key="NO_SUCH_KEY"))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "calls"),
+    [
+        (Told({"error": "overloaded"}, 500), 1),
+        (Told({"error": "slow down"}, 429, {"Retry-After": "0"}), 1),
+        (Told(b'{"choices": [{"mess'), 3),  # those were answered, and will be paid for
+        (Told(b"[1, 2]"), 3),
+    ],
+)
+def test_trouble_passes(trouble: Told, calls: int) -> None:
+    with serving(trouble, trouble, says("fine")) as server:
+        model = chat(server)
+        assert model.ask(ASK).text == "fine"
+        assert model.wire is not None and model.wire.calls == calls
+    assert len(server.asked) == 3
+
+
+def test_trouble_that_stays_is_one_clear_line() -> None:
+    with serving(Told({"error": "overloaded"}, 503)) as server:
+        with pytest.raises(ChatError, match=r"503.*overloaded.*\(3 attempts\)"):
+            chat(server).ask(ASK)
+        assert len(server.asked) == 3
+
+
+def test_an_endpoint_that_is_down_is_one_clear_line() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(ChatError, match="no connection to"):
+        Endpoint(Config(url, "m", limits=QUICK)).ask(ASK)
+
+
+def test_a_slow_answer_is_tried_again_and_then_given_up() -> None:
+    event = threading.Event()
+    slow, limits = replace(says("late"), event=event), replace(QUICK, read=0.1, retries=1)
+    with serving(slow) as server:
+        with pytest.raises(ChatError, match=r"did not answer within 0.1 s \(2 attempts\)"):
+            chat(server, limits).ask(ASK)
+        event.set()
+        assert len(server.asked) == 2
+
+
+def test_retry_after_is_a_number_or_a_date() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=100)
+    assert retry_after({"retry-after": "7"}) == 7
+    wait = retry_after({"retry-after": soon.strftime("%a, %d %b %Y %H:%M:%S GMT")})
+    assert 90 < wait <= 100
+    assert retry_after({}) == retry_after({"retry-after": "tomorrow"}) == 0
+
+
+def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
+    busy = Told({"error": "quota"}, 429, {"Retry-After": "3600"})
+    with serving(busy) as server, pytest.raises(ChatError, match="asks to wait 3600 s"):
+        chat(server).ask(ASK)
+
+
+def test_back_off_doubles_and_is_bounded() -> None:
+    wire = Wire("http://127.0.0.1:9/v1", None, Limits(backoff=1.0, patience=5.0))
+    for attempt, longest in enumerate([1, 2, 4, 5, 5]):
+        assert longest / 2 <= wire.pause(attempt) <= longest
+
+
+def test_requests_keep_their_pace() -> None:
+    wire = Wire("http://127.0.0.1:9/v1", None, Limits(per_minute=30))  # one every 2 s
+    assert [wire.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 2), ({"tokens": 15}, 2)])
+def test_a_budget_ends_with_its_own_error(
+    limit: dict[str, int], asked: int, tmp_path: Path
+) -> None:
+    with serving(says("yes")) as server:
+        model = chat(server, replace(QUICK, **limit), cache=str(tmp_path / "c.jsonl"))
+        for seed in range(2):
+            model.ask(ASK, seed=seed)
+        with pytest.raises(BudgetSpent, match="is spent"):
+            model.ask(ASK, seed=2)
+        assert model.ask(ASK, seed=0).cached  # what is known costs nothing
+        assert len(server.asked) == asked
+
+
+def test_threads_keep_to_one_budget() -> None:
+    event = threading.Event()
+    with serving(replace(says("yes"), event=event)) as server:
+        model = chat(server, replace(QUICK, calls=3))
+
+        def ask(seed: int) -> bool:
+            try:
+                return bool(model.ask(ASK, seed=seed).text)
+            except BudgetSpent:
+                event.set()  # only once three are on their way is anyone refused
+                return False
+
+        with ThreadPoolExecutor(6) as pool:
+            answered = list(pool.map(ask, range(6)))
+    assert sum(answered) == len(server.asked) == 3
+
+
+def test_answers_are_remembered_and_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "cache.jsonl"
+    image = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    seen = [Message("user", "look", (image,))]
+    with serving(says('{"better": 1}'), says(None, refusal="no")) as server:
+        model = chat(server, cache=str(file))
+        first = model.ask(seen, SCHEMA)
+        with pytest.raises(ChatError, match="refused"):
+            model.ask(ASK)
+        again = chat(server, cache=str(file)).ask(seen, SCHEMA)
+        assert len(server.asked) == 2
+    assert (again.cached, again.data, again.key) == (True, first.data, first.key)
+    replay = Recorded(RecordedConfig(str(file)))
+    assert replay.name == "asked-model"
+    assert replay.ask(seen, SCHEMA).data == {"better": 1}
+    with pytest.raises(ChatError, match="refused: no"):
+        replay.ask(ASK)
+    other = [Message("user", "look", (image + 1,))]
+    for question in ({"messages": other}, {"messages": seen, "seed": 1}):
+        with pytest.raises(ChatError, match='no answer of asked-model to "look"'):
+            replay.ask(question.pop("messages"), SCHEMA, **question)
+    silent = Endpoint(Config(server.url, "asked-model", cache=str(file), recorded=True))
+    assert silent.ask(seen, SCHEMA).data == {"better": 1}
+    with pytest.raises(ChatError, match="only recorded answers"):
+        silent.ask(other, SCHEMA)
+
+
+def test_a_record_says_where_a_label_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "cache.jsonl"
+    with serving(says('{"better": 7}'), says('{"better": 0}')) as server:
+        chat(server, cache=str(file)).ask(ASK, SCHEMA, temperature=0.2)
+    record = json.loads(file.read_text())
+    assert record["request"]["messages"] == [{"role": "user", "text": "which one?", "images": []}]
+    assert (record["request"]["model"], record["served"]) == ("asked-model", "served-model")
+    assert (record["fingerprint"], record["repaired"]) == ("fp7", True)
+    assert record["usage"]["total_tokens"] == 20
+    assert record["request"]["temperature"] == 0.2
+    assert datetime.fromisoformat(record["time"]).tzinfo is not None
+
+
+def test_a_node_opens_either(tmp_path: Path) -> None:
+    node = {"_target_": "embodied.llm.client.Endpoint", "model": "m"}
+    opened = open_chat({**node, "url": "http://127.0.0.1:9/v1", "limits": {"calls": 3}})
+    assert opened.name == "m"
+    with pytest.raises(ConfigError, match="should be like"):
+        open_chat({**node, "url": "127.0.0.1:9"})
+    with pytest.raises(ConfigError, match="no recorded cache"):
+        open_chat({"_target_": "embodied.llm.cached_chat.Recorded", "cache": "nowhere.jsonl"})

@@ -1,0 +1,165 @@
+"""Two rewards on the same episodes, and datasets labelled anew: through the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from embodied.cli import parse
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
+from embodied.datasets.transitions import transitions
+from embodied.reports.label_dataset import RECORDED, rows_of
+from embodied.reports.policy_episodes import gather
+from policies.random import Config, Random
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter
+
+GOAL = '{of: distance, a: "x,y", b: [0.95, 0.5], weight: -1.0}'
+
+
+def command(*words: str) -> None:
+    args = parse(["reward", *words])
+    args.run(args)
+
+
+def test_coverage_is_whole_episodes_with_their_true_ends() -> None:
+    """Row 0 ends after 3 steps (a success), row 1 after 5 (the clock): as many of each."""
+    env = Counter(CounterConfig())
+    random = Random(Config(), env.spec)
+    cover = gather(env, [random, random], episodes=4, gamma=0.9, seed=0)
+    assert len(cover) == 8
+    first = cover.split(cover.rows["next_obs/state"])
+    lengths = [len(part) for part in first]
+    assert sorted(lengths) == [3, 3, 3, 3, 5, 5, 5, 5]
+    assert cover.success is not None
+    for part, won in zip(first, cover.success.tolist(), strict=True):
+        start = 100.0 if len(part) == 5 else 0.0
+        assert part[:, 0].tolist() == [start + 1 + t for t in range(len(part))]
+        assert won is (len(part) == 3)
+    assert cover.policy.tolist() == [0] * 4 + [1] * 4
+    ends = [part[-1].item() for part in cover.split(cover.rows["discount"])]
+    assert [end for end, n in zip(ends, lengths, strict=True) if n == 3] == [0.0] * 4
+    assert [end for end, n in zip(ends, lengths, strict=True) if n == 5] == pytest.approx([0.9] * 4)
+
+
+def test_compare_a_reward_with_its_shaping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same up to a potential; its negation is as far away as can be; sums tell success."""
+    words = ["env=two_gap", "episodes=8", "num_envs=8", "epic_rows=64", "epic_means=16"]
+    shaping = [f"b.potential={GOAL}", "b.weight=0.2"]
+    command("compare", "own", "shaping", *words, *shaping, f"out={tmp_path / 'same'}")
+    same = json.loads((tmp_path / "same" / "compare.json").read_text())
+    assert same["epic"] < 1e-3 and same["starc"] < 0.1
+    assert same["successes"] == 8 and same["policies"] == ["random", "demonstrator"]
+    assert same["a_auc_return"]["value"] == 1.0
+    assert (tmp_path / "same" / "compare.png").stat().st_size > 10_000
+    assert "EPIC distance" in capsys.readouterr().out
+    far = [f"out={tmp_path / 'far'}", "b.own=-1.0"]
+    command("compare", "own", "shaping", *words, *shaping, *far)
+    apart = json.loads((tmp_path / "far" / "compare.json").read_text())
+    assert apart["epic"] > 0.99 and apart["starc"] > 0.99
+    assert apart["b_auc_return"]["value"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["own"], "say which two"),
+        (["own", "shapping", "env=two_gap"], 'did you mean "shaping"'),
+        (["own", "own", "env=two_gap", "a.weight=2"], "world's own reward has no weight=2"),
+        (["own", "shaping", "env=two_gap", "b.wheight=2"], 'did you mean "weight"'),
+        (["own", "own", "env=two_gap", "episodes=0"], "episodes=0 should be at least 1"),
+    ],
+)
+def test_mistakes_in_a_comparison(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        command("compare", *words)
+
+
+def recorded(folder: Path) -> Path:
+    """Two episodes of a point that goes right, of 3 and 2 steps; the first one arrives."""
+    env = Counter(CounterConfig())
+    names = ("x", "y")
+    spec = env.spec.with_obs(state=Leaf((2,), names=names))
+    with EpisodeWriter(folder, spec) as writer:
+        for length, won in ((3, True), (2, False)):
+            place = torch.stack([torch.arange(length + 1.0), torch.zeros(length + 1)], 1)
+            over = torch.zeros(length, dtype=torch.bool)
+            over[-1] = won
+            steps = {
+                "obs/state": place[:-1],
+                "next_obs/state": place[-1],
+                "action": torch.zeros(length, 1),
+                "reward": over.float(),
+                "terminated": over,
+                "truncated": torch.zeros_like(over),
+                "success": over,
+            }
+            writer.add(steps, info={"number": length})
+    return folder
+
+
+LABEL = ["reward=shaping", "reward.potential={of: value, a: x, b: null, weight: 1.0}", "gamma=0.9"]
+
+
+def test_labels_are_the_reward_and_what_was_recorded_stays(tmp_path: Path) -> None:
+    """0.9 (t + 1) - t beside the recorded reward; at the true end 1 - 2."""
+    source = recorded(tmp_path / "demos")
+    command("label", str(source), *LABEL, f"out={tmp_path / 'new'}")
+    episodes = read_episodes(tmp_path / "new")
+    expected = [0.9, 0.8, 1 - 2.0, 0.9, 0.8]
+    assert episodes.steps["reward"].tolist() == pytest.approx(expected)
+    assert episodes.steps[RECORDED].tolist() == [0, 0, 1, 0, 0]
+    assert episodes.steps["success"].tolist() == [False, False, True, False, False]
+    about = yaml.safe_load((tmp_path / "new" / "reward.yaml").read_text())
+    assert about["node"]["potential"]["of"] == "value" and about["gamma"] == 0.9
+    assert [info["reward"] for info in episodes.info] == [about["hash"]] * 2
+    assert [info["number"] for info in episodes.info] == [3, 2]
+    assert read_episodes(source).steps["reward"].tolist() == [0, 0, 1, 0, 0]
+    assert transitions(episodes, 0.9)["reward"].tolist() == pytest.approx(expected)
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = recorded(tmp_path / "demos"), tmp_path / "new"
+    add = EpisodeWriter.add
+
+    def stopping(self: EpisodeWriter, *args: Any) -> int:
+        number = add(self, *args)
+        raise KeyboardInterrupt if number == 0 else AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeWriter, "add", stopping)
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+            command("label", str(source), *LABEL, f"out={out}")
+    assert len(read_episodes(out)) == 1
+    command("label", str(source), *LABEL, f"out={out}")
+    assert len(read_episodes(out)) == 2
+    with pytest.raises(DatasetError, match="another reward"):
+        command("label", str(source), *LABEL, "reward.weight=2.0", f"out={out}")
+
+
+def test_what_cannot_be_labelled_is_one_line(tmp_path: Path) -> None:
+    source = recorded(tmp_path / "demos")
+    with pytest.raises(ConfigError, match="label with a trained one"):
+        command("label", str(source), "reward=rnd", f"out={tmp_path / 'a'}")
+    with pytest.raises(ConfigError, match='nothing that is observed is called "tool"'):
+        command("label", str(source), "reward=shaping", f"out={tmp_path / 'b'}")
+    looking = ["reward=quadrotor_hover", f"out={tmp_path / 'c'}"]
+    with pytest.raises(ConfigError, match="label with a trained one"):
+        command("label", str(source), *looking)
+
+
+def test_rows_of_an_episode_are_those_of_the_dataset(tmp_path: Path) -> None:
+    episodes = read_episodes(recorded(tmp_path / "demos"))
+    rows = transitions(episodes, 0.9)
+    mine = rows_of(episodes.episode(0), 0.9)
+    for key, value in mine.items():
+        torch.testing.assert_close(value, rows[key][:3])

@@ -1,0 +1,147 @@
+"""The report: complete in itself, with the right numbers in the right places."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import yaml
+
+from embodied.evaluation.video import read_mp4, strip, write_mp4
+from embodied.reports import run_report
+from embodied.reports.svg import HEIGHT, WIDTH, Curve, chart, number, ticks
+from embodied.training.logger import Log
+
+
+def run_folder(folder: Path) -> Path:
+    node = {
+        "name": "demo <1>",
+        "seed": 3,
+        "steps": 200,
+        "env": {"_target_": "a.World", "task": "lift"},
+        "policy": {"_target_": "b.Acts"},
+        "learner": {"_target_": "c.Learns"},
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "run.yaml").write_text(yaml.safe_dump(node))
+    log = Log(folder)
+    for step, won in ((100, 0.25), (200, 0.5)):
+        log.write(step, {"train/critic_loss": 1 / step, "train/odd": float("nan")})
+        log.write(step, {"eval/return": won, "eval/success": won, "eval/episodes": 20.0})
+    return folder
+
+
+class Links(HTMLParser):
+    """Everything that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing is open after it."""
+
+
+def test_the_page_is_complete_in_itself(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    frames = torch.zeros(9, 24, 32, 3, dtype=torch.uint8)
+    write_mp4(folder / "videos" / "success.mp4", frames, 20)
+    page = run_report.write(folder).read_text()
+    links = Links()
+    links.feed(page)
+    assert not links.open
+    assert len(links.found) == 2 and all(link.startswith("data:") for link in links.found)
+    assert "http" not in page and "@import" not in page and "<script" not in page
+    assert "demo &lt;1&gt;" in page and "demo <1>" not in page
+    assert "prefers-color-scheme: dark" in page
+    for figure in re.findall(r"<svg.*?</svg>", page):
+        ElementTree.fromstring(figure)
+
+
+def test_the_numbers(tmp_path: Path) -> None:
+    """10 of 20: Wilson's 95% interval is [29.9%, 70.1%]."""
+    folder = run_folder(tmp_path / "run")
+    page = run_report.write(folder).read_text()
+    assert "50.0%" in page and "95% [29.9%, 70.1%], 20 held-out starts" in page
+    order = re.findall(r"<figcaption>([\w/]+)<", page)
+    assert order == ["eval/success", "eval/return", "train/critic_loss"]
+    assert "success 50% [30%, 70%] of 20 held-out starts" in run_report.summary(folder)
+
+
+def test_a_run_without_anything_yet(tmp_path: Path) -> None:
+    page = run_report.write(tmp_path).read_text()
+    assert "Configuration" in page and "<svg" not in page
+    assert run_report.summary(tmp_path).endswith("not evaluated")
+
+
+def numbers_of(text: str, name: str) -> list[tuple[float, float]]:
+    found = re.search(rf'class="{name}" points="([^"]*)"', text)
+    assert found
+    return [(float(x), float(y)) for x, y in (p.split(",") for p in found[1].split())]
+
+
+def test_a_chart_by_hand() -> None:
+    """Ranges 0..10 and 0..1: the middle of both is the middle of the plotting area."""
+    drawn = chart(Curve([(0, 0.0), (5, 0.5), (10, 1.0)]), "c", 0.0, 1.0)
+    (x0, y0), (x1, y1), (x2, y2) = numbers_of(drawn, "line")
+    assert x1 == pytest.approx((x0 + x2) / 2) and y1 == pytest.approx((y0 + y2) / 2)
+    assert 0 < x0 < x2 < WIDTH and 0 < y2 < y0 < HEIGHT
+
+
+def test_a_band_goes_there_and_back() -> None:
+    drawn = chart(Curve([(0, 0.5), (10, 0.5)], [(0.25, 0.75), (0.0, 1.0)]), "c", 0.0, 1.0)
+    points = numbers_of(drawn, "band")
+    (_, low), (_, bottom), (_, top), (_, high) = points
+    assert bottom > low > high > top  # pixels count downwards
+    assert points[0][0] == points[3][0] and points[1][0] == points[2][0]
+
+
+def test_a_constant_and_numbers_that_are_none() -> None:
+    flat = chart(Curve([(1, 3.0), (2, float("inf")), (3, 3.0)]), "c")
+    (_, first), (_, last) = numbers_of(flat, "line")
+    assert first == last
+    assert chart(Curve([(1, float("nan"))]), "c") == ""
+    ElementTree.fromstring(chart(Curve([(0, 0.0)]), "c"))
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0.0, 1.0, 4) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert ticks(0.0, 60_000.0, 5) == [0.0, 20_000.0, 40_000.0, 60_000.0]
+    assert ticks(-3.0, 9.0, 4) == [0.0, 5.0]
+    assert [number(v) for v in (1_200_000, 40_000, 0.35, 2e-5, 0)] == [
+        "1.2M",
+        "40k",
+        "0.35",
+        "2e-05",
+        "0",
+    ]
+
+
+def test_a_strip_shows_first_to_last() -> None:
+    frames = torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 2, 4, 3)
+    picture = strip(frames, 3)
+    assert picture.shape == (2, 12, 3)
+    assert picture[0, :, 0].tolist() == [0] * 4 + [5] * 4 + [10] * 4
+    assert strip(frames[:2], 6).shape == (2, 8, 3)
+
+
+def test_a_film_comes_back(tmp_path: Path) -> None:
+    """Odd sides lose a line; H.264 keeps grey levels to a few in 255."""
+    shade = torch.linspace(20, 230, 12).to(torch.uint8)
+    frames = shade.view(12, 1, 1, 1).expand(12, 33, 48, 3)
+    back = read_mp4(write_mp4(tmp_path / "a" / "film.mp4", frames, 20))
+    assert back.shape == (12, 32, 48, 3)
+    assert (back.float().mean((1, 2, 3)) - shade.float()).abs().max() < 4

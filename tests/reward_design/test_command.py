@@ -1,0 +1,134 @@
+"""`embodied reward design` for real: programs train in processes of their own, and are compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodied import cli
+from embodied.core.build import build
+from embodied.reward_design.designer import Board
+from embodied.reward_design.digest import digests
+from embodied.reward_design.experience import Experience, Verdict
+from embodied.reward_design.journal import Ledger
+from embodied.reward_design.search import folder_of
+from embodied.reward_design.trial import Budget, Job, Trials, thinned
+from embodied.rewards.handcrafted.variables import variables
+
+LEARN = (
+    "learn=policy=normal learner=ppo env.num_envs=16 learner.horizon=16 learner.epochs=1 "
+    "log_every=256 eval.episodes=8 eval.num_envs=8"
+)
+
+
+def design(*words: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reward", "design", *words])
+    assert stop.value.code == 0
+
+
+def test_a_design_trains_chooses_and_reports(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    sizes = ["rounds=1", "samples=2", "finals=1", "tried=256", "controls=1"]
+    budget = ["budget.steps=512", "budget.eval_every=256", "budget.halving=false"]
+    design("go to the goal", "env=two_gap", f"output={out}", LEARN, *sizes, *budget)
+    printed = capfd.readouterr().out
+    assert "task  go to the goal" in printed and "seed 1000: " in printed
+    ledger = Ledger(out)
+    first, second = ledger.candidates.values()
+    assert first.trained and second.trained and first.digest != second.digest
+    assert [step for step, _ in first.scores] == [256, 512]
+    assert first.terms and set(first.terms[0]["terms"]) >= {"total"}
+    assert list(ledger.finals) == [1000]
+    report = (out / "report.md").read_text()
+    assert "Trained again with fresh seeds" in report and str(first.digest[:8]) in report
+    assert (out / "fitness.svg").read_text().startswith("<svg xmlns=")
+    assert (out / "best.py").exists() and (out / "control-0.py").exists()
+    before = (out / "design.jsonl").read_text()
+    design(f"resume={out}")  # everything is there: nothing trains again
+    assert (out / "design.jsonl").read_text() == before
+    assert json.loads(before.splitlines()[0])["event"] == "candidate"
+    told = digests(board_of(out), first, episodes=3, last=4)  # 512 steps teach nothing: all fail
+    episodes = told.split("\n\n")
+    assert len(episodes) == 3 and episodes[0].startswith("episode 1\nstate ")
+    assert all(len(text.splitlines()) == 1 + 4 for text in episodes) and "; action " in told
+
+
+def board_of(folder: Path) -> Board:
+    """What an analyser needs of a search that ended."""
+    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
+    ledger, found = Ledger(folder), variables(env.spec)
+    experience = Experience.load(folder)
+    verdict = Verdict()
+    return Board(
+        "", "", env.spec, found, ledger, experience, lambda _: verdict, 0,
+        lambda candidate: folder_of(ledger, candidate),
+    )  # fmt: skip
+
+
+def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reward", "design", *words])
+    assert stop.value.code == 2
+    return capfd.readouterr().err
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "one sentence in quotes" in mistake(capfd, "push", "it", "env=two_gap")
+    assert "there is no design in" in mistake(capfd, f"resume={tmp_path}")
+    line = mistake(capfd, "x", "env=two_gap", "designer=grammer", f"output={tmp_path}/a")
+    assert 'did you mean "grammar"' in line
+    line = mistake(
+        capfd, "x", "env=two_gap", "designer=eureka", f"output={tmp_path}/b", "tried=256"
+    )
+    assert "chat" in line
+
+
+class Given(Trials):
+    """Trials that run another command."""
+
+    line: list[str]
+
+    def command(self, job: Job, out: Path) -> list[str]:
+        return self.line
+
+
+@pytest.mark.parametrize(
+    ("line", "minutes", "problem"),
+    [
+        (["import time; time.sleep(600)"], 0.02, "no end within 0.02 minutes"),
+        (["print('embodied: it cannot be'); raise SystemExit(2)"], 1.0, "it cannot be"),
+        (["import os; os.abort()"], 1.0, "it ended without a word"),
+    ],
+)
+def test_a_training_that_fails_is_a_problem_of_its_own(
+    tmp_path: Path, line: list[str], minutes: float, problem: str
+) -> None:
+    trials = Given(tmp_path, [], Budget(minutes=minutes))
+    trials.line = [sys.executable, "-c", *line]
+    jobs = [Job("a", tmp_path / "p.py", 0, 10)]
+    ((job, outcome),) = trials.run(jobs)
+    assert job == jobs[0] and outcome.problem == problem and outcome.scores == []
+    assert not trials.running
+
+
+def test_success_is_read_from_evaluations_only(tmp_path: Path) -> None:
+    """A program's own numbers, and training's, are not what it is chosen by."""
+    lines = [
+        {"step": 10, "seconds": 1, "train/success": 1.0, "train/reward": 9.0},
+        {"step": 10, "seconds": 1, "eval/success": 0.25, "eval/return": 99.0},
+        {"step": 20, "seconds": 2, "eval/success": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert Trials.read(tmp_path).scores == [(10, 0.25), (20, 0.5)]
+
+
+def test_ten_evenly_spaced_values() -> None:
+    lines = [{"step": i} for i in range(1, 26)]
+    assert [x["step"] for x in thinned(lines)] == [2, 5, 8, 10, 12, 15, 18, 20, 22, 25]
+    assert thinned(lines[:3]) == lines[:3]

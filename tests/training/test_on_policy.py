@@ -1,0 +1,183 @@
+"""The rollout loop: what a learner is fed, against arithmetic by hand; exact resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, allow, build
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors, each
+from embodied.learners.learner import Learner
+from embodied.training.collector import Rollout
+from embodied.training.logger import Log
+from embodied.training.on_policy import RolloutLoop
+from embodied.training.trainer import Every, Keeper
+from tests.toy_envs import Config, Counter
+from tests.training.test_train import flat, run, same, settings, weights
+
+allow("tests")
+
+
+class Listener(Learner):
+    """Keeps what it is fed."""
+
+    data = "rollout"
+    gamma = 0.5
+
+    def __init__(self, policy: Policy, horizon: int) -> None:
+        super().__init__()
+        self.policy, self.horizon = policy, horizon
+        self.batches: list[Tensors] = []
+
+    def update(self, batch: Tensors) -> Tensors:
+        self.batches.append(each(batch, torch.clone))
+        return {"loss": torch.zeros(())}
+
+
+class Silent:
+    """A log that nobody reads."""
+
+    last: dict[str, float]
+
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+    def advance(self, step: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Twice the reward; learns from rows."""
+
+    frozen: bool = False
+
+    def __call__(self, rows: Tensors) -> torch.Tensor:
+        assert rows["reward"].ndim == 1 and rows["obs/state"].shape[1:] == (1,)
+        return 2 * rows["reward"]
+
+    def update(self, rows: Tensors) -> Tensors:
+        return {"rows": torch.tensor(float(len(rows["reward"])))}
+
+
+def listen(
+    steps: int, chunk: int = 1, horizon: int = 2, reward: Any = None
+) -> tuple[list[Tensors], RolloutLoop]:
+    torch.manual_seed(0)
+    env = Counter(Config())
+    node = {"_target_": "policies.diagonal_gaussian.Normal", "chunk": chunk, "hidden": [4]}
+    learner = Listener(build(node, spec=env.spec), horizon)
+    loop = RolloutLoop(Rollout(env, learner.policy, learner.gamma), learner, reward)
+    nothing = Every(0, 0, 0)
+    keeper = Keeper(cast(Log, Silent()), steps, nothing, lambda _: None, lambda _: None)
+    loop.run(keeper)
+    assert keeper.step == steps
+    return learner.batches, loop
+
+
+def grid(batch: Tensors, name: str) -> list[list[float]]:
+    return batch[name].view(batch["valid"].shape).tolist()
+
+
+def test_single_steps() -> None:
+    """Row 0 terminates after 3 steps, row 1 (from 100) is cut by the clock after 5."""
+    one, two, three = listen(12)[0]
+    assert grid(one, "obs/state") == [[0, 100], [1, 101]]
+    assert grid(two, "obs/state") == [[2, 102], [0, 103]]
+    assert grid(three, "obs/state") == [[1, 104], [2, 100]]
+    assert grid(two, "next_obs/state") == [[3, 103], [1, 104]]
+    assert grid(three, "next_obs/state") == [[2, 105], [3, 101]]
+    assert grid(two, "reward") == [[2, 102], [0, 103]]
+    assert grid(two, "discount") == [[0, 0.5], [0.5, 0.5]]
+    assert grid(three, "discount") == [[0.5, 0.5], [0, 0.5]]  # the clock did not end the world
+    assert grid(one, "first") == [[1, 1], [0, 0]]
+    assert grid(two, "first") == [[0, 0], [1, 0]]
+    assert grid(two, "ended") == [[1, 0], [0, 0]]
+    assert grid(three, "ended") == [[0, 1], [1, 0]]
+    assert one["action"].shape == (2, 2, 1) and one["valid"].all()
+
+
+def test_chunks_are_cut_and_rows_close_different_numbers() -> None:
+    """Chunks of 2, 6 steps a batch. Row 0: decisions at 0 (2 steps) and 2 (1 step), twice; row 1:
+    at 100, 102, 104 (1 step), then one at 100 that is running when the batch is full."""
+    one, two = listen(24, chunk=2, horizon=3)[0]
+    assert grid(one, "obs/state") == [[0, 100], [2, 102], [0, 104], [2, 0]]
+    assert grid(one, "valid") == [[1, 1], [1, 1], [1, 1], [1, 0]]
+    assert grid(one, "reward")[0] == [0.5, 100 + 50.5]
+    assert grid(one, "discount") == [[0.25, 0.25], [0, 0.25], [0.25, 0.5], [0, 0]]
+    assert grid(one, "ended") == [[0, 0], [1, 0], [0, 1], [1, 0]]
+    assert grid(one, "first") == [[1, 1], [0, 0], [1, 0], [0, 0]]
+    assert one["action"].shape == (4, 2, 2)
+    # The decision that was running (row 1, from 100) is nobody's: older parameters made it.
+    assert grid(two, "obs/state") == [[0, 102], [2, 104], [0, 100], [2, 0]]
+    assert grid(two, "valid") == [[1, 1], [1, 1], [1, 1], [1, 0]]
+    assert grid(two, "first") == [[1, 0], [0, 0], [1, 1], [0, 0]]
+
+
+def test_rewards_are_asked_when_the_batch_is_complete() -> None:
+    plain, paid = listen(8)[0], listen(8, reward=Twice())[0]
+    for one, other in zip(plain, paid, strict=True):
+        assert torch.equal(2 * one["reward"], other["reward"])
+    chunked = listen(12, chunk=2, horizon=3, reward=Twice())[0][0]
+    assert grid(chunked, "reward")[0] == [1, 301] and chunked["reward"][3, 1] == 0
+
+
+def test_the_batch_is_what_the_policy_did() -> None:
+    """The stored action, clipped, is what the density is of: ratio 1 before any step."""
+    batches, loop = listen(8, horizon=4)
+    policy = cast(Any, loop.learner.policy)
+    state = batches[0]["obs/state"].flatten(0, 1)
+    action = batches[0]["action"].flatten(0, 1)
+    noise = (action - policy({"state": state})) / policy.log_std.exp()
+    again, carry = policy.act({"state": state}, {}, noise)
+    torch.testing.assert_close(carry["row/action"], action)
+    assert again.abs().max() <= 1 and action.abs().max() > 1
+
+
+KINDS: list[dict[str, Any]] = [
+    {"policy": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8]}},
+    {"policy": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], "chunk": 3}},
+    {
+        "policy": {
+            "_target_": "policies.recurrent.Recurrent",
+            "width": 8,
+            "inner": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": []},
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=("single", "chunks", "memory"))
+def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """train(2N) == train(N) + resume(N), stopped in the middle of a segment."""
+    learner = {
+        "_target_": "embodied.learners.on_policy.ppo.Ppo",
+        "horizon": 7,
+        "epochs": 2,
+        "batch_size": 14,
+        "scale_rewards": True,
+        "schedule": "adaptive",
+    }
+
+    def node(folder: str, **changes: Any) -> dict[str, Any]:
+        return settings(tmp_path / folder, learner=learner, start=0, **kind, **changes)
+
+    run(node("whole", steps=400))
+    run(node("half", steps=200))
+    run(node("half", steps=400, resume=str(tmp_path / "half")))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    for name in ("learner", "loop"):
+        whole = checkpoint.load_state(tmp_path / "whole", name)
+        half = checkpoint.load_state(tmp_path / "half", name)
+        assert flat(whole) == flat(half)
+
+
+def test_demonstrations_are_refused(tmp_path: Path) -> None:
+    node = settings(tmp_path / "run", normalize=True)
+    node["policy"] = {"_target_": "policies.diagonal_gaussian.Normal"}
+    node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
+    with pytest.raises(ConfigError, match="running normaliser"):
+        run(node)

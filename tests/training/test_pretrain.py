@@ -1,0 +1,158 @@
+"""Runs that begin with data: pretraining, a replay that demonstrations begin, purely offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.training.logger import read_metrics
+from embodied.training.off_policy import ReplayLoop
+from embodied.training.train import Parts, RunConfig, parse
+from embodied.training.trainer import Keeper
+from tests.training.test_train import flat, run, same, settings, weights
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two sets of 4 and 8 episodes of 20 steps, by random actions."""
+    folders = []
+    for seed, episodes in ((0, 4), (1, 8)):
+        folders.append(str(tmp_path_factory.mktemp("demos") / "set"))
+        config = CollectConfig(
+            env={"_target_": "tests.toy_envs.Reach"},
+            demonstrator={"_target_": "policies.random.Random"},
+            episodes=episodes,
+            out=folders[-1],
+            num_envs=4,
+            seed=seed,
+            success_only=False,
+        )
+        collect(config, lambda kept, played: None)
+    return folders
+
+
+def node(folder: Path, demos: Any, **changes: Any) -> dict[str, Any]:
+    return settings(folder, demos=demos, start=0, pretrain=60, steps=120, **changes)
+
+
+def parts(made: dict[str, Any]) -> Parts:
+    return Parts(parse(RunConfig, made, "run"))
+
+
+def test_the_clock_counts_updates_and_then_steps(tmp_path: Path, demos: list[str]) -> None:
+    run(node(tmp_path / "run", demos[0], eval_every=60, log_every=20))
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows if "eval/return" in row] == [60, 120, 180]
+    learned = [row["step"] for row in rows if "train/critic_loss" in row]
+    assert learned == list(range(20, 181, 20))
+    # No episode was played in the first 60: they were updates.
+    assert min(row["step"] for row in rows if "train/return" in row) > 60
+    assert checkpoint.find(tmp_path / "run").name == "00000180"
+
+
+@pytest.mark.parametrize("cut", [40, 100])
+@pytest.mark.parametrize("fraction", [0.5, None])
+def test_resume_is_exact_before_and_after(
+    tmp_path: Path, demos: list[str], cut: int, fraction: float | None
+) -> None:
+    """Interrupted while pretraining (40 of 60) or while acting: the same run in the end."""
+    run(node(tmp_path / "whole", demos, demo_fraction=fraction))
+    half = node(tmp_path / "half", demos, demo_fraction=fraction)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keeper, "running", property(lambda self: self.step < cut))
+        run(half)
+    assert checkpoint.find(tmp_path / "half").name == f"{cut:08d}"
+    run(half | {"resume": str(tmp_path / "half")})
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    for name in ("learner", "loop"):
+        whole, again = (checkpoint.load_state(tmp_path / f, name) for f in ("whole", "half"))
+        assert flat(whole) == flat(again)
+
+
+@pytest.mark.parametrize("cut", [100, 152])
+def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str], cut: int) -> None:
+    """Cal-QL's rows wait for their returns: those of running episodes are saved as they wait."""
+    calql = {"_target_": "embodied.learners.offline.calql.CalQl", "hidden": [32], "samples": 2}
+    learner = calql | {"batch_size": 16}
+    run(node(tmp_path / "whole", demos, learner=learner, data="replay"))
+    half = node(tmp_path / "half", demos, learner=learner, data="replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keeper, "running", property(lambda self: self.step < cut))
+        run(half)
+    run(half | {"resume": str(tmp_path / "half")})
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    whole, again = (checkpoint.load_state(tmp_path / f, "loop") for f in ("whole", "half"))
+    assert flat(whole) == flat(again)
+    # 30 of 120 steps a row: one episode of 20 is stored, 10 steps of the next one wait.
+    assert len(whole["loop"]["replay"]["rows"]["returns"]) == 80
+    assert len(whole["loop"]["held"]["who"]) == 40
+
+
+def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> None:
+    """240 rows of 12 episodes, the older set first, then what the run adds, beside them."""
+    made = parts(node(tmp_path / "run", demos, demo_fraction=None))
+    assert isinstance(made.loop, ReplayLoop)
+    assert made.loop.source is made.loop.replay is made.loop.demos
+    assert len(made.loop.replay) == 240 and made.loop.replay.capacity == 240 + 300
+    assert made.feed.episodes is not None
+    first = made.loop.replay.take(torch.arange(240))
+    assert torch.equal(first["action"], made.feed.episodes.steps["action"])
+    mean = made.feed.episodes.steps["obs/state"].mean(0)
+    fitted = made.learner.policy.state_dict()["encoder.norm.mean"]
+    torch.testing.assert_close(fitted, mean)  # before any update
+
+
+def test_several_sets_are_read_as_one(tmp_path: Path, demos: list[str]) -> None:
+    both = parts(node(tmp_path / "run", demos)).feed.episodes
+    one, two = (parts(node(tmp_path / "run", path)).feed.episodes for path in demos)
+    assert both is not None and one is not None and two is not None
+    assert len(both) == 12 and both.length.tolist() == [20] * 12
+    assert both.start.tolist() == [20 * number for number in range(12)]
+    for number, (part, at) in {3: (one, 3), 4: (two, 0), 11: (two, 7)}.items():
+        whole, own = both.episode(number), part.episode(at)
+        assert same(whole, own)
+    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).feed.episodes
+    assert first is not None and same(first.episode(3), two.episode(1))  # two of each
+
+
+def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) -> None:
+    """`steps` are updates, nothing is played, and half-way resumes exactly."""
+    made = settings(tmp_path / "whole", demos=demos, data="offline", steps=40, log_every=10)
+    run(made)
+    rows = read_metrics(tmp_path / "whole")
+    assert [row["step"] for row in rows if "train/critic_loss" in row] == [10, 20, 30, 40]
+    assert not any("train/return" in row for row in rows)
+    half = made | {"output": str(tmp_path / "half")}
+    run(half | {"steps": 20})
+    run(half | {"resume": str(tmp_path / "half")})
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pretrain": 10}, "pretrain learns from demonstrations"),
+        ({"pretrain": 10, "demos": "{}", "data": "offline"}, "set steps instead"),
+        ({"data": "offline"}, "needs demonstrations"),
+        (
+            {
+                "data": "replay",
+                "learner": {"_target_": "embodied.learners.imitation.behavior_cloning.Imitate"},
+            },
+            "cannot be fed from a replay",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    tmp_path: Path, demos: list[str], changes: dict[str, Any], says: str
+) -> None:
+    if "demos" in changes:
+        changes = changes | {"demos": demos[0]}
+    with pytest.raises(ConfigError, match=says):
+        run(settings(tmp_path / "run", **changes))

@@ -1,0 +1,263 @@
+"""Runs: exact resume, Ctrl-C, kill -9 while saving, NaN, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from embodied.cli import mistake
+from embodied.core import checkpoint
+from embodied.core.build import allow
+from embodied.core.checkpoint import CheckpointError
+from embodied.core.env import NotFinite, Step
+from embodied.core.errors import RobotError
+from embodied.core.spec import SpecMismatch
+from embodied.training.logger import Log
+from embodied.training.train import train
+from embodied.training.trainer import Keeper
+from tests.toy_envs import Reach
+
+allow("tests")
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "env": {"_target_": "tests.toy_envs.Reach", "num_envs": 4},
+        "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [32, 32]},
+        "learner": {
+            "_target_": "embodied.learners.off_policy.sac.Sac",
+            "hidden": [32, 32],
+            "batch_size": 32,
+        },
+        "name": "reach",
+        "output": str(folder),
+        "steps": 400,
+        "start": 80,
+        "ratio": 0.25,
+        "log_every": 100,
+        "replay_size": 300,
+        "eval": {"episodes": 4, "num_envs": 4},
+        "video": False,
+        **changes,
+    }
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.find(folder) / "policy.safetensors")
+
+
+def step_of(folder: Path) -> int:
+    return json.loads((checkpoint.find(folder) / "about.json").read_text())["step"]
+
+
+def run(node: dict[str, Any]) -> Path:
+    return train(node, Log(Path(node["output"]), wandb=False))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("extra", [{}, {"learner_n_step": 3}, {"chunk": 3}, {"fr3": True}])
+def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
+    """train(2N) == train(N) + resume(N): weights, optimiser, replay, environment, generators."""
+
+    def node(folder: str, **changes: Any) -> dict[str, Any]:
+        made = settings(tmp_path / folder, **changes)
+        made["learner"]["n_step"] = extra.get("learner_n_step", 1)
+        made["policy"]["chunk"] = extra.get("chunk", 1)
+        if "fr3" in extra:
+            made["env"] = {
+                "_target_": "envs.fr3.env.Fr3",
+                "task": "reach",
+                "num_envs": 4,
+                "horizon": 9,
+            }
+        return made
+
+    run(node("whole", steps=400))
+    run(node("half", steps=200))
+    run(node("half", steps=400, resume=str(tmp_path / "half")))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    for name in ("learner", "loop"):
+        whole = checkpoint.load_state(tmp_path / "whole", name)
+        half = checkpoint.load_state(tmp_path / "half", name)
+        assert flat(whole) == flat(half)
+
+
+def Tired(num_envs: int = 4) -> Reach:
+    """A robot that gives up in its 60th step, once, where nobody has mended it."""
+    env = Reach(num_envs)
+    whole, taken = env.step, 0
+
+    def step(action: torch.Tensor) -> Step:
+        nonlocal taken
+        taken += 1
+        if taken == 60 and not Path(os.environ["MENDED"]).exists():
+            raise RobotError("the arm stopped: look at it")
+        return whole(action)
+
+    env.step = step
+    return env
+
+
+def test_a_robot_that_gives_up_costs_nothing_that_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
+    node = settings(tmp_path / "run", env={"_target_": f"{__name__}.Tired", "num_envs": 4})
+    with pytest.raises(RobotError) as error:
+        run(node)
+    assert mistake(error.value) == "the arm stopped: look at it"
+    assert step_of(tmp_path / "run") == 59 * 4
+    (tmp_path / "mended").touch()
+    run(node | {"resume": str(tmp_path / "run")})
+    assert step_of(tmp_path / "run") == 400
+
+
+def flat(value: Any) -> Any:
+    """Nested state with tensors as bytes, so that == compares it bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: flat(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [flat(item) for item in value]
+    return value
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(settings(tmp_path / name, steps=200, seed=seed))
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_interrupt_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGINT in the middle of a run ends in a checkpoint from which the rest is the same run."""
+    advance = Keeper.advance
+
+    def interrupting(self: Keeper, *args: Any) -> None:
+        advance(self, *args)
+        if self.step == 200:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run(settings(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "advance", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings(tmp_path / "cut"))
+    assert checkpoint.find(tmp_path / "cut").name == "00000200"
+    run(settings(tmp_path / "cut", resume=str(tmp_path / "cut")))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_killed_while_saving_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    """kill -9 of a process that saves all the time leaves whole checkpoints."""
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.training.test_train import *\n"
+        f"run(settings(Path({str(tmp_path / 'run')!r}), steps=10**6, save_every=4, start=8))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    folder = tmp_path / "run" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("[0-9]*"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    last = checkpoint.find(tmp_path / "run")
+    step = int(last.name)
+    assert step > 0
+    checkpoint.load_policy(last)
+    run(settings(tmp_path / "run", steps=step + 8, resume=str(tmp_path / "run")))
+    assert checkpoint.find(tmp_path / "run").name == f"{step + 8:08d}"
+
+
+def test_full_disk_is_one_line_and_keeps_the_old(tmp_path: Path) -> None:
+    """A file-size limit makes the real write fail as a full disk does."""
+    code = (
+        "import sys, resource, signal; sys.path.insert(0, '.')\n"
+        "from tests.training.test_train import *\n"
+        f"folder = Path({str(tmp_path / 'run')!r})\n"
+        "run(settings(folder, steps=100))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "policy = checkpoint.load_policy(folder)\n"
+        "try:\n"
+        "    checkpoint.save(folder / 'checkpoints' / '00000200', policy, 200)\n"
+        "except checkpoint.CheckpointError as error:\n"
+        "    print('line:', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "line: could not write" in done.stdout, done.stdout + done.stderr
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000100"]
+    checkpoint.load_policy(tmp_path / "run")
+
+
+def test_another_spec_is_refused_with_both_sides(tmp_path: Path) -> None:
+    run(settings(tmp_path / "run", steps=100))
+    other = {"_target_": "tests.toy_envs.Counter", "num_envs": 2}
+    with pytest.raises(SpecMismatch, match=r"obs/state: float32\[1\] \| float32\[2\]"):
+        from embodied.core.build import build
+
+        checkpoint.load_policy(tmp_path / "run", build(other).spec)
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
+    run(settings(tmp_path / "run", steps=100))
+    file = checkpoint.find(tmp_path / "run") / "policy.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.load_policy(tmp_path / "run")
+
+
+def test_nan_from_an_environment_stops_the_run(tmp_path: Path) -> None:
+    node = settings(tmp_path / "run")
+    node["env"] = {"_target_": "tests.training.test_train.Broken", "num_envs": 4}
+    with pytest.raises(NotFinite, match=r"reward is not finite in rows \[0, 1, 2, 3\]"):
+        run(node)
+
+
+def Broken(num_envs: int) -> Any:
+    from tests.toy_envs import Reach
+
+    env = Reach(num_envs)
+    env.place = torch.zeros(num_envs, 2)
+    whole, count = env.step, iter(range(10**6))
+
+    def step(action: torch.Tensor) -> Any:
+        out = whole(action)
+        if next(count) == 30:
+            out.reward = out.reward * float("nan")
+        return out
+
+    env.step = step
+    return env
+
+
+def test_only_the_main_thread_handles_signals(tmp_path: Path) -> None:
+    """A run inside a thread works too (no signal handlers there)."""
+    problems: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            run(settings(tmp_path / "run", steps=100))
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    assert not problems
