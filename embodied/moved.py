@@ -66,15 +66,19 @@ def attributes(module: str) -> Callable[[str], Any]:
     def lookup(name: str) -> Any:
         home = table()["modules"].get(module, module)
         new = table()["names"].get(home, {}).get(name, name)
-        if name.startswith("__") or (home, new) == (module, name):
+        if name.startswith("__") or (home, new) == (module, name) or _submodule(module, name):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home), new)
-        if isinstance(value, types.ModuleType):  # one of this package that was not asked for yet
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warn(f"{module}.{name}", f"{home}.{new}")
         return value
 
     return lookup
+
+
+def _submodule(module: str, name: str) -> bool:
+    """Whether `name` is a module of the package `module`, which Python imports by itself."""
+    path = getattr(sys.modules.get(module), "__path__", None)
+    return path is not None and any((Path(f) / f"{name}.py").exists() for f in path)
 
 
 class _Moved(types.ModuleType):
