@@ -1,6 +1,6 @@
 """Old names of modules, classes and options: what was written with them goes on working.
 
-`moved.yaml` lists them. Three places ask here: `core.build.resolve` (a `_target_` in a checkpoint
+`moved.yaml` lists them, settings of classes included. Three places ask here: `core.build.resolve` (a `_target_` in a checkpoint
 or a YAML file), Python's import system (`import embodied.core.nets` in a user's package, by the
 finder that `install` adds behind Python's own), and `compose` (`learner=dsact`). Each old name is
 answered with one warning line that says the new one.
@@ -26,7 +26,7 @@ class MovedWarning(UserWarning):
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """`moved.yaml`: modules, names and options, each from old to new."""
+    """`moved.yaml`: modules, names, options and settings, each from old to new."""
     import yaml
 
     return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -54,6 +54,14 @@ def option(group: str, name: str) -> str:
     if new != name:
         warn(f"{group}={name}", f"{group}={new}")
     return new
+
+
+def settings(dotted: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` settings of the class with today's name `dotted`, by their names of today."""
+    new = table()["settings"].get(dotted, {})
+    for old in given.keys() & new.keys():
+        warn(f"the setting {old} of {dotted}", new[old])
+    return {new.get(key, key): value for key, value in given.items()}
 
 
 def attributes(module: str) -> Callable[[str], Any]:

@@ -70,9 +70,10 @@ def build(node: Mapping[str, Any], **context: Any) -> Any:
     """
     if "_target_" not in node:
         raise ConfigError(f"a node with keys {sorted(node)} has no _target_")
-    target = str(node["_target_"])
+    target = moved.target(str(node["_target_"]))
     cls = resolve(target)
-    settings = {key: value for key, value in node.items() if key != "_target_"}
+    given_settings = {key: value for key, value in node.items() if key != "_target_"}
+    settings = moved.settings(target, given_settings)
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
     if "config" not in parameters:
