@@ -1,9 +1,9 @@
 """Old names of modules, classes and options: what was written with them goes on working.
 
-`moved.yaml` lists them, settings of classes included. Three places ask here: `core.build.resolve` (a `_target_` in a checkpoint
-or a YAML file), Python's import system (`import embodied.core.nets` in a user's package, by the
-finder that `install` adds behind Python's own), and `compose` (`learner=dsact`). Each old name is
-answered with one warning line that says the new one.
+`moved.yaml` lists them. Three places ask here: `core.build` (the `_target_` and settings of a node
+in a checkpoint or a YAML file), Python's import system (`import embodied.core.nets` in a user's
+package, by the finder that `install` adds behind Python's own), and `compose` (`learner=dsact`).
+Each old name is answered with one warning line that says the new one.
 """
 
 from __future__ import annotations
