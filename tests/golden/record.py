@@ -1,0 +1,26 @@
+"""Write `learners.json` and `envs.json` anew: python -m tests.golden.record [learners] [envs].
+
+They are what later code is held to, so they may be written anew only in a commit that says so and
+why: because numbers were meant to change (a corrected learner, another MuJoCo), never because a
+test that compares with them fails.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import envs  # noqa: F401  (chooses the off-screen renderer before anything imports mujoco)
+from tests.golden import fingerprint, test_envs, test_learners
+
+MODULES = {"learners": test_learners, "envs": test_envs}
+
+
+def main(names: list[str]) -> None:
+    for name in names or list(MODULES):
+        records = MODULES[name].record_all()
+        fingerprint.write(MODULES[name].FILE, records)
+        print(f"{MODULES[name].FILE}: {len(records)} records")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,107 @@
+"""Every environment does what it did when `envs.json` was recorded.
+
+Two rows, a seed, twelve steps of random actions; then a fingerprint of what came out, with the
+names of the observations, which may not change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+from tests.golden import fingerprint
+
+# What was renamed since: the name in the JSON file -> the name of the YAML file of today.
+RENAMED: dict[str, str] = {}
+
+# Why these are not recorded.
+SKIPPED: dict[str, str] = {
+    "robot": "needs a robot: one row that no seed decides",
+    "robot_shuttle": "needs a robot: one row that no seed decides",
+}
+# Settings that must not depend on the machine.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fr3_lift_warp": {"device": "cpu"},
+    "maniskill_pick_cube": {"backend": "cpu"},
+    "maniskill_pick_cube_rgb": {"backend": "cpu"},
+    "maniskill_push_cube": {"backend": "cpu"},
+}
+
+FILE = "envs.json"
+CONFIGS = Path(__file__).parents[2] / "configs" / "env"
+ROWS, STEPS, SEED = 2, 12, 7
+RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {"records": {}}
+
+
+def make(stem: str, then: str) -> VecEnv:
+    node = yaml.safe_load((CONFIGS / f"{stem}.yaml").read_text())
+    return build(node | {"num_envs": ROWS} | SETTINGS.get(then, {}))
+
+
+def actions(env: VecEnv) -> list[Tensor]:
+    """Random actions within the bounds."""
+    random = torch.Generator().manual_seed(SEED)
+    shape, high = (STEPS, env.num_envs, *env.spec.act.shape), env.spec.act.high
+    if env.spec.act.dtype == "int64":
+        assert isinstance(high, int | float)
+        return list(torch.randint(int(high) + 1, shape, generator=random))
+    return list(torch.rand(shape, generator=random) * 2 - 1)
+
+
+def played(env: VecEnv) -> dict[str, list[Tensor]]:
+    """Everything that comes out, by name, in the order of time."""
+    seen: dict[str, list[Tensor]] = defaultdict(list)
+    for name, value in env.reset(seed=SEED).items():
+        seen[f"obs/{name}"].append(value.clone())
+    for action in actions(env):
+        step = env.step(action)
+        for key, leaves in {"obs": step.obs, "next_obs": step.next_obs}.items():
+            for name, value in leaves.items():
+                seen[f"{key}/{name}"].append(value.clone())
+        for key in ("reward", "terminated", "truncated"):
+            seen[key].append(getattr(step, key).clone())
+    return {name: seen[name] for name in sorted(seen)}
+
+
+def record(stem: str, then: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    env = make(stem, then)
+    try:
+        seen = {name: torch.stack(values) for name, values in played(env).items()}
+    finally:
+        env.close()
+    return {
+        "sha256": {name: fingerprint.digest(value) for name, value in seen.items()},
+        "summary": {name: fingerprint.summary([value]) for name, value in seen.items()},
+    }
+
+
+def record_all() -> dict[str, Any]:
+    stems = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+    return {stem: record(stem, stem) for stem in stems if stem not in SKIPPED}
+
+
+@pytest.mark.parametrize("old", sorted(RECORDED["records"]))
+def test_an_environment_does_what_it_did(old: str) -> None:
+    then, now = RECORDED["records"][old], record(RENAMED.get(old, old), old)
+    assert now["summary"].keys() == then["summary"].keys()
+    if fingerprint.platform() == RECORDED["platform"]:
+        assert now["sha256"] == then["sha256"]
+    for name, numbers in then["summary"].items():
+        assert fingerprint.agree(now["summary"][name], numbers), name
+
+
+def test_every_environment_of_then_is_there() -> None:
+    assert RECORDED["records"], "run: python -m tests.golden.record"
+    for old in [*RECORDED["records"], *SKIPPED]:
+        file = CONFIGS / f"{RENAMED.get(old, old)}.yaml"
+        assert file.exists(), f"{old} is gone: fill in RENAMED"

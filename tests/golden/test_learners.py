@@ -1,0 +1,103 @@
+"""Every learner computes what it computed when `learners.json` was recorded.
+
+Four updates from a fixed seed, then a fingerprint of all its parameters and buffers, without their
+names: classes, modules and attributes may be renamed, arithmetic may not change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.learners.learner import Learner
+from tests.contract import test_learner as contract
+from tests.golden import fingerprint
+
+# What was renamed since: the name in the JSON file -> the name of the YAML file of today.
+RENAMED: dict[str, str] = {}  # of configs/learner
+RENAMED_OPTIONS: dict[str, str] = {}  # of what it learns: "policy/gaussian", "finetune/latent"
+
+FILE = "learners.json"
+UPDATES = 4
+ALL = ("imitate",)  # learners that are recorded with every policy that they take
+MORE = ("policy/normal", "policy/recurrent")  # recorded with every learner that takes them
+RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {"records": {}}
+
+
+def make(stem: str, option: str) -> Learner:
+    """The learner `configs/learner/STEM.yaml` of the policy or fine-tuner `option`."""
+    group, name = option.split("/")
+    settings = contract.node("learner", stem) | {"batch_size": contract.ROWS}
+    if "horizon" in settings:
+        settings["horizon"] = contract.HORIZON
+    torch.manual_seed(0)
+    if group == "policy":
+        policy = build(contract.node(group, name), spec=contract.SPEC)
+    else:
+        policy = contract.steer(contract.CONFIGS / group / f"{name}.yaml")
+    return build(settings, policy=policy, spec=contract.SPEC, total_steps=100)
+
+
+def state(stem: str, option: str) -> list[torch.Tensor]:
+    """Everything that the learner has, after a few updates."""
+    torch.set_num_threads(1)
+    learner = make(stem, option)
+    contract.updates(learner, 0, UPDATES)
+    return list(learner.state_dict().values())
+
+
+def record(stem: str, option: str) -> dict[str, Any]:
+    values = state(stem, option)
+    return {"sha256": fingerprint.exact(values), "summary": fingerprint.summary(values)}
+
+
+def accepted(stem: str) -> list[str]:
+    """The policies and fine-tuners that the learner takes."""
+    found: list[str] = []
+    for group, path in contract.candidates():
+        option = f"{group}/{path.stem}"
+        if not found or stem in ALL or option in MORE:
+            try:
+                make(stem, option)
+            except ConfigError:
+                continue
+            found.append(option)
+    return found
+
+
+def records_of(stem: str) -> dict[str, Any]:
+    """With the first option that the learner takes, and with those that matter to it besides."""
+    first, *others = accepted(stem)
+    records = {first: record(stem, first)}
+    for option in others:
+        try:
+            records[option] = record(stem, option)
+        except (NotImplementedError, LookupError, RuntimeError) as error:  # built, but not to learn so
+            print(f"{stem} with {option} is not recorded: {error!r}")
+    return records
+
+
+def record_all() -> dict[str, Any]:
+    return {stem: records_of(stem) for stem in contract.LEARNERS}
+
+
+CASES = [(old, option) for old, kept in RECORDED["records"].items() for option in kept]
+
+
+@pytest.mark.parametrize(("old", "option"), CASES)
+def test_a_learner_computes_what_it_did(old: str, option: str) -> None:
+    then = RECORDED["records"][old][option]
+    now = record(RENAMED.get(old, old), RENAMED_OPTIONS.get(option, option))
+    if fingerprint.platform() == RECORDED["platform"]:
+        assert now["sha256"] == then["sha256"], (now["summary"], then["summary"])
+    assert fingerprint.agree(now["summary"], then["summary"]), (now["summary"], then["summary"])
+
+
+def test_every_learner_of_then_is_there() -> None:
+    assert RECORDED["records"], "run: python -m tests.golden.record"
+    for old in RECORDED["records"]:
+        file = contract.CONFIGS / "learner" / f"{RENAMED.get(old, old)}.yaml"
+        assert file.exists(), f"{old} is gone: fill in RENAMED"
