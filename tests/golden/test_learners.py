@@ -75,7 +75,12 @@ def records_of(stem: str) -> dict[str, Any]:
     for option in others:
         try:
             records[option] = record(stem, option)
-        except (NotImplementedError, LookupError, RuntimeError) as error:  # built, but not to learn so
+        except (
+            NotImplementedError,
+            LookupError,
+            RuntimeError,
+        ) as error:
+            # It can be built with it, and not learn so.
             print(f"{stem} with {option} is not recorded: {error!r}")
     return records
 
