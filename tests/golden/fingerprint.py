@@ -69,6 +69,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def write(name: str, records: Mapping[str, Any]) -> None:
-    """A file of records, with the platform that they are of."""
-    text = json.dumps({"platform": platform(), "records": records}, indent=1, sort_keys=True)
-    (FOLDER / name).write_text(text + "\n")
+    """A file of records, a line each, with the platform that they are of."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(records[key], sort_keys=True)}" for key in records]
+    head = f'{{"platform": {json.dumps(platform(), sort_keys=True)},\n "records": {{\n'
+    (FOLDER / name).write_text(head + ",\n".join(sorted(lines)) + "\n }\n}\n")

@@ -1,4 +1,6 @@
-"""Write `learners.json` and `envs.json` anew: python -m tests.golden.record [learners] [envs].
+"""Write `learners.json`, `envs.json` and `states.json` anew, or only those named:
+
+    python -m tests.golden.record [learners] [envs] [states]
 
 They are what later code is held to, so they may be written anew only in a commit that says so and
 why: because numbers were meant to change (a corrected learner, another MuJoCo), never because a
@@ -10,9 +12,9 @@ from __future__ import annotations
 import sys
 
 import envs  # noqa: F401  (chooses the off-screen renderer before anything imports mujoco)
-from tests.golden import fingerprint, test_envs, test_learners
+from tests.golden import fingerprint, test_envs, test_learners, test_states
 
-MODULES = {"learners": test_learners, "envs": test_envs}
+MODULES = {"learners": test_learners, "envs": test_envs, "states": test_states}
 
 
 def main(names: list[str]) -> None:
