@@ -29,6 +29,7 @@ LEARNERS = [key for key in RECORDED["records"] if key.startswith("learner/")]
 POLICIES = [key for key in RECORDED["records"] if key.startswith("policy/")]
 CHOICE = Leaf((), "int64", 0, 3)
 ROWS = 4
+POSITIVE = ("block_gaussian",)  # policies with a running variance among their weights
 
 
 def form(value: Any) -> Any:
@@ -82,10 +83,10 @@ def policy_of(name: str) -> Any:
         return build(node, spec=contract.SPEC.with_act(CHOICE))
 
 
-def acted(policy: Any, shape: Any) -> list[Tensor]:
+def acted(policy: Any, shape: Any, low: float) -> list[Tensor]:
     """What a policy with weights of this form does, twice."""
     torch.set_num_threads(1)
-    policy.load_state_dict(made_up(shape, -0.1))
+    policy.load_state_dict(made_up(shape, low))
     policy.eval()
     torch.manual_seed(0)
     carry, played = policy.initial(ROWS), []
@@ -95,6 +96,10 @@ def acted(policy: Any, shape: Any) -> list[Tensor]:
             actions, carry = policy.act(*policy.observe(obs, carry, noise), noise)
         played.append(actions)
     return played
+
+
+def lowest(name: str) -> float:
+    return 0.01 if name in POSITIVE else -0.1
 
 
 def figures(values: list[Tensor]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def record_learner(stem: str) -> dict[str, Any]:
 def record_policy(name: str) -> dict[str, Any]:
     policy = policy_of(name)
     shape = form(dict(policy.state_dict()))
-    return {"form": shape, **figures(acted(policy, shape))}
+    return {"form": shape, **figures(acted(policy, shape, lowest(name)))}
 
 
 def record_all() -> dict[str, Any]:
@@ -139,7 +144,7 @@ def test_a_learner_goes_on_from_an_old_state(key: str) -> None:
 @pytest.mark.parametrize("key", POLICIES)
 def test_a_policy_acts_with_old_weights(key: str) -> None:
     then, old = RECORDED["records"][key], key.split("/")[1]
-    compare(acted(policy_of(RENAMED.get(old, old)), then["form"]), then)
+    compare(acted(policy_of(RENAMED.get(old, old)), then["form"], lowest(old)), then)
 
 
 def test_there_are_records() -> None:
