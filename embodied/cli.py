@@ -9,12 +9,14 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from embodied import commands
 from embodied.core.build import ConfigError, build, nearest
+from embodied.moved import MovedWarning
 
 STOPPED = 130
 
@@ -81,6 +83,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    warnings.showwarning = _shown_in_one_line(warnings.showwarning)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         args.run(args)
@@ -96,6 +99,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"embodied: {line}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
+
+
+def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
+    """`warnings.showwarning` that prints old names' warnings without the line of code."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, MovedWarning):
+            print(f"embodied: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *where, **more)
+
+    return show
 
 
 def mistake(error: Exception) -> str | None:
