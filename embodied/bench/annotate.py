@@ -156,7 +156,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
             seed=0,
             device=torch.device("cpu"),
         )
-        numbers = experience(reward, reward.watch(env), steps)
+        numbers = experience(reward, reward.augment_env(env), steps)
     told_of = numbers[numbers > 0]
     judge, texts = SimulatedReader(Rules(HELPFUL)), reward.captions.texts
     full = np.array([float(judge.worth(text) > 0) for text in texts])
@@ -185,11 +185,11 @@ def experience(reward: Annotate, env: VecEnv, steps: int) -> np.ndarray:
     seen = []
     for count in range(steps):
         step = env.step(torch.randint(0, 7, (env.num_envs,), generator=generator))
-        reward.note({**nest(step.next_obs, "next_obs"), "reward": step.reward}, every, step)
+        reward.observe_step({**nest(step.next_obs, "next_obs"), "reward": step.reward}, every, step)
         seen.append(step.next_obs[CAPTION].numpy())
         if count % 64 == 63:
-            reward.at(count)
-    reward.at(steps)
+            reward.set_step(count)
+    reward.set_step(steps)
     return np.concatenate(seen)
 
 

@@ -1,77 +1,128 @@
-"""Reward: a number for every row, from anything that can look at rows."""
+"""Reward functions: the contract between a reward and training.
+
+A `Reward` maps transitions to numbers. The other protocols are optional: a reward that implements
+one of them, by its methods alone, takes part in that stage of training as well.
+
+| protocol | method or member | called |
+|---|---|---|
+| `Reward` | `__call__`, `update` | when transitions are stored or sampled |
+| `AugmentsEnv` | `augment_env` | once, before training: adds observations |
+| `ObservesSteps` | `observe_step` | after every environment step |
+| `Scheduled` | `set_step` | before every step: the weights depend on training progress |
+| `Stateful` | `get_state`, `set_state` | at every checkpoint and on resume |
+| `HasComponents` | `components` | by logs, plots and the viewer |
+| `NeedsColumns` | `extra_columns` | once: transitions get these flags |
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from embodied import moved
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 
+R = TypeVar("R")
+
 
 class Reward(Protocol):
-    """Applied by `Relabel` only: at storing time if `frozen`, at sampling time if it learns.
+    """Maps transitions to rewards.
 
-    One that looks at more than the policy does is `Watching` too, one that needs to know of every
-    step `Noting`, one that depends on how far training is `Clocked`, one that has something to
-    remember for a resume `Kept`, and one whose parts are worth a plot each `Termed`.
+    Training applies it in one place. A frozen reward is applied once, when transitions are stored;
+    one that learns is applied whenever they are sampled, so that old transitions always have
+    today's reward.
     """
 
     frozen: bool
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        """Rewards [N] (float32) of rows with `obs/*`, `action`, `next_obs/*`, `reward`."""
+    def __call__(self, transitions: Tensors, /) -> Tensor:
+        """Rewards [N] (float32) of N transitions with the keys `obs/*`, `action`, `next_obs/*`,
+        `reward` (that of the environment) and `discount`."""
         ...
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Learn from rows; returns metrics."""
-        ...
-
-
-@runtime_checkable
-class Watching(Protocol):
-    """A reward that looks at what policies do not: pictures or sentences of a world of states."""
-
-    def watch(self, env: VecEnv) -> VecEnv:
-        """The same world with what it looks at as further `privileged/*` observations. Training
-        runs in it; policy and learner are made for the world as it was."""
+    def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
+        """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
         ...
 
 
 @runtime_checkable
-class Noting(Protocol):
-    """A reward that keeps experience of its own: what to compare, to label, to learn from."""
+class AugmentsEnv(Protocol):
+    """A reward that needs observations that the policy does not get: images or captions."""
 
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """`rows` [n] that became complete in `step`, before they are rewarded and stored; `who` [n]
-        (int64) are their environments, so that `step.ended[who]` says which are an episode's last
-        and `step.log["success"][who]` which succeeded."""
+    def augment_env(self, env: VecEnv, /) -> VecEnv:
+        """`env` wrapped so that these are further `privileged/*` observations. Training steps the
+        wrapped environment; policy and learner are built for the original one. Raises ConfigError
+        where the environment cannot provide them."""
         ...
 
 
 @runtime_checkable
-class Clocked(Protocol):
-    """A reward that changes with the steps of training."""
+class ObservesSteps(Protocol):
+    """A reward that collects experience of its own: pairs to compare, captions, success labels."""
 
-    def at(self, step: int) -> None:
-        """`step` environment steps are done; told before rows are stored or sampled."""
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step, /) -> None:
+        """Called with the n `transitions` that `step` completed, before they are rewarded and
+        stored. `env_ids` [n] (int64) says which parallel env each one comes from:
+        `step.ended[env_ids]` are those that end an episode, `step.log["success"][env_ids]` those
+        that succeeded."""
         ...
 
 
 @runtime_checkable
-class Kept(Protocol):
-    """A reward with a state of its own, for an exact resume."""
+class Scheduled(Protocol):
+    """A reward that changes with training progress."""
+
+    def set_step(self, step: int, /) -> None:
+        """`step` environment steps are done. Called before transitions are stored or sampled."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A reward with a state that checkpoints must hold, for an exact resume."""
 
     def get_state(self) -> dict[str, Any]: ...
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: dict[str, Any], /) -> None: ...
 
 
 @runtime_checkable
-class Termed(Protocol):
-    """A reward made of parts that are worth a look of their own."""
+class HasComponents(Protocol):
+    """A reward that is a sum of named components."""
 
-    def terms(self, rows: Tensors) -> dict[str, Tensor]:
-        """Each part by name, [N] (float32) of the same rows, as it counts: weighted."""
+    def components(self, transitions: Tensors, /) -> dict[str, Tensor]:
+        """Each component by name, [N] (float32), weighted: they add up to the reward, but for a
+        final scaling or clipping of the whole."""
         ...
+
+
+@runtime_checkable
+class NeedsColumns(Protocol):
+    """A reward that reads flags of `Step.log` beside the standard columns of a transition."""
+
+    extra_columns: tuple[str, ...]
+    """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations, which do not
+    have them, they are true."""
+
+
+def extra_columns(reward: Reward | None) -> tuple[str, ...]:
+    """The boolean columns that `reward` needs beside the standard ones; none for most."""
+    return reward.extra_columns if isinstance(reward, NeedsColumns) else ()
+
+
+def accept_old_methods(reward: R) -> R:
+    """`reward`, whose class may still define the protocols' methods by their former names."""
+    former = {
+        "watch": "augment_env",
+        "note": "observe_step",
+        "at": "set_step",
+        "terms": "components",
+        "marks": "extra_columns",
+    }
+    moved.renamed(type(reward), former)
+    return reward
+
+
+__getattr__ = moved.attributes(__name__)

@@ -12,7 +12,7 @@ from torch import Tensor
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.reward import Kept, Reward
+from embodied.core.reward import Reward, Stateful, accept_old_methods
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -24,8 +24,10 @@ def make_reward(
 ) -> Reward:
     """The reward of `node`, with a saved `state` where there is one (None: as it begins)."""
     context = {"device": torch.device("cpu"), "seed": seed, "folder": Path("outputs") / "reward"}
-    reward: Reward = build(node, spec=spec, gamma=gamma, num_envs=num_envs, **context)
-    if state is not None and isinstance(reward, Kept):
+    reward: Reward = accept_old_methods(
+        build(node, spec=spec, gamma=gamma, num_envs=num_envs, **context)
+    )
+    if state is not None and isinstance(reward, Stateful):
         reward.set_state(state)
     return reward
 

@@ -19,7 +19,14 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import Kept, Noting, Reward, Watching
+from embodied.core.reward import (
+    AugmentsEnv,
+    ObservesSteps,
+    Reward,
+    Stateful,
+    accept_old_methods,
+    extra_columns,
+)
 from embodied.core.spec import require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -57,7 +64,7 @@ class Feed:
         self.config, self.env, self.device = config, env, device
         self.policy, self.learner = policy, learner
         self.episodes = read_demos(config, env)
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, Stateful] = {}
         self.estimates: Estimates | None = None
         self.rival: Rival | None = None
         self.notes: dict[str, float] = {}
@@ -164,7 +171,10 @@ class Feed:
             learner.fit(rows)
         reward, unseen = self._reward()
         if rows is not None:  # a demonstration is a person's from beginning to end
-            rows |= {mark: torch.ones(tt.length(rows), dtype=torch.bool) for mark in marks(reward)}
+            rows |= {
+                mark: torch.ones(tt.length(rows), dtype=torch.bool)
+                for mark in extra_columns(reward)
+            }
         if rows is not None and reward is not None and reward.frozen:
             rows = self._paid(rows, reward)
         replay, source, demos = self._sources(rows)
@@ -207,19 +217,21 @@ class Feed:
         config, env = self.config, self.env
         if config.reward is None:
             return None, frozenset()
-        reward: Reward = build(
-            config.reward,
-            spec=env.spec,
-            gamma=self.learner.gamma,
-            num_envs=env.num_envs,
-            device=self.device,
-            seed=distributed.own_seed(config.seed),
-            folder=Path(config.output) / "reward",
+        reward: Reward = accept_old_methods(
+            build(
+                config.reward,
+                spec=env.spec,
+                gamma=self.learner.gamma,
+                num_envs=env.num_envs,
+                device=self.device,
+                seed=distributed.own_seed(config.seed),
+                folder=Path(config.output) / "reward",
+            )
         )
-        if isinstance(reward, Noting) and self.learner.n_step > 1:
+        if isinstance(reward, ObservesSteps) and self.learner.n_step > 1:
             raise ConfigError("this reward needs to know of every step: learner.n_step=1")
-        if isinstance(reward, Watching):
-            self.env = reward.watch(env)
+        if isinstance(reward, AugmentsEnv):
+            self.env = reward.augment_env(env)
         more = set(self.env.spec.obs) - set(env.spec.obs)
         return reward, frozenset(f"{end}/{name}" for name in more for end in ("obs", "next_obs"))
 
@@ -311,11 +323,6 @@ class Feed:
         del rows["episode"]  # rows from the environment do not know theirs
         width = max(steps, learner.n_step)
         return rows | of_episodes(episodes, rows, learner.columns, learner.gamma, width)
-
-
-def marks(reward: Reward | None) -> tuple[str, ...]:
-    """Columns (bool) that rows from the world have because of that reward."""
-    return getattr(reward, "marks", ())
 
 
 def read_demos(config: RunConfig, env: VecEnv) -> Episodes | None:

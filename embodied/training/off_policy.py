@@ -19,7 +19,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.policy import Policy
-from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
+from embodied.core.reward import HasComponents, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
@@ -62,7 +62,7 @@ class ReplayLoop:
         self.schedule, self.demos = schedule, demos
         self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
         self.successes: Successes | None = None  # gets the rows of what went well
-        self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
+        self.kept: dict[str, Stateful] = {}  # what else a resumed run goes on with
         self.unseen: frozenset[str] = frozenset()  # what rows hold for a frozen reward only
         self.every = torch.arange(rollout.env.num_envs, device=rollout.actor.device)
         self.stride = rollout.env.num_envs * distributed.world()
@@ -80,8 +80,8 @@ class ReplayLoop:
             if not self.warm and keeper.step >= before + self.schedule.start:
                 self._begin()
             rows, step = self._step()
-            if isinstance(self.reward, Clocked):
-                self.reward.at(keeper.step - before + self.stride)
+            if isinstance(self.reward, Scheduled):
+                self.reward.set_step(keeper.step - before + self.stride)
             if rows:
                 self.replay.add(rows)
                 self.fresh += len(rows["reward"])
@@ -120,11 +120,11 @@ class ReplayLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One control step; returns the rows that are complete with it."""
         rows, step = self.rollout.step()
-        if rows and isinstance(self.reward, Noting):
+        if rows and isinstance(self.reward, ObservesSteps):
             closed = self.rollout.closed
-            self.reward.note(rows, self.every if closed is None else closed, step)
+            self.reward.observe_step(rows, self.every if closed is None else closed, step)
         if rows and self.reward is not None and self.reward.frozen:
-            if isinstance(self.reward, Termed):
+            if isinstance(self.reward, HasComponents):
                 self.tail.append(tt.each(rows, torch.clone))
             kept = {k: v for k, v in rows.items() if k not in self.unseen}
             rows = {**kept, "reward": self.reward(rows)}
@@ -162,7 +162,7 @@ class ReplayLoop:
             "held": None if self.hindsight is None else self.hindsight.get_state(),
             "warm": self.warm,
             "debt": self.debt,
-            "reward": self.reward.get_state() if isinstance(self.reward, Kept) else None,
+            "reward": self.reward.get_state() if isinstance(self.reward, Stateful) else None,
             "kept": {name: pack(part.get_state()) for name, part in self.kept.items()},
         }
 
@@ -181,5 +181,5 @@ class ReplayLoop:
         if self.successes is not None:
             self.successes.set_state(state["successes"])
         self.warm, self.debt = state["warm"], state["debt"]
-        if isinstance(self.reward, Kept):
+        if isinstance(self.reward, Stateful):
             self.reward.set_state(state["reward"])

@@ -11,7 +11,7 @@ from embodied.buffers.rollout import Segment
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.env import Step
-from embodied.core.reward import Clocked, Kept, Noting, Reward
+from embodied.core.reward import ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
@@ -44,7 +44,7 @@ class RolloutLoop:
         self.every = torch.arange(rows, device=device)
         self.steps = learner.horizon * rollout.actor.execute
         self.segment = Segment(rows, learner.horizon, device)
-        self.kept: dict[str, Kept] = {}  # what else a resumed run goes on with
+        self.kept: dict[str, Stateful] = {}  # what else a resumed run goes on with
         self.estimates: Estimates | None = None  # the learner's, for a teacher that needs them
         self.rival: Companion | None = None
         self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -65,9 +65,9 @@ class RolloutLoop:
         """One step of every row, which is the run's `step`, and an update where one is due; its
         metrics (perhaps none) and the world's step."""
         rows, played = self.rollout.step()
-        if rows and isinstance(self.reward, Noting):
+        if rows and isinstance(self.reward, ObservesSteps):
             closed = self.rollout.closed
-            self.reward.note(rows, self.every if closed is None else closed, played)
+            self.reward.observe_step(rows, self.every if closed is None else closed, played)
         if rows:
             self._store(rows, played)
         self.age += 1
@@ -116,8 +116,8 @@ class RolloutLoop:
         reward = self.reward
         if reward is None:
             return {}
-        if isinstance(reward, Clocked):
-            reward.at(step)
+        if isinstance(reward, Scheduled):
+            reward.set_step(step)
         at = batch["valid"].flatten().nonzero().flatten()
         grid = {k: v for k, v in batch.items() if not k.startswith("carry/")}
         rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
@@ -138,7 +138,7 @@ class RolloutLoop:
     def get_state(self) -> dict[str, Any]:
         """Everything but the learner; where the environment cannot save its rows, the segment
         begins again with them."""
-        reward = self.reward.get_state() if isinstance(self.reward, Kept) else None
+        reward = self.reward.get_state() if isinstance(self.reward, Stateful) else None
         kept = {name: pack(part.get_state()) for name, part in self.kept.items()}
         if not self.rollout.savable:
             return {"rollout": None, "reward": reward, "kept": kept}
@@ -153,7 +153,7 @@ class RolloutLoop:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if isinstance(self.reward, Kept):
+        if isinstance(self.reward, Stateful):
             self.reward.set_state(state["reward"])
         for name, part in self.kept.items():
             part.set_state(unpack(state["kept"][name]))

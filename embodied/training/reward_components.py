@@ -11,7 +11,7 @@ from embodied.core.actor import Actor
 from embodied.core.atomic_write import write_json
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import Termed, Watching
+from embodied.core.reward import AugmentsEnv, HasComponents
 from embodied.core.tensors import Tensors
 from embodied.training.collector import Rollout
 
@@ -22,7 +22,7 @@ FILE = "terms.json"
 @torch.no_grad()
 def write_terms(
     folder: Path,
-    reward: Termed,
+    reward: HasComponents,
     policy: Policy,
     env: VecEnv,
     gamma: float,
@@ -31,11 +31,11 @@ def write_terms(
 ) -> None:
     """Play the first evaluation episode of row 0 and keep the reward's parts of it, one number a
     decision, in FOLDER/terms.json."""
-    if isinstance(reward, Watching):
-        env = reward.watch(env)
+    if isinstance(reward, AugmentsEnv):
+        env = reward.augment_env(env)
     rows, won = _episode(policy, env, gamma, seed, execute)
     rows = tt.to(rows, next(policy.parameters()).device)
-    parts = {name: value.tolist() for name, value in reward.terms(rows).items()}
+    parts = {name: value.tolist() for name, value in reward.components(rows).items()}
     write_json(folder / FILE, {"terms": parts, "success": won})
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from embodied.core.reward import Reward, Termed
+from embodied.core.reward import HasComponents, Reward
 from embodied.core.tensors import Tensors
 from embodied.training.logger import Log, read_metrics
 
@@ -51,9 +51,9 @@ def watch(loop: object, log: Log, step: int, result: Mapping[str, float]) -> Non
 def describe(reward: Reward, rows: Tensors, paid: Tensor | None = None) -> dict[str, Tensor]:
     """Means of what `rows` were paid, and of each part of it where the reward has parts."""
     means = {} if paid is None else {PROXY: paid.float().mean()}
-    if isinstance(reward, Termed):
+    if isinstance(reward, HasComponents):
         with torch.no_grad():
-            terms = reward.terms(rows)
+            terms = reward.components(rows)
         means |= {f"reward/{name}": value.float().mean() for name, value in terms.items()}
     return means
 

@@ -13,7 +13,7 @@ from embodied.core.build import ConfigError, build, parse, plain, resolve
 from embodied.core.env import VecEnv
 from embodied.core.errors import RobotError
 from embodied.core.policy import Policy
-from embodied.core.reward import Termed
+from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, seed_everything, set_rng_state
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.evaluation.task_grid import Exam, grid, held_out
@@ -154,7 +154,7 @@ class Parts:
     def take_apart(self, folder: Path) -> None:
         """What the reward was made of in one episode of the evaluation, where it has parts."""
         reward = getattr(self.loop, "reward", None)
-        if not isinstance(reward, Termed):
+        if not isinstance(reward, HasComponents):
             return
         settings = self.config.eval
         env: VecEnv = build(self.config.env | {"num_envs": min(8, settings.episodes)})

@@ -18,7 +18,7 @@ from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import parse
 from embodied.core.env import VecEnv
-from embodied.core.reward import Clocked, Kept, Noting, Reward, Termed
+from embodied.core.reward import HasComponents, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.seeding import seed_everything
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
@@ -125,11 +125,11 @@ def play(parts: Parts, steps: int = 3) -> Tensors:
     while len(kept) < steps:
         rows, step = loop.rollout.step()
         count += parts.env.num_envs
-        if rows and isinstance(loop.reward, Noting):
+        if rows and isinstance(loop.reward, ObservesSteps):
             closed = loop.rollout.closed
-            loop.reward.note(rows, loop.every if closed is None else closed, step)
-        if isinstance(loop.reward, Clocked):
-            loop.reward.at(count)
+            loop.reward.observe_step(rows, loop.every if closed is None else closed, step)
+        if isinstance(loop.reward, Scheduled):
+            loop.reward.set_step(count)
         if rows:
             kept.append(tt.each(rows, torch.clone))
     return tt.cat(kept)
@@ -149,13 +149,13 @@ def test_answers_and_learns(name: str, tmp_path: Path) -> None:
     for key, value in (*reward.update(rows).items(), *reward.update(rows).items()):
         assert value.ndim == 0 and not value.requires_grad and torch.isfinite(value), key
     assert flat(before) == flat(rows), "the rows are not the reward's to change"
-    if isinstance(reward, Termed):
-        for key, value in reward.terms(rows).items():
+    if isinstance(reward, HasComponents):
+        for key, value in reward.components(rows).items():
             assert value.shape == paid.shape and torch.isfinite(value).all(), key
-    if isinstance(reward, Kept):
+    if isinstance(reward, Stateful):
         torch.save(reward.get_state(), tmp_path / "reward.pt")
         _, other = parts_of(name, tmp_path / "other")
-        assert isinstance(other, Kept)
+        assert isinstance(other, Stateful)
         other.set_state(torch.load(tmp_path / "reward.pt", weights_only=True))
         assert torch.equal(reward(rows), other(rows))
         assert flat(reward.get_state()) == flat(other.get_state())

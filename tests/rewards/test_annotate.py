@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
-from embodied.core.reward import Clocked, Kept, Noting, Termed, Watching
+from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Scheduled, Stateful
 from embodied.core.tensors import nest
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification, Ranking
@@ -59,7 +59,7 @@ def step_of(count: int) -> Step:
 
 
 def noted(reward: Annotate, rows: Any) -> None:
-    reward.note(rows, torch.arange(len(rows["reward"])), step_of(len(rows["reward"])))
+    reward.observe_step(rows, torch.arange(len(rows["reward"])), step_of(len(rows["reward"])))
 
 
 TEXTS = ["", "you picked up the red key", "you picked up the red key", "you face the red door"]
@@ -78,7 +78,7 @@ def test_what_a_caption_pays(tmp_path: Path) -> None:
     paid = (reward(rows) - 0.5).mean()
     torch.testing.assert_close(metrics["intrinsic"], paid)
     assert float(metrics["coverage"]) == 1.0 and float(metrics["labels"]) == 2
-    terms = reward.terms(rows)
+    terms = reward.components(rows)
     torch.testing.assert_close(terms["world"] + terms["captions"], reward(rows))
 
 
@@ -190,7 +190,7 @@ def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
     for number, move in enumerate(moves):
         step = world.step(move)
         rows = {**nest(step.next_obs, "next_obs"), "reward": step.reward}
-        reward.note(rows, torch.arange(len(move)), step)
+        reward.observe_step(rows, torch.arange(len(move)), step)
         if number % 8 == 7:
             reward.at(number)
             paid.append(reward(rows))
@@ -203,15 +203,20 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
     moves = torch.randint(0, 6, (160, 4), generator=torch.Generator().manual_seed(1))
     settings: Any = {"model": model, "judge": {"error": 0.2, "refusal": 0.2}, "steps": 4}
     reward = made(tmp_path / "a", **settings)
-    assert all(isinstance(reward, p) for p in (Watching, Noting, Clocked, Kept, Termed))
-    env = reward.watch(world := MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
+    assert all(
+        isinstance(reward, p)
+        for p in (AugmentsEnv, ObservesSteps, Scheduled, Stateful, HasComponents)
+    )
+    env = reward.augment_env(
+        world := MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4))
+    )
     env.reset(0)
     play(reward, env, moves[:80])
     kept, rows = reward.get_state(), env.get_state()
     torch.save(kept, tmp_path / "state.pt")
     expected = play(reward, env, moves[80:])
     again = made(tmp_path / "b", **settings)
-    other = again.watch(MiniGrid(world.config))
+    other = again.augment_env(MiniGrid(world.config))
     other.reset(0)
     again.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
     other.set_state(rows)
@@ -230,13 +235,13 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
     for beside in (False, True):
         judge = {"error": 0.2, "latency": 0.002 * beside}
         reward = made(tmp_path / str(beside), synchronous=not beside, judge=judge, batch=2)
-        env = reward.watch(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
+        env = reward.augment_env(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
         env.reset(0)
         play(reward, env, moves[:40])
         reward.annotator.stop()
         play(reward, env, moves[40:])
         assert reward.annotator.drain(20)
-        reward.at(0)
+        reward.set_step(0)
         values.append(reward.model.get_state()["value"])
     assert values[0] == values[1] and len(values[0]) >= 8
 
@@ -256,7 +261,7 @@ def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
         node = {**judge, "model": "m", "cache": str(tmp_path / "chat.jsonl"), "limits": limits}
         reward = made(tmp_path, judge=node)
         noted(reward, rows_of(reward, ["you turn", "you unlocked the red door"], [1, 1]))
-        reward.at(0)
+        reward.set_step(0)
         noted(reward, rows_of(reward, ["you wait"], [1]))
         rows = rows_of(reward, ["you turn", "you unlocked the red door", "you wait"], [1, 1, 1])
         metrics = reward.update(rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.reward import Kept, Noting, Termed, Watching
+from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Stateful
 from embodied.core.tensors import Tensors, nest
 from embodied.llm.chat import Answer, ChatError
 from embodied.rewards.language.subgoal_bonus import BONUS, Beacons, Led
@@ -33,7 +33,7 @@ def made(folder: Path, seed: int = 0, **settings: Any) -> Beacons:
 
 
 def led(reward: Beacons, env: MiniGrid) -> Led:
-    watched = reward.watch(env)
+    watched = reward.augment_env(env)
     assert isinstance(watched, Led)
     return watched
 
@@ -76,7 +76,9 @@ def test_the_planner_of_steps_passes_every_beacon(tmp_path: Path, kind: str) -> 
 
 def test_the_bonus_is_added_to_the_worlds_reward(tmp_path: Path) -> None:
     reward = made(tmp_path)
-    assert all(isinstance(reward, part) for part in (Watching, Noting, Kept, Termed))
+    assert all(
+        isinstance(reward, part) for part in (AugmentsEnv, ObservesSteps, Stateful, HasComponents)
+    )
     rows = {"reward": torch.tensor([0.0, 0.9]), f"next_obs/{BONUS}": torch.tensor([0.2, 0.1])}
     torch.testing.assert_close(reward(rows), torch.tensor([0.2, 1.0]))
 
@@ -227,15 +229,15 @@ def test_reached_are_counted_an_episode(tmp_path: Path) -> None:
     obs, who, ended = env.reset(0), torch.arange(4), 0
     for _ in range(200):
         step = env.step(planner.act(obs, {}, planner.draw(4))[0][:, 0])
-        reward.note(nest(step.next_obs, "next_obs"), who, step)
+        reward.observe_step(nest(step.next_obs, "next_obs"), who, step)
         obs, ended = step.obs, ended + int(step.ended.sum())
     assert float(reward.update({})["reached"]) == pytest.approx(3.0, abs=12 / ended)
 
 
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.privileged=true"):
-        made(tmp_path).watch(MiniGrid(Config(backend="gymnasium", num_envs=1)))
+        made(tmp_path).augment_env(MiniGrid(Config(backend="gymnasium", num_envs=1)))
     with pytest.raises(ConfigError, match=r"accuracy=1\.5"):
         made(tmp_path, accuracy=1.5)
     with pytest.raises(ConfigError, match="no subgoals"):
-        made(tmp_path).watch(build({"_target_": "envs.toy.two_gap.TwoGap"}))
+        made(tmp_path).augment_env(build({"_target_": "envs.toy.two_gap.TwoGap"}))

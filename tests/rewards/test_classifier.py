@@ -193,7 +193,7 @@ def test_the_policys_own_moments_become_negatives_and_a_new_version(
     fooled["next_obs/state"] = torch.tensor([[3.0, 5.0]]).expand(16, 2)
     assert (reward(fooled) > 0).all()
     for _ in range(4):
-        reward.note(fooled, torch.arange(16), ended([False] * 16, [False] * 16))
+        reward.observe_step(fooled, torch.arange(16), ended([False] * 16, [False] * 16))
         metrics = reward.update(fooled)
     assert reward.version == 2 and float(metrics["version"]) == 2
     assert (tmp_path / "newest" / "card.json").exists()
@@ -203,7 +203,9 @@ def test_the_policys_own_moments_become_negatives_and_a_new_version(
 
 def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> None:
     reward = made(tmp_path, data=data, refit_every=9, own=8)
-    reward.note(rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False]))
+    reward.observe_step(
+        rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False])
+    )
     assert reward.own.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
     assert reward.won.seen == 0
 
@@ -213,7 +215,7 @@ def test_marked_successes_are_learned(tmp_path: Path, data: list[str]) -> None:
     reward = made(tmp_path, data=data, refit_every=1, refit_updates=300, marked=True)
     odd = rows([-2.0] * 20, [0.0] * 20)
     assert not reward(odd).any()
-    reward.note(odd, torch.arange(20), ended([True] * 20, [True] * 20))
+    reward.observe_step(odd, torch.arange(20), ended([True] * 20, [True] * 20))
     reward.update(odd)
     assert (reward(odd) == 1).all() and not reward(rows([0.4], [0.0])).any()
 
@@ -237,13 +239,13 @@ def test_mistakes_at_ends_are_counted_and_warned_of(
     over = [True, True, True, True, True, False]
     step = ended([False, False, False, False, True, False], over)
     capsys.readouterr()
-    reward.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    reward.observe_step(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
     assert float(reward.update({})["false_positives"]) == 0.5
     assert "version 1 takes 50% of the last 4" in capsys.readouterr().out
-    reward.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    reward.observe_step(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
     assert not capsys.readouterr().out  # once a version
     patient = made(tmp_path, data=data, watch=4, limit=0.6)
-    patient.note(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
+    patient.observe_step(rows(x, [0.9] * 4 + [0.0, 0.9]), torch.arange(6), step)
     assert not capsys.readouterr().out
 
 
@@ -254,7 +256,7 @@ def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
 
     def go_on(reward: Classifier, times: int) -> Tensor:
         for _ in range(times):
-            reward.note(walk, torch.arange(3), step)
+            reward.observe_step(walk, torch.arange(3), step)
             reward.update(walk)
         return reward.probability({"state": walk["obs/state"]})
 
@@ -324,9 +326,9 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
     context = {"device": torch.device("cpu"), "seed": 0, "folder": tmp_path / "run"}
     settings = {"data": str(tmp_path / "won"), "training": how}
     reward: Classifier = build(NODE | settings, spec=env.spec, **context)
-    watched = reward.watch(env)
+    watched = reward.augment_env(env)
     assert set(env.spec.obs) == {"state"} and watched.spec.obs[PICTURE].shape == (48, 48, 3)
-    assert reward.watch(watched) is watched
+    assert reward.augment_env(watched) is watched
     before = watched.reset(0)
     env.place[0] = torch.tensor([0.90, 0.5])
     step = watched.step(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))

@@ -106,7 +106,7 @@ def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
     env = TwoGap(GapConfig(num_envs=3))
     node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
     reward = build(node, spec=env.spec, device=torch.device("cpu"))
-    watched = reward.watch(env)
+    watched = reward.augment_env(env)
     watched.reset(0)
     step = watched.step(torch.zeros(3, 2))
     rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()} | {"reward": step.reward}

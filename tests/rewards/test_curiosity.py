@@ -32,7 +32,7 @@ def test_what_is_known_is_no_news() -> None:
     reward, nobody = make(RND | {"leaves": ["other"]}), torch.zeros(128, dtype=torch.int64)
     assert isinstance(reward, Rnd)
     for place in (-1.0, 1.0):
-        reward.note(around(place), nobody, step(2))
+        reward.observe_step(around(place), nobody, step(2))
     before, elsewhere = reward(around(-1.0)).mean(), reward(around(1.0)).mean()
     for seed in range(200):
         reward.update(around(-1.0, seed=seed))
@@ -58,7 +58,7 @@ def test_the_bonus_is_divided_by_the_deviation_of_its_returns() -> None:
     sums, seen = torch.zeros(2), []
     for seed in range(3):
         rows = drawn(2, seed)
-        reward.note(rows, everyone, step(2, ended=[True, False]))
+        reward.observe_step(rows, everyone, step(2, ended=[True, False]))
         sums = 0.9 * sums + reward.errors(rows).detach()
         seen.append(sums.clone())
     unit = torch.cat(seen).std(correction=0)
@@ -94,7 +94,7 @@ def test_the_bonus_does_not_fade_beside_its_first_errors(method: dict[str, objec
     nobody = torch.zeros(64, dtype=torch.int64)
     for seed in range(300):
         for reward in (late, ever):
-            reward.note(caused(64, seed), nobody, step(2))
+            reward.observe_step(caused(64, seed), nobody, step(2))
             reward.update(caused(256, seed))
     rows = caused(512, 999)
     assert late(rows).mean() > 3 * ever(rows).mean()
@@ -114,7 +114,7 @@ def test_an_unforeseen_outcome_is_a_surprise() -> None:
     """What follows from actions is learned; the same actions with other outcomes are not."""
     reward = make(ICM | {"leaves": ["state"]})
     assert isinstance(reward, Icm)
-    reward.note(caused(512, 0), torch.zeros(512, dtype=torch.int64), step(2))
+    reward.observe_step(caused(512, 0), torch.zeros(512, dtype=torch.int64), step(2))
     first = reward.update(caused(256, 0))
     for seed in range(150):
         last = reward.update(caused(256, seed))

@@ -72,7 +72,7 @@ def test_the_world_is_drawn_where_no_leaf_is_named(tmp_path: Path) -> None:
     env.reset(0)
     (tmp_path / "goal.png").write_bytes(encode_png(env.photographs(torch.tensor([0]), 96)[0]))
     reward = made(goal=str(tmp_path / "goal.png"))
-    watched = reward.watch(env)
+    watched = reward.augment_env(env)
     watched.reset(0)
     step = watched.step(torch.zeros(2, 2))
     following = {f"next_obs/{k}": v for k, v in step.next_obs.items()}

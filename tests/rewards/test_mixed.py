@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import VecEnv
-from embodied.core.reward import Clocked, Kept, Noting, Watching
+from embodied.core.reward import AugmentsEnv, ObservesSteps, Scheduled, Stateful
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.composite import Mixed, correlation
 from embodied.rewards.wrappers.render_caption import pictured
@@ -36,7 +36,7 @@ class Looking:
     frozen = True
     size = 4
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         return pictured(env, self.size)
 
     def __call__(self, rows: Tensors) -> Tensor:
@@ -62,7 +62,7 @@ def test_weights_clips_and_thresholds_by_hand(tmp_path: Path) -> None:
     now = torch.stack([state(1.0), state(3.0)])
     assert reward(rows(now, now)).tolist() == [1.0, 21.0]
     assert reward.frozen
-    assert set(reward.terms(rows(now, now))) == {"own", "near"}
+    assert set(reward.components(rows(now, now))) == {"own", "near"}
 
 
 def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
@@ -83,17 +83,21 @@ def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
 def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
     plain = mixed(tmp_path, {"near": {"reward": NEAR}}, suspect=0)
     assert plain.frozen
-    assert not isinstance(plain, Watching) and not isinstance(plain, Noting | Clocked)
+    assert not isinstance(plain, AugmentsEnv) and not isinstance(plain, ObservesSteps | Scheduled)
     learning = mixed(tmp_path, {"near": {"reward": NEAR}, "new": {"reward": RND}}, suspect=0)
-    assert not learning.frozen and isinstance(learning, Noting) and isinstance(learning, Kept)
+    assert (
+        not learning.frozen
+        and isinstance(learning, ObservesSteps)
+        and isinstance(learning, Stateful)
+    )
     scheduled = {
-        "_target_": "embodied.rewards.handcrafted.scheduled.Scheduled",
+        "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
         "function": "envs.quadrotor.rewards.hover_rows",
         "start": {"position": 1.0},
     }
-    assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Clocked)
+    assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Scheduled)
     looking = {"reward": {"_target_": "tests.rewards.test_mixed.Looking"}}
-    assert isinstance(mixed(tmp_path, {"looks": looking}), Watching)
+    assert isinstance(mixed(tmp_path, {"looks": looking}), AugmentsEnv)
 
 
 def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
@@ -101,10 +105,10 @@ def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
     other = {"reward": {"_target_": "tests.rewards.test_mixed.Sharper"}}
     world = Counter(CounterConfig())
     same: Any = mixed(tmp_path, {"a": one, "b": one})
-    assert same.watch(world).depth == 1
+    assert same.augment_env(world).depth == 1
     different: Any = mixed(tmp_path, {"a": one, "b": other})
     with pytest.raises(ConfigError, match=r"reward\.terms\.b looks at the world in another way"):
-        different.watch(world)
+        different.augment_env(world)
 
 
 def test_state_goes_on_exactly(tmp_path: Path) -> None:
@@ -112,11 +116,11 @@ def test_state_goes_on_exactly(tmp_path: Path) -> None:
     one: Any = mixed(tmp_path, terms)
     other: Any = mixed(tmp_path, terms)
     everyone = torch.arange(2)
-    one.note(drawn(2), everyone, step(2, [True, False], [True, False]))
+    one.observe_step(drawn(2), everyone, step(2, [True, False], [True, False]))
     one.update(drawn(8))
     other.set_state(one.get_state())
     for reward in (one, other):
-        reward.note(drawn(2, 1), everyone, step(2, [True, True], [False, False]))
+        reward.observe_step(drawn(2, 1), everyone, step(2, [True, True], [False, False]))
         reward.update(drawn(8, 1))
     assert torch.equal(one(drawn(8, 2)), other(drawn(8, 2)))
     assert one.get_state()["record"] == other.get_state()["record"]
@@ -131,10 +135,10 @@ def test_a_term_that_goes_against_success_is_warned_about_once(tmp_path: Path) -
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            reward.note(batch, torch.arange(2), step(2, [True, True], [True, False]))
+            reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
         assert not caught
         for _ in range(9):
-            reward.note(batch, torch.arange(2), step(2, [True, True], [True, False]))
+            reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
     assert len(caught) == 1 and "term far was lower in episodes that succeeded" in str(
         caught[0].message
     )
@@ -185,6 +189,6 @@ def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
     now = torch.stack([state(4.0), state(4.0)])
     batch = rows(now, now) | {f"next_obs/{VISITS}": torch.tensor([1, 4])}
     assert reward(batch).tolist() == [4.0, 0.25]
-    assert isinstance(reward, Watching)
-    assert VISITS in reward.watch(Counter(CounterConfig())).spec.obs
+    assert isinstance(reward, AugmentsEnv)
+    assert VISITS in reward.augment_env(Counter(CounterConfig())).spec.obs
     assert VISITS not in SPEC.obs

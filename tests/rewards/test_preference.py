@@ -77,7 +77,7 @@ def test_an_album_goes_on_as_it_was() -> None:
 def ready(env: Any, **settings: Any) -> tuple[Preference, Any]:
     config = Config(**{"judge": SIMULATED, "leaf": "state", "fit": QUICK} | settings)
     reward = Preference(config, env.spec, CPU, seed=0)
-    return reward, reward.watch(env)
+    return reward, reward.augment_env(env)
 
 
 def play(reward: Preference, env: Any, steps: int, obs: Tensors) -> tuple[Tensors, list[Tensors]]:
@@ -88,7 +88,7 @@ def play(reward: Preference, env: Any, steps: int, obs: Tensors) -> tuple[Tensor
         step = env.step(action)
         rows = {**nest(obs, "obs"), "action": action, "reward": step.reward}
         rows |= {"discount": torch.ones(env.num_envs), **nest(step.next_obs, "next_obs")}
-        reward.note(rows, torch.arange(env.num_envs), step)
+        reward.observe_step(rows, torch.arange(env.num_envs), step)
         tape.append(rows)
         obs = step.obs
     return obs, tape
@@ -194,7 +194,7 @@ def test_a_run_that_was_stopped_goes_on_the_same() -> None:
         newest = torch.arange(reward.album.count - missing, reward.album.count)
         other.album.add({"state": reward.album.take(newest)["state"]})
         for each in (reward, other):
-            each.note(rows, torch.arange(4), step)
+            each.observe_step(rows, torch.arange(4), step)
     assert len(other.ranker) == len(reward.ranker) == 40
     assert other(rows).equal(reward(rows))
 

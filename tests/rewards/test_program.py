@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
-from embodied.core.reward import Clocked, Kept, Termed
+from embodied.core.reward import HasComponents, Scheduled, Stateful
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.handcrafted.program import Program, statistics
 from embodied.rewards.handcrafted.variables import variables
@@ -53,11 +53,13 @@ def program() -> Program:
 def test_what_it_pays_by_hand(program: Program) -> None:
     """5 - 3 - 0.5 * 2 * 2 = 0 and 1 - 2 - 0 = -1."""
     torch.testing.assert_close(program(rows()), torch.tensor([0.0, -1.0]))
-    terms = program.terms(rows())
+    terms = program.components(rows())
     torch.testing.assert_close(terms["gain"], torch.tensor([2.0, -1.0]))
     torch.testing.assert_close(terms["cost"], torch.tensor([-2.0, 0.0]))
     assert (
-        isinstance(program, Kept) and isinstance(program, Clocked) and isinstance(program, Termed)
+        isinstance(program, Stateful)
+        and isinstance(program, Scheduled)
+        and isinstance(program, HasComponents)
     )
     assert program.frozen and program.update(rows()) == {}
 
@@ -75,7 +77,7 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
     reward = build(node(every=100), spec=SPEC, folder=tmp_path)
     for step in (50, 100, 150, 200):
         reward(rows())
-        reward.at(step)
+        reward.set_step(step)
     first, second = statistics(tmp_path)
     assert (first["step"], second["step"]) == (100, 200)
     assert first["terms"]["gain"] == [0.5, -1.0, 2.0]

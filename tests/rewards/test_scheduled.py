@@ -8,12 +8,12 @@ import torch
 from embodied.buffers.mixture import Relabel
 from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
-from embodied.core.reward import Clocked
-from embodied.rewards.handcrafted.scheduled import Scheduled
+from embodied.core.reward import Scheduled
+from embodied.rewards.handcrafted.scheduled import ScheduledWeights
 from envs.quadrotor.rewards import hover_rows
 
 NODE = {
-    "_target_": "embodied.rewards.handcrafted.scheduled.Scheduled",
+    "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
     "function": "envs.quadrotor.rewards.hover_rows",
     "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
     "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},
@@ -23,7 +23,7 @@ NODE = {
 
 def test_weights_at_each_bump() -> None:
     reward = build(NODE)
-    assert isinstance(reward, Scheduled) and isinstance(reward, Clocked)
+    assert isinstance(reward, ScheduledWeights) and isinstance(reward, Scheduled)
     for step, position, velocity in (
         (0, 5.0, 0.01),
         (99_999, 5.0, 0.01),
@@ -32,7 +32,7 @@ def test_weights_at_each_bump() -> None:
         (10_000_000, 40.0, 1.0),
         (10, 5.0, 0.01),
     ):
-        reward.at(step)
+        reward.set_step(step)
         assert reward.weights["position"] == pytest.approx(position)
         assert reward.weights["velocity"] == pytest.approx(velocity)
         assert float(reward.update({})["position"]) == pytest.approx(position)
@@ -56,7 +56,7 @@ def test_stored_rows_are_rewarded_with_the_weights_of_now() -> None:
     replay.add(rows())
     source = Relabel(replay, reward)
     for step, position, action in ((0, 5.0, 0.01), (200_000, 7.2, 0.0196)):
-        reward.at(step)
+        reward.set_step(step)
         batch = source.sample(64)
         expected = 2 - 0.5 * (position * 0.25 + action * 4 * 0.334053**2)
         alive = batch["discount"] > 0

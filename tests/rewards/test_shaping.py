@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.reward import Noting, Termed, Watching
+from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor, alignment, closeness, proximity
 from embodied.rewards.handcrafted.shaping import Shaping
@@ -74,9 +74,9 @@ def test_shaping_by_hand() -> None:
     now, then = state(3.0).repeat(3, 1), state(1.0).repeat(3, 1)
     paid = reward(rows(now, then, [0.9, 0.0, 0.81]))
     torch.testing.assert_close(paid, torch.tensor([4.7, 6.5, 0.5 - 1.62 + 6]))
-    assert isinstance(reward, Shaping) and isinstance(reward, Termed)
-    assert not isinstance(reward, Noting | Watching)
-    apart = reward.terms(rows(now, then))
+    assert isinstance(reward, Shaping) and isinstance(reward, HasComponents)
+    assert not isinstance(reward, ObservesSteps | AugmentsEnv)
+    apart = reward.components(rows(now, then))
     assert apart["own"].tolist() == [0.5] * 3
 
 

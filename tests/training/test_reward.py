@@ -36,7 +36,7 @@ class Growing:
     def __init__(self, config: Config) -> None:
         self.factor, self.told = config.start, list[int]()
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         self.told.append(step)
 
     def __call__(self, rows: Tensors) -> Tensor:

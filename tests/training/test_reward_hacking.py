@@ -102,9 +102,9 @@ class Parted:
         self.frozen = config.frozen
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         return {"world": 2 * rows["reward"], "bonus": torch.ones_like(rows["reward"])}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:

@@ -154,7 +154,7 @@ class Reads:
 
     frozen = True
 
-    def watch(self, env):
+    def augment_env(self, env):
         return captioned(env, Captions())
 
 

@@ -110,7 +110,7 @@ class StepwiseProgress(nn.Module):
         self._fitted(won, lost, folder)
         self.to(device).eval().requires_grad_(False)
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """Pictures of the world, where they are looked at and not there already."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
@@ -118,10 +118,10 @@ class StepwiseProgress(nn.Module):
 
     def __call__(self, rows: Tensors) -> Tensor:
         """The world's own reward and the shaping of rows with `discount` (0 at a true end), [N]."""
-        terms = self.terms(rows)
+        terms = self.components(rows)
         return terms["world"] + terms["progress"]
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         """Both parts, [N]."""
         before = self.potential(tt.under(rows, "obs"))
         after = self.potential(tt.under(rows, "next_obs"))

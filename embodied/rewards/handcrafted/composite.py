@@ -20,7 +20,14 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
-from embodied.core.reward import Clocked, Kept, Noting, Reward, Watching
+from embodied.core.reward import (
+    AugmentsEnv,
+    ObservesSteps,
+    Reward,
+    Scheduled,
+    Stateful,
+    accept_old_methods,
+)
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.running_stats import Moments
@@ -81,14 +88,16 @@ class Mixed:
             raise ConfigError("reward.terms is empty: name at least one term")
         self.config = config
         self.parts: dict[str, Reward] = {
-            name: build(
-                term.reward,
-                spec=spec,
-                gamma=gamma,
-                num_envs=num_envs,
-                device=device,
-                seed=seed + number,
-                folder=folder / name,
+            name: accept_old_methods(
+                build(
+                    term.reward,
+                    spec=spec,
+                    gamma=gamma,
+                    num_envs=num_envs,
+                    device=device,
+                    seed=seed + number,
+                    folder=folder / name,
+                )
             )
             for number, (name, term) in enumerate(config.terms.items())
         }
@@ -106,38 +115,38 @@ class Mixed:
     def _take_up(self) -> None:
         """Only what a part is, the whole is: n-step returns and plain worlds stay possible."""
         parts = self.parts.values()
-        if any(isinstance(part, Watching) for part in parts) or self._decays:
-            self.watch = self._watch
-        if self.config.suspect or any(isinstance(part, Noting) for part in parts):
-            self.note = self._note
-        if any(isinstance(part, Clocked) for part in parts):
-            self.at = self._at
+        if any(isinstance(part, AugmentsEnv) for part in parts) or self._decays:
+            self.augment_env = self._augment_env
+        if self.config.suspect or any(isinstance(part, ObservesSteps) for part in parts):
+            self.observe_step = self._observe_step
+        if any(isinstance(part, Scheduled) for part in parts):
+            self.set_step = self._set_step
 
     @property
     def _decays(self) -> bool:
         return any(term.decay for term in self.config.terms.values())
 
-    def _watch(self, env: VecEnv) -> VecEnv:
+    def _augment_env(self, env: VecEnv) -> VecEnv:
         for name, part in self.parts.items():
             env = watched_by(env, part, f"reward.terms.{name}")
         return Visits(env, self.config.visits) if self._decays else env
 
-    def _at(self, step: int) -> None:
+    def _set_step(self, step: int) -> None:
         for part in self.parts.values():
-            if isinstance(part, Clocked):
-                part.at(step)
+            if isinstance(part, Scheduled):
+                part.set_step(step)
 
-    def _note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def _observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         for part in self.parts.values():
-            if isinstance(part, Noting):
-                part.note(rows, who, step)
+            if isinstance(part, ObservesSteps):
+                part.observe_step(rows, who, step)
         if self.config.suspect and "success" in step.log:
             self._follow(rows, who.cpu(), step)
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         parts = {name: self._term(name, rows) for name in self.parts}
         return {"own": self.config.own * rows["reward"], **parts}
 
@@ -203,7 +212,7 @@ class Mixed:
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "parts": {n: p.get_state() for n, p in self.parts.items() if isinstance(p, Kept)},
+            "parts": {n: p.get_state() for n, p in self.parts.items() if isinstance(p, Stateful)},
             "moments": {name: each.get_state() for name, each in self.moments.items()},
             "running": self.running.clone(),
             "won": self.won.clone(),
@@ -215,7 +224,7 @@ class Mixed:
     def set_state(self, state: dict[str, Any]) -> None:
         for name, kept in state["parts"].items():
             part = self.parts[name]
-            assert isinstance(part, Kept), "the same parts as when it was saved"
+            assert isinstance(part, Stateful), "the same parts as when it was saved"
             part.set_state(kept)
         for name, kept in state["moments"].items():
             self.moments[name].set_state(kept)

@@ -51,9 +51,9 @@ class Kinesthetic:
         self.events = {name: Factor(node, spec) for name, node in config.events.items()}
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         gained = {
             name: rows["discount"] * utility(rows, "next_obs") - utility(rows, "obs")
             for name, utility in self.utilities.items()

@@ -79,7 +79,7 @@ class Program:
             self._count(paid)
         return paid.total
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         """The components [N] as the program names them."""
         return self._paid(rows).components
 
@@ -87,7 +87,7 @@ class Program:
         """There is nothing to learn."""
         return {}
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Write down what the components came to since the last time."""
         self.step = step
         if self.folder is not None and step >= self.written + self.config.every:

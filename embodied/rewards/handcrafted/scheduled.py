@@ -1,4 +1,4 @@
-"""Scheduled: a weighted reward whose weights grow with training, old rows included.
+"""ScheduledWeights: a weighted reward whose weights grow with training, old rows included.
 
     w_k(step) = min(limit_k, start_k factor_k^(step // every))
 
@@ -32,7 +32,7 @@ class Config:
     settings: dict[str, float] = field(default_factory=dict)
 
 
-class Scheduled:
+class ScheduledWeights:
     """Weights follow from the step alone, so there is nothing to save."""
 
     frozen = False
@@ -45,9 +45,9 @@ class Scheduled:
         self.config = config
         self.function: Callable[..., Tensor] = resolve(config.function)
         self.bumps = -1
-        self.at(0)
+        self.set_step(0)
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Take the weights of environment step `step`."""
         bumps = step // self.config.every
         if bumps == self.bumps:

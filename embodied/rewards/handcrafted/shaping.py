@@ -40,9 +40,9 @@ class Shaping:
         self.potential = Factor(config.potential, spec)
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         now, then = self.potential(rows, "obs"), self.potential(rows, "next_obs")
         gained = rows["discount"] * then - now
         return {"own": self.config.own * rows["reward"], "shaping": self.config.weight * gained}

@@ -36,9 +36,9 @@ class Summed:
         self.factors = {name: Factor(node, spec) for name, node in config.factors.items()}
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         parts = {name: self.config.scale * factor(rows) for name, factor in self.factors.items()}
         return {"own": self.config.own * rows["reward"], **parts}
 

@@ -71,16 +71,16 @@ class Icm:
         self.spread = Moments(1, device, config.memory)
 
     @torch.no_grad()
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Statistics of observations and of the bonus."""
         self.seen.follow(rows, "next_obs")
         self.spread.add(self._parts(rows)[1][:, None])
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
     @torch.no_grad()
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         bonus = self.config.weight * self._parts(rows)[1] / self.spread.std
         return {"own": self.config.own * rows["reward"], "surprise": bonus}
 

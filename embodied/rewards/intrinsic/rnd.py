@@ -73,17 +73,17 @@ class Rnd:
         self.spread = Moments(1, device, config.memory)
 
     @torch.no_grad()
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Statistics of observations and of the bonus's discounted sums."""
         self.seen.follow(rows, "next_obs")
         self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
         self.spread.add(self.returns[who][:, None])
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
     @torch.no_grad()
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         bonus = self.config.weight * self.errors(rows) / self.spread.std
         return {"own": self.config.own * rows["reward"], "novelty": bonus}
 

@@ -100,11 +100,11 @@ class Annotate:
         self.intrinsic = torch.zeros((), device=device)
         self.clock = 0
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with a caption of every step."""
         return told(env, self.captions)
 
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count captions, and ask about those that are due."""
         numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
         self.ledger.count(numbers)
@@ -115,16 +115,16 @@ class Annotate:
         for question in self.annotator.submit(questions) if questions else ():
             self.ledger.again(self.captions.of(question[0]))
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Take what was answered since, before rows are rewarded."""
         self._take()
 
     def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.terms(rows)
+        terms = self.components(rows)
         self.intrinsic = terms["captions"].mean().detach()
         return terms["world"] + terms["captions"]
 
-    def terms(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, rows: Tensors) -> dict[str, Tensor]:
         """What the world pays and what captions pay, [N] each."""
         numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
         bonus = self.worths(numbers) / times.clamp(min=1).float() ** self.config.beta

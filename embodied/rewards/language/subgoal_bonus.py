@@ -65,23 +65,23 @@ class Beacons:
         self.planner = Planner(config.kind, config.accuracy, config.most, chat, seed, folder)
         self.reached = self.episodes = 0
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with the bonus of every step; ConfigError where it has no subgoals."""
         beacons = getattr(env, "beacons", None)
         if beacons is None:
             raise ConfigError("this world has no subgoals for reward=beacons; MiniGrid has")
         return Led(env, beacons(), self.planner, self.config)
 
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count what was reached."""
         self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
         self.episodes += int(step.ended[who].sum())
 
     def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.terms(rows)
+        terms = self.components(rows)
         return terms["world"] + terms["beacons"]
 
-    def terms(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, rows: Tensors) -> dict[str, Tensor]:
         """What the world pays and what subgoals pay, [N] each."""
         return {"world": rows["reward"], "beacons": rows[f"next_obs/{BONUS}"]}
 

@@ -78,10 +78,10 @@ class Heron:
         self.metrics: dict[str, Tensor] = {}
 
     def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.terms(rows).values(), start=0 * rows["reward"])
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
 
     @torch.no_grad()
-    def terms(self, rows: Tensors) -> Tensors:
+    def components(self, rows: Tensors) -> Tensors:
         mean, std, top = self.middle
         zero = mean if self.config.level == "centred" else top
         learned = (self.score(rows) - zero) / std

@@ -91,13 +91,13 @@ class Preference:
         self.done = ""  # why no more is asked
         self.metrics: dict[str, Tensor] = {}
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with the numbers of its sights."""
         names = {self.sight, self.shown} if self.judge.looks else {self.sight}
         drawn = pictured(env, self.config.size) if PICTURE in names else env
         return Numbered(drawn, self.album, sorted(names), (PICTURE,))
 
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Take in what rows ended in; every so many steps ask, and learn."""
         numbers = rows[f"next_obs/{NUMBER}"].cpu()
         self.album.reward[numbers % self.album.capacity] = rows["reward"].cpu()

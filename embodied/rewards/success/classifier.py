@@ -83,7 +83,7 @@ class Classifier:
         self.mistakes: list[bool] = []
         self.warned = 0
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """Pictures of the world, where they are looked at and not there already."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
@@ -99,7 +99,7 @@ class Classifier:
         passed = self.probability(tt.under(rows, "next_obs")) > self.calibration.threshold
         return passed * (1 - rows["discount"])
 
-    def note(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Keep moments after which the world went on; count what passed for success and was not."""
         following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
         going = (rows["discount"] > 0).nonzero().flatten()

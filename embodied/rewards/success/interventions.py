@@ -36,12 +36,12 @@ class Interventions:
     """Demonstrations are somebody's from beginning to end; nobody took over in them: 0."""
 
     frozen = True
-    marks = ("intervened",)
+    extra_columns = ("intervened",)
 
     def __init__(self, config: Config, num_envs: int, seed: int) -> None:
         self.config, self.num_envs, self.seed = config, num_envs, seed
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The same world with somebody at its side."""
         context = {"spec": env.spec, "num_envs": env.num_envs, "seed": self.seed}
         intervener: Intervener = build(self.config.intervener, **context)

@@ -82,7 +82,7 @@ class Clip:
         self.model = open_image_text(config.model, device)
         self.readout = readout_of(config, self.model, goal)
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with its picture, and without its ends."""
         config = self.config
         if config.picture is None:

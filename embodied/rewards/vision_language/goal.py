@@ -78,7 +78,7 @@ class Goal:
         counts = torch.tensor([name in every for name in names])
         self.goal, self.weights = wanted.to(device), torch.where(counts, weights, 0.0).to(device)
 
-    def watch(self, env: VecEnv) -> VecEnv:
+    def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with its picture where one is needed, and without its ends."""
         if self.config.leaf is None and self.model is not None:
             env = pictured(env, self.config.size or self.model.side)

@@ -1,10 +1,10 @@
-"""Watching: several rewards look at one world, each at what it needs."""
+"""Several rewards look at one world, each at what it needs."""
 
 from __future__ import annotations
 
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
-from embodied.core.reward import Reward, Watching
+from embodied.core.reward import AugmentsEnv, Reward
 
 
 def watched_by(env: VecEnv, reward: Reward, name: str) -> VecEnv:
@@ -13,9 +13,9 @@ def watched_by(env: VecEnv, reward: Reward, name: str) -> VecEnv:
     ConfigError where it would give another meaning to what a reward before it looks at; `name` says
     which reward it is.
     """
-    if not isinstance(reward, Watching):
+    if not isinstance(reward, AugmentsEnv):
         return env
-    after, old = reward.watch(env), env.spec.obs
+    after, old = reward.augment_env(env), env.spec.obs
     watched = getattr(after, "name", "")
     if after is env or watched not in old:
         return after

@@ -21,7 +21,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import Reward, Termed
+from embodied.core.reward import HasComponents, Reward
 from embodied.core.tensors import Tensors
 from embodied.reports.load_reward import make_reward, of_run
 from embodied.viewer.session.episode import TERM, Moment
@@ -92,8 +92,8 @@ class Judge:
         rows |= tt.nest(look.leaf(before.photo), "obs") | tt.nest(after_leaf, "next_obs")
         if look.endless:
             rows["discount"] = torch.tensor([self.gamma])
-        if isinstance(self.reward, Termed):
-            parts = self.reward.terms(rows)
+        if isinstance(self.reward, HasComponents):
+            parts = self.reward.components(rows)
             return {f"{TERM}{name}": float(value[0]) for name, value in parts.items()}
         return {MODEL: float(self.reward(rows)[0])}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.env import VecEnv
-from embodied.core.reward import Reward, Watching
+from embodied.core.reward import AugmentsEnv, Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.rewards.wrappers.no_termination import Endless
@@ -63,7 +63,7 @@ class Lookout:
 def lookout_of(reward: Reward, env: VecEnv) -> Lookout:
     """For what `reward` looks at in `env`; Unseen where that is not one picture, or none."""
     layers: list[VecEnv] = []
-    outer = reward.watch(env) if isinstance(reward, Watching) else env
+    outer = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
     while outer is not env and isinstance(outer, Wrapper):
         layers.append(outer)
         outer = outer.env
