@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -295,13 +296,34 @@ def known_methods(tree: ast.AST, package: str, names: set[str], modules: set[str
     return found
 
 
+def chosen_methods(tree: ast.AST) -> list[str]:
+    """Where a message or an example tells the reader to choose a method ("learner=swim")."""
+    told = re.compile(rf"\b({'|'.join(METHODS)})=(\w+)")
+    return [
+        f"line {node.lineno}: {group}={name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for group, name in told.findall(node.value)
+        if (ROOT / "configs" / group / f"{name}.yaml").exists()
+    ]
+
+
 def test_shared_code_knows_no_method() -> None:
+    """Messages neither; only the command line's help shows methods, as examples."""
     known = [
         f"{path.relative_to(ROOT)}: {line}"
         for path in sources(*SHARED)
-        for line in known_methods(tree_of(path), package_of(path), *methods())
+        for line in (
+            *known_methods(tree_of(path), package_of(path), *methods()),
+            *([] if "commands" in path.parts else chosen_methods(tree_of(path))),
+        )
     ]
     assert not known
+
+
+def test_the_message_check_can_fail() -> None:
+    assert chosen_methods(ast.parse("raise ValueError('needs learner=ppo')"))
+    assert not chosen_methods(ast.parse("raise ValueError('needs learner=NAME')"))
 
 
 @pytest.mark.parametrize(
