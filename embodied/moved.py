@@ -123,12 +123,15 @@ def install() -> None:
         sys.meta_path.append(_Finder())
 
 
-def renamed(owner: type, old_to_new: Mapping[str, str]) -> None:
+def renamed(owner: type, old_to_new: Mapping[str, str], aliases: bool = False) -> None:
     """Let subclass `owner`, which still defines methods by old names, be what is called today.
 
-    To be called from `__init_subclass__` of the class whose methods were renamed.
+    To be called from `__init_subclass__` of the class whose methods were renamed. `aliases`: where
+    only the new name is defined, calls of the old one reach it too.
     """
     for old, new in old_to_new.items():
         if old in vars(owner) and new not in vars(owner):
             warn(f"{owner.__qualname__}.{old}", new)
             setattr(owner, new, vars(owner)[old])
+        elif aliases and new in vars(owner) and old not in vars(owner):
+            setattr(owner, old, vars(owner)[new])

@@ -160,7 +160,7 @@ class Gym(VecEnv):
         """What to act on: `following` itself, or a copy with the ended rows begun again."""
         if not ended.any():
             return following
-        self.leaving(torch.from_numpy(ended))
+        self._notify_before_reset(torch.from_numpy(ended))
         rows = np.flatnonzero(ended)
         return replace_rows(following, rows, self._reset_rows(rows, None))
 

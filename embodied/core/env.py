@@ -1,37 +1,53 @@
-"""VecEnv: many copies of one world, stepped together, with the true successor at every reset."""
+"""VecEnv: a vectorised environment with torch tensors and autoreset; Step; optional protocols.
+
+`VecEnv` is the contract of every environment. The protocols at the end (`HasLevels`, `HasScene`,
+...) are optional abilities: an environment implements one by defining its members, and code that
+needs it asks `core.wrapper.find_protocol(env, HasLevels)`.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, to
+from embodied.moved import renamed
+
+OLD_METHODS = {
+    "leaving": "_notify_before_reset",
+    "before_reset": "add_pre_reset_hook",
+    "happened": "event_captions",
+    "beacons": "subgoals",
+}
+"""Methods of environments that were renamed; subclasses that define the old names still work."""
 
 
 class NotSavable(RuntimeError):
-    """This environment cannot save its rows exactly; episodes in flight restart on resume."""
+    """The environment cannot save its state exactly; its running episodes restart on resume."""
 
 
 class NotFinite(RuntimeError):
-    """An environment returned a number that is not finite."""
+    """An environment returned a NaN or infinite number."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What one control step of B rows produced.
+    """The result of one control step in B parallel envs.
 
-    `obs` is what to act on next: rows that ended are already reset in it. `next_obs` is the true
-    successor of the action, also for rows that ended: bootstrap only from it. The two share memory
-    where no row ended. `terminated` means that the future is worth nothing (failure, success, a
-    fall); `truncated` means that the clock ran out, and the value of `next_obs` still counts. At
-    most one of them is true. `log` holds [B] tensors for people and evaluation; `log["success"]`
-    (bool) is true in the step in which the task is achieved, where the world knows it.
+    `obs`: observations to act on next; envs whose episode ended are already reset in it.
+    `next_obs`: the true successor of the action, also where the episode ended (Gymnasium's
+    `final_obs`); bootstrap from it only. The two share memory where no episode ended.
+    `terminated` [B]: the episode ended and the value of `next_obs` is 0 (success, failure).
+    `truncated` [B]: a time limit was reached; bootstrap from `next_obs`. Never both.
+    `log`: tensors [B] for logging and evaluation; `log["success"]` (bool) is true in the step in
+    which the task was solved, if the environment knows it.
     """
 
     obs: Tensors
@@ -54,83 +70,175 @@ class Step:
 
 
 class VecEnv(ABC):
-    """B copies of a world, behind tensors on `device`.
+    """B parallel envs that exchange tensors on `device`.
 
-    Rows reset themselves inside `step` when they end (a new start, a new task, from the row's own
-    random generator), so that the caller never waits for one row. Every row has its own generator:
-    a row's episodes depend on the seed and the row number only, not on what other rows do.
-    Asymmetric worlds add `critic/...` and `privileged/...` names to the observations.
+    Autoreset: an env whose episode ended is reset inside `step` (new initial state, new task).
+    Each env has its own random generator: its episodes depend on the seed and its index only, not
+    on the other envs. Asymmetric observations use the prefixes `critic/` and `privileged/`.
     """
 
     spec: Spec
     num_envs: int
     device: torch.device = torch.device("cpu")
-    _watchers: tuple[Callable[[Tensor], None], ...] = ()
+    _pre_reset_hooks: tuple[Callable[[Tensor], None], ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        renamed(cls, OLD_METHODS, aliases=True)
 
     @abstractmethod
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Begin new episodes in rows `mask` [B] (None: all) and return the observations of all.
+        """Start new episodes in the envs of `mask` [B] (None: all); returns all observations.
 
-        `seed` re-seeds the reset rows (row i from (seed, i)); `task` [B, D] in [0, 1] fixes their
-        task vector for this one episode (None: drawn from the row's generator).
+        `seed`: re-seed these envs (env i from (seed, i)); None continues their generators.
+        `task` [B, D] in [0, 1]: task vectors for this one episode; None samples them.
         """
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Apply `action` [B, A] (float32 in [-1, 1]; int64 [B] where discrete) for `dt` seconds."""
+        """Apply `action` (float32 [B, A] in [-1, 1], or int64 [B] if discrete) for `dt` seconds."""
 
     def get_state(self) -> Tensors:
-        """Everything needed to continue every row exactly, [B, ...] leaves, random state included.
+        """The complete state, leaves [B, ...], random generators included.
 
-        Rows can be picked and copied with `tensors.take`. Raises NotSavable where it cannot.
+        Single envs can be selected with `tensors.take`. Raises NotSavable if not supported.
         """
         raise NotSavable(f"{type(self).__name__} cannot save its state")
 
     def set_state(self, state: Tensors) -> Tensors:
-        """Continue from what `get_state` returned; returns the observations of all rows."""
+        """Restore a state of `get_state`; returns the observations of all envs."""
         raise NotSavable(f"{type(self).__name__} cannot load a state")
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        """A picture of one row, uint8 [height, width, 3]."""
+        """An image of env `row`, uint8 [height, width, 3]."""
         raise NotImplementedError(f"{type(self).__name__} has no camera")
 
     @property
     def views(self) -> int:
-        """V: how many cameras' pictures stand side by side in a photograph."""
+        """V: how many camera views `photographs` puts side by side."""
         return 1
 
     def photographs(self, rows: Tensor, size: int) -> Tensor:
-        """Pictures of `rows` [n] (int64), as cheap as the world can draw them, uint8
-        [n, size, V size, 3]; `render` unless the world knows better."""
+        """Small, cheap images of the envs `rows` [n] (int64), uint8 [n, size, V size, 3]."""
         shots = [self.render(int(row), size, size) for row in rows]
         return torch.stack(shots) if shots else torch.empty(0, size, size, 3, dtype=torch.uint8)
 
     def describe(self, row: int = 0) -> str:
-        """One row's state in words, for language models and people."""
+        """The state of env `row` as text, for language models and people."""
         raise NotImplementedError(f"{type(self).__name__} has no text description")
 
-    def before_reset(self, call: Callable[[Tensor], None]) -> None:
-        """From now on `step` calls `call(rows)` with the rows [B] (bool) that ended, before it
-        begins them again: the last moment in which they can be drawn and described."""
-        self._watchers = (*self._watchers, call)
+    def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
+        """Call `call(rows)` inside `step`, before the envs `rows` [B] (bool) are reset.
 
-    def leaving(self, rows: Tensor) -> None:
-        """For `step`: rows [B] (bool) are about to begin again. Worlds in other processes can't."""
-        for call in self._watchers:
+        It is the last moment in which the final states can be rendered and described.
+        """
+        self._pre_reset_hooks = (*self._pre_reset_hooks, call)
+
+    def _notify_before_reset(self, rows: Tensor) -> None:
+        """Call the pre-reset hooks. Every `step` calls this before it resets the envs `rows`."""
+        for call in self._pre_reset_hooks:
             call(rows)
 
-    def close(self) -> None:  # noqa: B027  (most worlds hold nothing)
+    leaving, before_reset = _notify_before_reset, add_pre_reset_hook  # old names
+
+    def close(self) -> None:  # noqa: B027  (optional)
         """Release threads, processes and windows."""
 
 
 def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
-    """Raise NotFinite with the row and the leaf when anything that leaves an environment is NaN."""
+    """Raise NotFinite if a reward or an observation contains NaN or infinity."""
     for key, value in {"reward": reward, **obs}.items():
         # A sum is NaN or infinite if any element is: one cheap reduction instead of a mask.
         if value.is_floating_point() and not math.isfinite(value.sum().item()):
             bad = ~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1)
             if bad.any():
                 rows = [int(row) for row in bad.nonzero().flatten()[:5]]
-                raise NotFinite(f"{name}: {key} is not finite in rows {rows}; the run stops here")
+                raise NotFinite(f"{name}: {key} is NaN or infinite in envs {rows}")
+
+
+# Optional abilities of environments, found with `core.wrapper.find_protocol`.
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """The task vector encodes a level (a maze, an obstacle course). Level teachers (PLR, PAIRED,
+    domain randomisation, ...) need this; `levels` is a `teachers.levels.level_teacher.LevelSpace`.
+    """
+
+    @property
+    def levels(self) -> Any: ...
+
+
+@runtime_checkable
+class HasHeldOutTasks(Protocol):
+    """`held_out` [N, D]: task vectors reserved for evaluation, never sampled in training."""
+
+    @property
+    def held_out(self) -> Tensor: ...
+
+
+@runtime_checkable
+class HasEventCaptions(Protocol):
+    """Describes in text what happened in a step."""
+
+    def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
+        """B captions of the step from observations `before` to `after`; "" for no event."""
+        ...
+
+
+@runtime_checkable
+class HasSubgoals(Protocol):
+    """Proposes and checks subgoals of its levels (MiniGrid)."""
+
+    def subgoals(self) -> Any:
+        """An `envs.minigrid.subgoals.Guide`: prompts, an oracle, a parser and a checker."""
+        ...
+
+
+@runtime_checkable
+class HasScene(Protocol):
+    """Simulated by MuJoCo: the 3D viewer, rendered cameras and image randomisation use this."""
+
+    def scene(self, row: int) -> tuple[Any, Any]:
+        """(MjModel, MjData) of env `row`, with its current state."""
+        ...
+
+
+@runtime_checkable
+class HasSapienScene(Protocol):
+    """Simulated by SAPIEN (ManiSkill)."""
+
+    def sub_scene(self, row: int) -> Any:
+        """The `sapien.Scene` of env `row`; ValueError if it lives in another process."""
+        ...
+
+
+class TaskParameter(Protocol):
+    """One element of the task vector in its own unit."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
+
+
+@runtime_checkable
+class HasTaskParameters(Protocol):
+    """Knows the native ranges and units of its task vector's elements."""
+
+    @property
+    def parameters(self) -> Sequence[TaskParameter]: ...
+
+
+@runtime_checkable
+class HasCurrentTask(Protocol):
+    """`task` [B, D]: the task vectors of the running episodes."""
+
+    @property
+    def task(self) -> Tensor: ...

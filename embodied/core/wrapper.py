@@ -1,9 +1,9 @@
-"""Wrapper: a VecEnv around a VecEnv."""
+"""Wrapper: base class of environment wrappers (as `gymnasium.Wrapper`); find_protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,25 +11,32 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import renamed
+
+P = TypeVar("P")
 
 
 class Wrapper(VecEnv):
-    """Everything is the inner environment's; subclasses change what they are for.
+    """Forwards everything to the inner `env`; subclasses override what they change.
 
-    What is not of a VecEnv (`scene`, `parameters`, `batch`) is found on the inner environment too.
-    What a wrapper remembers of its rows is in `memory` [B, ...]: it is saved with them, below
-    `wrapper<depth>/`, depth 1 the innermost.
+    Other public attributes (`scene`, `parameters`, ...) are looked up on the inner environment too.
+    `memory` holds the wrapper's own state per env, leaves [B, ...]. It is saved and restored with
+    the environment's state, under `wrapper<depth>/` (depth 1: the innermost wrapper).
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        renamed(cls, {"seen": "transform_obs"}, aliases=True)
 
     def __init__(self, env: VecEnv, spec: Spec | None = None) -> None:
         self.env = env
         self.spec = env.spec if spec is None else spec
         self.num_envs, self.device = env.num_envs, env.device
-        self.depth: int = getattr(env, "depth", 0) + 1
+        self.depth: int = env.depth + 1 if isinstance(env, Wrapper) else 1
         self.memory: Tensors = {}
 
     def __getattr__(self, name: str) -> Any:
-        # Consulted only for names that are not here; `env` itself is not here before __init__.
+        # Called only for names that are not found; `env` is not set before __init__.
         if name.startswith("_") or name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -42,9 +49,11 @@ class Wrapper(VecEnv):
     def step(self, action: Tensor) -> Step:
         return self.env.step(action)
 
-    def seen(self, obs: Tensors) -> Tensors:
-        """The observations of this environment from those of the inner one, after `set_state`."""
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        """The wrapper's observations, given the inner environment's; called after `set_state`."""
         return obs
+
+    seen = transform_obs  # old name
 
     def get_state(self) -> Tensors:
         own = {f"{self._prefix}{key}": value.clone() for key, value in self.memory.items()}
@@ -57,7 +66,7 @@ class Wrapper(VecEnv):
             for k, v in state.items()
             if k.startswith(self._prefix)
         }
-        return self.seen(self.env.set_state(inner))
+        return self.transform_obs(self.env.set_state(inner))
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         return self.env.render(row, width, height)
@@ -72,17 +81,17 @@ class Wrapper(VecEnv):
     def describe(self, row: int = 0) -> str:
         return self.env.describe(row)
 
-    def before_reset(self, call: Callable[[Tensor], None]) -> None:
-        self.env.before_reset(call)
+    def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
+        self.env.add_pre_reset_hook(call)
 
-    def leaving(self, rows: Tensor) -> None:
-        self.env.leaving(rows)
+    def _notify_before_reset(self, rows: Tensor) -> None:
+        self.env._notify_before_reset(rows)
 
     def close(self) -> None:
         self.env.close()
 
     def rows(self, mask: Tensor | None) -> Tensor:
-        """`mask` [B] (bool) on this device; None is every row."""
+        """`mask` [B] as bool on this device; None selects all envs."""
         if mask is None:
             return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return mask.to(self.device, torch.bool)
@@ -90,3 +99,15 @@ class Wrapper(VecEnv):
     @property
     def _prefix(self) -> str:
         return f"wrapper{self.depth}/"
+
+
+def find_protocol(env: VecEnv, protocol: type[P]) -> P | None:
+    """`env` or the outermost environment inside its wrappers that implements `protocol`, or None.
+
+    `protocol` is one of `core.env`, for example `HasLevels`.
+    """
+    while not isinstance(env, protocol):
+        if not isinstance(env, Wrapper):
+            return None
+        env = env.env
+    return env

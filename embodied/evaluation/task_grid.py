@@ -12,10 +12,10 @@ from torch import Tensor
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import HasHeldOutTasks, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.evaluation.evaluate import Evaluation
 
 FILE = "exam.jsonl"
@@ -37,8 +37,9 @@ def grid(spec: Spec, each: int) -> Tensor:
 
 
 def held_out(env: VecEnv) -> Tensor | None:
-    """The tasks [N, D] that a world keeps for evaluation; None where it keeps none."""
-    return getattr(env, "held_out", None)
+    """The task vectors [N, D] that the environment reserves for evaluation; None if it has none."""
+    keeper = find_protocol(env, HasHeldOutTasks)
+    return None if keeper is None else keeper.held_out
 
 
 class Exam(Wrapper):

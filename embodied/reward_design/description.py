@@ -14,6 +14,7 @@ from typing import Literal
 
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
+from embodied.core.wrapper import Wrapper
 from embodied.rewards.handcrafted.variables import ACTION, Variable, variables
 
 Style = Literal["table", "pythonic"]
@@ -47,8 +48,8 @@ ENDS = (
 def about(env: VecEnv) -> str:
     """The sentences of a world's docstring that speak of the world, not of software."""
     inner = env
-    while hasattr(inner, "env"):
-        inner = getattr(inner, "env")  # noqa: B009  (wrappers only have it)
+    while isinstance(inner, Wrapper):
+        inner = inner.env
     doc = " ".join((inspect.getdoc(type(inner)) or "").split())
     sentences = re.split(r"(?<=[.!?])\s+", doc)
     return " ".join(s for s in sentences if s and not SOFTWARE.search(s))

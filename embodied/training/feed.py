@@ -17,7 +17,7 @@ from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.env import VecEnv
+from embodied.core.env import HasLevels, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import (
     AugmentsEnv,
@@ -29,6 +29,7 @@ from embodied.core.reward import (
 )
 from embodied.core.spec import require_same
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import Dataset, chunks, joined, transitions
 from embodied.learners.learner import Learner
@@ -86,7 +87,8 @@ class Feed:
             raise ConfigError("a teacher chooses what is played; this learner plays nothing")
         assert config.teacher is not None
         seed, folder = distributed.own_seed(config.seed), Path(config.output)
-        levels = getattr(self.env, "levels", None)
+        levelled = find_protocol(self.env, HasLevels)
+        levels = None if levelled is None else levelled.levels
         teacher: Teacher = build(
             config.teacher,
             spec=self.env.spec,

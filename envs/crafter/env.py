@@ -134,7 +134,7 @@ class Crafter(VecEnv):
     def describe(self, row: int = 0) -> str:
         return self._pool.ask("tell", row)
 
-    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+    def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
         """What the steps from observations `before` to `after` changed, a sentence each; "" where
         nothing is worth one."""
         return happened(before, after)

@@ -71,7 +71,9 @@ class Magnet(Wrapper):
         if not ((asked >= 0) & (asked <= 1)).all():
             raise ValueError("Magnet: task vectors have to be in [0, 1]")
         self.memory[HELP] = torch.where(rows, asked, self.memory[HELP])
-        return self.seen(self.env.reset(seed, None if task is None else task[:, :-1], mask))
+        return self.transform_obs(
+            self.env.reset(seed, None if task is None else task[:, :-1], mask)
+        )
 
     def step(self, action: Tensor) -> Step:
         help_, pull = self.memory[HELP], (action[:, -1].clamp(-1, 1) + 1) / 2
@@ -84,7 +86,9 @@ class Magnet(Wrapper):
         following = {**step.next_obs, HELP: help_[:, None].clone()}
         self.memory[HELP] = help_.masked_fill(step.ended, 0)
         log = {**step.log, HELP: help_}
-        return replace(step, obs=self.seen(step.obs), next_obs=following, reward=reward, log=log)
+        return replace(
+            step, obs=self.transform_obs(step.obs), next_obs=following, reward=reward, log=log
+        )
 
     def force(self, help_: Any, pull: Any) -> Any:
         """What is applied to the object now, [B, 3] (N)."""
@@ -100,7 +104,7 @@ class Magnet(Wrapper):
         held = config.damping * speed * (near > 0)
         return help_[:, None] * self._mass * (strength * way / np.maximum(far, 1e-6) - held)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, HELP: self.memory[HELP][:, None].clone()}
 
 

@@ -127,7 +127,7 @@ class Fr3Warp(VecEnv):
             self._complain(action, reward, next_obs, lost)
         self._obs = next_obs
         if some:
-            self.leaving(ended)
+            self._notify_before_reset(ended)
             self._begin(ended, None)
             self._obs = where(ended, self._observe(self.view()), next_obs)
         return Step(self._obs, next_obs, reward, won, late, log)

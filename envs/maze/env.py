@@ -118,7 +118,7 @@ class Maze(VecEnv):
         reward = (won * (1 - 0.9 * self.age / self.config.horizon)).astype(np.float32)
         obs = following = self._observe()
         if (won | late).any():
-            self.leaving(torch.from_numpy(won | late))
+            self._notify_before_reset(torch.from_numpy(won | late))
             self._begin((won | late).nonzero()[0], None)
             obs = self._observe()
         arrived = torch.from_numpy(won)

@@ -86,17 +86,17 @@ class MiniGrid(VecEnv):
     def describe(self, row: int = 0) -> str:
         return self.world.describe(row)
 
-    def happened(self, before: Tensors, after: Tensors) -> list[str]:
+    def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
         """What the steps from observations `before` to `after` changed, a sentence each; "" where
         nothing is worth one."""
         return happened(before, after)
 
-    def beacons(self) -> Guide:
+    def subgoals(self) -> Guide:
         """What can be asked and checked of subgoals in this world's levels."""
         return Guide(self.world.limit, self.world.missions)
 
-    def before_reset(self, call: Callable[[Tensor], None]) -> None:
-        self.world.before_reset(call)
+    def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
+        self.world.add_pre_reset_hook(call)
 
     def close(self) -> None:
         self.world.close()

@@ -78,7 +78,7 @@ class Rows(VecEnv):
         self._now = following
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
-            self.leaving(torch.from_numpy(terminated | truncated))
+            self._notify_before_reset(torch.from_numpy(terminated | truncated))
             self._now = replace_rows(following, ended, self._begin(ended, None, None))
         return Step(
             obs=self._now,

@@ -144,7 +144,7 @@ class MujocoVecEnv(VecEnv):
         rows = np.flatnonzero(outcome.terminated | truncated)
         self._obs = next_obs
         if len(rows):
-            self.leaving(torch.from_numpy(outcome.terminated | truncated))
+            self._notify_before_reset(torch.from_numpy(outcome.terminated | truncated))
             self._begin(rows, None)
             self._obs = _replaced(next_obs, rows, self._observe(rows))
         return Step(

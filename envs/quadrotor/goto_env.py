@@ -116,7 +116,7 @@ class QuadrotorGoto(VecEnv):
         following = self._observe(None)
         self._obs = following
         if truncated.any():
-            self.leaving(truncated)
+            self._notify_before_reset(truncated)
             rows = truncated.nonzero().flatten()
             self._begin(rows)
             self._obs = self._with(following, rows)

@@ -141,7 +141,7 @@ class Quadrotor(VecEnv):
         self._obs = following
         ended = (terminated | truncated).nonzero().flatten()
         if len(ended):
-            self.leaving(terminated | truncated)
+            self._notify_before_reset(terminated | truncated)
             self._begin(ended, None)
             self._obs = self._with(following, ended)
         log = {"success": truncated}

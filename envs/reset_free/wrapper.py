@@ -112,7 +112,7 @@ class Practice(Wrapper):
         if bool(ended.any()) or bool(facts.reached.any()):
             following = copied(step.next_obs)  # on its way to the goal that it had
             if bool((ended & ~step.ended).any()):
-                self.leaving(ended & ~step.ended)
+                self._notify_before_reset(ended & ~step.ended)
             obs, aside, more = self._between(ended, facts.reached)
             manual = manual | more
         log = {k: v for k, v in step.log.items() if k != "success"}

@@ -30,7 +30,7 @@ def robot(task: str, album: Album, seed: int, tracks: int, shown: Progress) -> N
             {row: env.photographs(torch.tensor([row]), album.size)[0] for row in numbers(over)}
         )
 
-    env.before_reset(leave)
+    env.add_pre_reset_hook(leave)
     number, alive = torch.arange(rows), torch.ones(rows, dtype=torch.bool)
     while not album.full and alive.any():
         named = elements(env, obs)

@@ -33,7 +33,7 @@ def rooms(album: Album, seed: int, tracks: int, shown: Progress) -> None:
             {row: env.photographs(torch.tensor([row]), album.size)[0] for row in numbers(over)}
         )
 
-    env.before_reset(leave)
+    env.add_pre_reset_hook(leave)
     alive, carry = torch.ones(rows, dtype=torch.bool), planner.initial(rows)
     while not album.full and alive.any():
         named = level(obs)

@@ -136,7 +136,7 @@ class ContactMaze(VecEnv):
         log = {"success": won, "violated": violated, "force": peak}
         if not ended.any():
             return Step(following, following, reward, won | violated, late, log)
-        self.leaving(ended)
+        self._notify_before_reset(ended)
         self._begin(ended)
         return Step(self._obs(), following, reward, won | violated, late, log)
 

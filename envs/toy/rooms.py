@@ -114,7 +114,7 @@ class Rooms(VecEnv):
         late = self.age >= self.config.horizon
         obs = following = self._observe()
         if late.any():
-            self.leaving(torch.from_numpy(late))
+            self._notify_before_reset(torch.from_numpy(late))
             self._begin(late.nonzero()[0])
             obs = self._observe()
         ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)

@@ -74,7 +74,7 @@ class TwoGap(VecEnv):
         won = (self.place - torch.tensor(GOAL)).norm(dim=1) < NEAR
         late = (self.age >= self.horizon) & ~won
         if (won | late).any():
-            self.leaving(won | late)
+            self._notify_before_reset(won | late)
             self._begin(won | late)
         obs = {"state": self.place.clone()}
         return Step(obs, following, won.float(), won, late, {"success": won})

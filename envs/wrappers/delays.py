@@ -47,18 +47,18 @@ class ObservationDelay(Wrapper):
             self.lags.seed(seed, rows)
         obs = self.env.reset(seed, task, mask)
         self._begin(obs, rows)
-        return self.seen(obs)
+        return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         self.past.push(step.next_obs)
-        following = obs = self.seen(step.next_obs)
+        following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self._begin(step.obs, step.ended)
-            obs = self.seen(step.obs)
+            obs = self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         lag = self.memory["lag"]
         return {**obs, **{name: self.past.at(name, lag) for name in self.past.names}}
 
@@ -103,18 +103,18 @@ class ActionDelay(Wrapper):
         if seed is not None:
             self.lags.seed(seed, rows)
         self._begin(rows)
-        return self.seen(self.env.reset(seed, task, mask))
+        return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
         self.past.push({"action": action})
         step = self.env.step(self.past.at("action", self.memory["lag"]))
-        following = obs = self.seen(step.next_obs)
+        following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self._begin(step.ended)
-            obs = self.seen(step.obs)
+            obs = self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         if "sent" not in self.spec.obs or "sent" in self.env.spec.obs:
             return obs
         return {**obs, "sent": self.memory["past/action"][:, : self.config.high].flatten(1)}
@@ -149,18 +149,18 @@ class FrameStack(Wrapper):
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
         self.past.restart(obs, self.rows(mask))
-        return self.seen(obs)
+        return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         self.past.push(step.next_obs)
-        following = obs = self.seen(step.next_obs)
+        following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self.past.restart(step.obs, step.ended)
-            obs = self.seen(step.obs)
+            obs = self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, **{name: self._history(name) for name in self.past.names}}
 
     def _history(self, name: str) -> Tensor:

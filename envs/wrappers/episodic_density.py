@@ -71,7 +71,7 @@ class Familiar(Wrapper):
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
         self._forget(self.rows(mask))
-        return self.seen(obs)
+        return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
         step, memory = self.env.step(action), self.memory
@@ -79,18 +79,18 @@ class Familiar(Wrapper):
         shown = functional.one_hot(picture, self.symbols).float()
         memory["counts"] = memory["counts"] + shown * memory["counting"][:, None, None]
         memory["age"] = memory["age"] + 1
-        following = self.seen(step.next_obs)
+        following = self.transform_obs(step.next_obs)
         if not step.ended.any():
             return replace(step, obs=following, next_obs=following)
         self._forget(step.ended)
-        return replace(step, obs=self.seen(step.obs), next_obs=following)
+        return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
 
     def _forget(self, rows: Tensor) -> None:
         memory = self.memory
         memory["counts"] = memory["counts"] * ~rows[:, None, None]
         memory["age"] = memory["age"] * ~rows
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         counts = self.memory["counts"]
         total = counts.sum(2, keepdim=True)
         theta = (counts / total.clamp(min=1)).clamp(min=self.config.floor)

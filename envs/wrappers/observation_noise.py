@@ -63,19 +63,19 @@ class ObservationNoise(Wrapper):
             self.streams.seed(seed ^ (self.depth << 40), rows)
         obs = self.env.reset(seed, task, mask)
         self._begin(rows)
-        return self.seen(obs)
+        return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
         self.streams.state = self.memory["generator"]
         step = self.env.step(action)
         self.memory["noise"] = self._drawn(None) * self.deviation
-        following = obs = self.seen(step.next_obs)
+        following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self._begin(step.ended.nonzero().flatten())
-            obs = self.seen(step.obs)
+            obs = self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         off = (self.memory["bias"] + self.memory["noise"]) @ self.mixing
         return {**obs, self.leaf: obs[self.leaf] + off}
 

@@ -48,15 +48,15 @@ class Partial(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        return self.seen(self.env.reset(seed, task, mask))
+        return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        following = self.seen(step.next_obs)
-        obs = following if step.obs is step.next_obs else self.seen(step.obs)
+        following = self.transform_obs(step.next_obs)
+        obs = following if step.obs is step.next_obs else self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         parts = {name: obs[name].index_select(1, index) for name, index in self.index.items()}
         return {**obs, **parts}
 

@@ -52,7 +52,7 @@ class TimeLimit(Wrapper):
         if not late.any():
             return step
         following = copied(step.next_obs)
-        self.leaving(late)
+        self._notify_before_reset(late)
         obs = self.env.reset(mask=late)
         return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late)
 
@@ -141,7 +141,7 @@ class NanGuard(Wrapper):
         self.obs = self.env.reset(seed, task, mask)
         return self.obs
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         self.obs = obs
         return obs
 

@@ -118,7 +118,7 @@ class RealEnv(VecEnv):
             if won or late:
                 self.dozing.asleep()
                 self.guest.rest()  # who looks now may take their time
-                self.leaving(torch.tensor([True]))
+                self._notify_before_reset(torch.tensor([True]))
                 self._begin()
                 self._obs = self._shown()
             else:

@@ -61,7 +61,7 @@ def test_on_the_way_to_a_pickaxe() -> None:
     for _ in range(400):
         action, carry = player.act(obs, carry, player.draw(4))
         step = env.step(action[:, 0])
-        for row, text in enumerate(env.happened(obs, step.next_obs)):
+        for row, text in enumerate(env.event_captions(obs, step.next_obs)):
             said[row] += [text] if text and not over[row] else []
         obs, over = step.obs, over | step.ended
         if over.all():

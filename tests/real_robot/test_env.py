@@ -50,7 +50,7 @@ def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: Rea
     obs, first = env.reset(), torch.tensor([True])
     goals, ends = [], []
     left: list[torch.Tensor] = []
-    env.before_reset(left.append)
+    env.add_pre_reset_hook(left.append)
     for _ in range(200):
         step = env.step(actor(obs, first))
         assert step.reward.item() == step.terminated.item() == step.log["success"].item()

@@ -85,7 +85,7 @@ def test_the_bonus_is_added_to_the_worlds_reward(tmp_path: Path) -> None:
 
 def doorkey(env: MiniGrid) -> tuple[Tensors, Any]:
     env.reset(0)
-    return env.whole(), env.beacons()
+    return env.whole(), env.subgoals()
 
 
 def test_what_is_not_there_is_no_subgoal() -> None:

@@ -7,8 +7,8 @@ language model that reads the level (`chat`), or the world's own planner, an ora
 nothing of this, and nobody is needed once it has learned. Source: Words as Beacons (Ruiz-Gonzalez
 et al., 2024), and its model of error: a subgoal is right with probability `accuracy`.
 
-The world names and checks subgoals: `env.beacons()` gives a `Guide`. It has to show its whole level
-(env.privileged=true). Only decisions of one step see every subgoal.
+The environment proposes and checks subgoals: `env.subgoals()` returns a `Guide`. It has to observe
+the whole level (env.privileged=true). Only decisions of one step see every subgoal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import HasSubgoals, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.llm.client import open_chat
 from embodied.rewards.language.subgoals import Guide, Kind, Planner
 
@@ -67,10 +67,10 @@ class Beacons:
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with the bonus of every step; ConfigError where it has no subgoals."""
-        beacons = getattr(env, "beacons", None)
-        if beacons is None:
-            raise ConfigError("this world has no subgoals for reward=beacons; MiniGrid has")
-        return Led(env, beacons(), self.planner, self.config)
+        source = find_protocol(env, HasSubgoals)
+        if source is None:
+            raise ConfigError("this environment has no subgoals for reward=beacons; MiniGrid has")
+        return Led(env, source.subgoals(), self.planner, self.config)
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count what was reached."""
@@ -157,7 +157,7 @@ class Led(Wrapper):
         following = {**step.next_obs, BONUS: paid}
         return replace(step, obs=self._with(step.obs), next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         self.whole = under(obs, "privileged")
         return self._with(obs)
 

@@ -92,7 +92,7 @@ class Numbered(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        return self.seen(self.env.reset(seed, task, mask))
+        return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -106,7 +106,7 @@ class Numbered(Wrapper):
         following = {**_without(step.next_obs, self.hidden), NUMBER: after}
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return {**_without(obs, self.hidden), NUMBER: self._keep(obs)}
 
     def _keep(self, obs: Tensors) -> Tensor:

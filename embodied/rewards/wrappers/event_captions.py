@@ -2,7 +2,7 @@
 
 A world that can say what happened has a method
 
-    happened(before: Tensors, after: Tensors) -> list[str]
+    event_captions(before: Tensors, after: Tensors) -> list[str]
 
 over the observations before and after a step, one sentence a row and "" for nothing. Any other is
 asked to `describe` every row after every step, which costs more and repeats itself less. Added are
@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import HasEventCaptions, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.rewards.wrappers.render_caption import CAPTION, Captions, captioned
 
 TIMES = "privileged/times"
@@ -31,8 +31,10 @@ MOST = 2**31 - 1
 def told(env: VecEnv, captions: Captions) -> VecEnv:
     """`env` with captions of its steps and their counts; number 0 is the empty caption."""
     captions.of("")
-    happened = getattr(env, "happened", None)
-    return Counted(captioned(env, captions) if happened is None else Told(env, captions, happened))
+    source = find_protocol(env, HasEventCaptions)
+    if source is None:
+        return Counted(captioned(env, captions))
+    return Counted(Told(env, captions, source.event_captions))
 
 
 class Told(Wrapper):
@@ -63,7 +65,7 @@ class Told(Wrapper):
         self.memory = {"caption": numbers.masked_fill(step.ended, 0)}
         return replace(step, obs=self._with(step.obs), next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         self.before = obs
         return self._with(obs)
 
@@ -100,7 +102,7 @@ class Counted(Wrapper):
             self._begin(step.ended)
         return replace(step, obs=self._with(step.obs), next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return self._with(obs)
 
     def _begin(self, rows: Tensor) -> None:

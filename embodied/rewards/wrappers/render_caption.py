@@ -33,7 +33,7 @@ class Watched(Wrapper):
         self.name, self.look = name, look
         self.every = torch.arange(self.num_envs)
         self.ends: dict[int, Tensor] = {}
-        env.before_reset(self._keep)
+        env.add_pre_reset_hook(self._keep)
 
     def _keep(self, rows: Tensor) -> None:
         """The first time in a step counts: a repeated action may end a row twice."""
@@ -44,7 +44,7 @@ class Watched(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        return self.seen(self.env.reset(seed, task, mask))
+        return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
         self.ends = {}
@@ -64,7 +64,7 @@ class Watched(Wrapper):
         following = {**step.next_obs, self.name: after}
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, self.name: self.look(self.every).to(self.device)}
 
 

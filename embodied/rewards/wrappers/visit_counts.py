@@ -63,7 +63,7 @@ class Visits(Wrapper):
         obs, following = {**step.obs, VISITS: now}, {**step.next_obs, VISITS: after}
         return replace(step, obs=obs, next_obs=following)
 
-    def seen(self, obs: Tensors) -> Tensors:
+    def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, VISITS: self._look(obs)[1].to(self.device)}
 
     def _counted(self, obs: Tensors, who: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Placed(Wrapper):
         following = {key: value.clone() for key, value in step.next_obs.items()}
         obs = step.obs
         if late.any():
-            self.leaving(late)
+            self._notify_before_reset(late)
             obs = self.env.reset(mask=late)
         self._tell(over.nonzero().flatten())
         obs = self._place(obs, over)

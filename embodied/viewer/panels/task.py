@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from viser import ViserServer
 
+from embodied.core.env import HasTaskParameters
+from embodied.core.wrapper import find_protocol
 from embodied.viewer.panels.task_map import MapPanel
 from embodied.viewer.session.history import density_of
 
@@ -95,7 +97,8 @@ def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
     """
     leaf = env.spec.task
     names = leaf.names or tuple(f"task {i}" for i in range(leaf.size))
-    known = {each.name: each for each in getattr(env, "parameters", ())}
+    native = find_protocol(env, HasTaskParameters)
+    known = {each.name: each for each in (() if native is None else native.parameters)}
     return [
         (name, known[name].low, known[name].high, known[name].unit)
         if name in known

@@ -14,8 +14,10 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from embodied.core.env import HasScene
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import find_protocol
 
 HINGE, SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 
@@ -32,7 +34,7 @@ class Posed:
     @classmethod
     def of(cls, world: Any, spec: Spec) -> Posed | None:
         """For the model of `world`, as observed by `spec`; None where they do not go together."""
-        if not hasattr(world, "scene"):
+        if find_protocol(world, HasScene) is None:
             return None
         world.reset(0)
         model, data = world.scene(0)

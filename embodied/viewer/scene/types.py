@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.env import VecEnv
+from embodied.core.env import HasSapienScene, HasScene, VecEnv
+from embodied.core.wrapper import find_protocol
 from embodied.viewer.scene.shapes import Mesh
 
 Array = NDArray[np.floating]
@@ -83,7 +84,7 @@ def look_at(env: VecEnv) -> Look | None:
     model unwrapped. Engines are imported for their own worlds only.
     """
     world: Any = env
-    if hasattr(world, "sub_scene"):
+    if find_protocol(env, HasSapienScene) is not None:
         from embodied.viewer.scene.sapien import SapienLook
 
         try:
@@ -93,7 +94,7 @@ def look_at(env: VecEnv) -> Look | None:
         return SapienLook(lambda: world.sub_scene(0))
     inner: Any = getattr(next(iter(getattr(world, "envs", ())), None), "unwrapped", None)
     bare = type(getattr(inner, "model", None)).__module__.startswith("mujoco.")
-    if not (bare or hasattr(world, "scene")):
+    if not bare and find_protocol(env, HasScene) is None:
         return None
     from embodied.viewer.scene.mujoco import MujocoLook
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import nearest
-from embodied.core.env import NotSavable, Step, VecEnv
+from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import find_protocol
 from embodied.viewer.launch import Run, ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.session.disturbances import Pushes, Senses, said_of
@@ -229,7 +230,8 @@ class Player:
     @property
     def drawn_task(self) -> list[float] | None:
         """The running episode's task vector, where the environment shows it."""
-        task = getattr(self.env, "task", None)
+        source = find_protocol(self.env, HasCurrentTask)
+        task = None if source is None else source.task
         if self.env.spec.task is None or task is None or len(task) != 1:
             return None if self.task is None else self.task.tolist()
         return [float(value) for value in task[0]]

@@ -76,7 +76,7 @@ class Recorded(VecEnv):
         log |= self._safety(at)
         reward = tape["reward"][at : at + 1].float()
         if self.at >= self.steps:
-            self.leaving(torch.ones(1, dtype=torch.bool))
+            self._notify_before_reset(torch.ones(1, dtype=torch.bool))
             flags[1] = ~flags[0]
         obs = following
         return Step(obs, following, reward, flags[0], flags[1], log)

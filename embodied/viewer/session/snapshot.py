@@ -67,7 +67,7 @@ class Witness:
             self.look = None if found is None else LightLook(found)
         except NoScene as error:
             self.flat = f"No 3D scene: {error}"
-        env.before_reset(self._leaving)
+        env.add_pre_reset_hook(self._leaving)
 
     def see(self, shown: Tensors) -> Sight:
         """What is there now; `shown` are the observations, for worlds that are looked at so."""
