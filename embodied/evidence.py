@@ -1,6 +1,6 @@
 """Evidence: small honest experiments, each a YAML file, run over seeds and written down as a table.
 
-    python -m embodied.evidence [STUDY ...]      (all of tests/learning without names)
+    python -m embodied.evidence [STUDY ...]      (all of studies without names)
 
 A study names its commands; every arm runs once a seed, arms in order (a later one may start from
 an earlier one's folder), seeds side by side. What has finished is not run again. Results go to
@@ -32,7 +32,7 @@ from embodied.core.checkpoint import git_revision
 from embodied.evaluation.statistics import bootstrap_interval, iqm
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDIES = ROOT / "tests" / "learning"
+STUDIES = ROOT / "studies"
 TABLE = ROOT / "docs" / "evidence.md"
 
 
@@ -215,7 +215,7 @@ def write_table() -> None:
         "Each method against its own baseline, same steps, same starts; interquartile mean over",
         "seeds, then every seed's score. The difference is paired by seed, with its 95% bootstrap",
         "interval. Minutes are one seed's, on one thread of a shared two-core machine.",
-        "Made by `make evidence` from `tests/learning/*.yaml`; raw numbers in `docs/evidence/`.",
+        "Made by `make evidence` from `studies/*.yaml`; raw numbers in `docs/evidence/`.",
         "",
         "| method | task | seeds | baseline | result | difference | min | date, commit |",
         "|---|---|---|---|---|---|---|---|",

@@ -19,7 +19,7 @@ from envs.minigrid.env import Config, MiniGrid
 from policies.scripted.minigrid import Config as PlannerConfig
 from policies.scripted.minigrid import Planner
 
-RECORDED = Path(__file__).parents[1] / "learning" / "recorded" / "beacons_scripted.jsonl"
+RECORDED = Path(__file__).parents[2] / "studies" / "recorded" / "beacons_scripted.jsonl"
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
 
 
