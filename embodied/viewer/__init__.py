@@ -2,5 +2,5 @@
 
 # First, as it says how MuJoCo draws, which counts only before MuJoCo itself is imported.
 import envs as envs
-from embodied.viewer.launch import ViewerError as ViewerError
 from embodied.viewer.launch import serve as serve
+from embodied.viewer.run_folder import ViewerError as ViewerError

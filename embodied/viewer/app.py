@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from embodied.viewer.launch import HOST, ViewerError
 from embodied.viewer.panels.page import SPEEDS, Page
+from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
+from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.page_thread import Served
 from embodied.viewer.server.server import Door
 from embodied.viewer.session.disturbances import ROBOT
@@ -146,6 +147,10 @@ class Viewer(Served):
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""
         self.do(lambda: self.page.refresh(force=True))
+
+    def redraw(self) -> None:
+        """Mark every part of the page as stale."""
+        self.page.changed()
 
     def press(self, command: Callable[[], None]) -> None:
         """Like `ask`, for the page: what goes wrong is said there."""

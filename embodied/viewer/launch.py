@@ -6,13 +6,12 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from embodied.core.build import ConfigError, build
+from embodied.core.build import build
+from embodied.viewer.run_folder import Run, ViewerError, read_run
+from embodied.viewer.server.auth_proxy import HOST
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
@@ -20,29 +19,7 @@ if TYPE_CHECKING:
     from embodied.viewer.session.overlays import Judge
     from embodied.viewer.session.session import Session
 
-HOST = "127.0.0.1"
 Say = Callable[[str], None]
-
-
-class ViewerError(ConfigError):
-    """The viewer cannot start, in one line that says what to type."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run folder holds for the viewer: its environment's node, how many steps of a chunk it
-    executes (None: all), its checkpoint folders, oldest first, the one to begin with, and the
-    run's own `folder`."""
-
-    env: dict[str, Any]
-    execute: int | None
-    checkpoints: tuple[Path, ...]
-    chosen: Path
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
 
 
 def serve(
@@ -195,29 +172,6 @@ def require_viser() -> None:
             raise
         line = "the viewer needs viser; type: pip install 'embodied-rl[view]'"
         raise ViewerError(line) from error
-
-
-def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
-    """What `path`, a run folder or one checkpoint in it, holds; ViewerError where it is no run."""
-    from embodied.core.checkpoint import find
-
-    if not path.is_dir():
-        raise ViewerError(f"{path} is not a folder; give a run folder (it holds run.yaml)")
-    chosen = find(path)
-    root = path if chosen != path else path.parent.parent
-    file, node = root / "run.yaml", {}
-    if file.exists():
-        try:
-            node = yaml.safe_load(file.read_text())
-        except yaml.YAMLError as error:
-            raise ViewerError(f"{file} is not YAML ({str(error).splitlines()[0]})") from error
-    elif env_node is None:
-        raise ViewerError(f"{root} has no run.yaml; name its environment with env=...")
-    if env_node is None and "env" not in node:
-        raise ViewerError(f"{file} has no env; name its environment with env=...")
-    every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
-    env = dict(node["env"] if env_node is None else env_node)
-    return Run(env, node.get("execute"), every or (chosen,), chosen, root)
 
 
 def require_port(port: int, host: str = HOST) -> None:

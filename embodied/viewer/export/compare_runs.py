@@ -16,7 +16,7 @@ from embodied.evaluation.statistics import rate, wilson
 from embodied.reports.run_report import PAGE, STYLE
 from embodied.reports.svg import COLOURS, Point, coloured, framed, legend, number, svg
 from embodied.training.logger import read_metrics
-from embodied.viewer.launch import ViewerError
+from embodied.viewer.run_folder import ViewerError
 
 SHOWN = ("eval/success", "eval/return", "eval/length", "train/success", "train/return")
 """Curves that come first."""

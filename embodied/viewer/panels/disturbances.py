@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from viser import ViserServer
 
+from embodied.viewer.controls import Controls
 from embodied.viewer.session.disturbances import LATEST
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 NOTHING = "nothing"
 
@@ -17,7 +15,7 @@ NOTHING = "nothing"
 class TrialPanel:
     """The controls for it; what is set holds from the next step on."""
 
-    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+    def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.viewer, self.session = viewer, viewer.session
         if self.session.counts != "seed":
             return  # What is recorded has happened.

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from viser import Icon, ViserServer
 
+from embodied.viewer.controls import Controls
 from embodied.viewer.export.export import replay_of
 from embodied.viewer.panels.disturbances import TrialPanel
 from embodied.viewer.panels.main_view import Stage
@@ -24,9 +25,6 @@ from embodied.viewer.panels.steering import MindPanel
 from embodied.viewer.panels.task import TaskPanel
 from embodied.viewer.panels.timeline import Timeline
 from embodied.viewer.scene.drag import Touch
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 SPEEDS = (0.1, 5.0)
 
@@ -54,7 +52,7 @@ class Refresh:
 class Page:
     """Everything that one sees; `changed` and `begun` say what became stale."""
 
-    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+    def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
         self.spec = self.session.spec
         self.stage = Stage(server, self.session)
@@ -66,7 +64,7 @@ class Page:
         self.sliders = self.task.sliders
         self.trials = TrialPanel(server, viewer)
         self.touch = [
-            Touch(viewer, scene, each)
+            Touch(viewer, scene, each, lambda: self.trials.strength.value)
             for scene, each in zip(self.stage.scenes, self.session.both, strict=False)
         ]
         self._camera_part()

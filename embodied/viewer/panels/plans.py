@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from viser import ViserServer, uplot
 
-from embodied.viewer.launch import Run
 from embodied.viewer.panels.main_view import ROOTS
 from embodied.viewer.panels.plots import COLOURS
+from embodied.viewer.run_folder import Run
 from embodied.viewer.scene.types import Array
 from embodied.viewer.session.history import History, history_of
 from embodied.viewer.session.policies import label

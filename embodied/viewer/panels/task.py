@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from viser import ViserServer
 
 from embodied.core.env import HasTaskParameters
 from embodied.core.wrapper import find_protocol
+from embodied.viewer.controls import Controls
 from embodied.viewer.panels.task_map import MapPanel
 from embodied.viewer.session.history import density_of
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 
 class TaskPanel:
     """A slider for each element of the task; moving one begins the episode again with it."""
 
-    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+    def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.viewer, self.session = viewer, viewer.session
         self.sliders: list[Any] = []
         self.ranges: list[tuple[float, float]] = []

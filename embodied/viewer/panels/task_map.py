@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from viser import ViserServer
 
 from embodied.teachers import episode_log
+from embodied.viewer.controls import Controls
 from embodied.viewer.panels.task_image import Axis, Board, map_picture, meant
 from embodied.viewer.scene.types import Eye
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 NODE = "/task_map"
 
@@ -22,7 +20,7 @@ class MapPanel:
     set the same task."""
 
     def __init__(
-        self, server: ViserServer, viewer: Viewer, ranges: list[tuple[str, float, float, str]]
+        self, server: ViserServer, viewer: Controls, ranges: list[tuple[str, float, float, str]]
     ) -> None:
         self.server, self.viewer, self.session = server, viewer, viewer.session
         self.axes = {each[0]: Axis(i, *each) for i, each in enumerate(ranges)}
@@ -40,7 +38,7 @@ class MapPanel:
         past = None if run is None else episode_log.read(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
-            control.on_update(lambda _: viewer.press(lambda: viewer.page.changed()))
+            control.on_update(lambda _: viewer.press(lambda: viewer.redraw()))
 
     def draw(self) -> None:
         """The map as it is now, while it is switched on."""

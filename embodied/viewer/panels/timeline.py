@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
+from embodied.viewer.controls import Controls
 from embodied.viewer.session.episode import Episode
 from embodied.viewer.session.session import Session
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 MARKS = 12
 """Successes, and times that safety began to act, that are marked: more would hide the slider."""
@@ -21,7 +19,7 @@ MARKS = 12
 class Timeline:
     """`show` sends where the session is."""
 
-    def __init__(self, server: ViserServer, viewer: Viewer) -> None:
+    def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.server, self.viewer = server, viewer
         self.slider = server.gui.add_slider(
             "Moment",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from embodied.viewer.launch import HOST
 from embodied.viewer.robot.monitor import Deployed
 from embodied.viewer.robot.page import DeployedPage
+from embodied.viewer.server.auth_proxy import HOST
 from embodied.viewer.server.page_thread import Served, shown
 from embodied.viewer.server.server import Door
 

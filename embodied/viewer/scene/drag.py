@@ -6,24 +6,25 @@ that is clicked gets a push away from whoever looks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from viser import MeshHandle
 
+from embodied.viewer.controls import Controls
 from embodied.viewer.scene.viser_scene import Scene
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
-
-if TYPE_CHECKING:
-    from embodied.viewer.app import Viewer
 
 
 class Touch:
     """Handles on the meshes of `scene`, the world of `player`."""
 
-    def __init__(self, viewer: Viewer, scene: Scene, player: Player) -> None:
-        self.viewer, self.scene, self.player = viewer, scene, player
+    def __init__(
+        self, viewer: Controls, scene: Scene, player: Player, strength: Callable[[], float]
+    ) -> None:
+        self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
         self.loose = {name for name in player.pushes.names if name != ROBOT}
         self.links = set(player.pushes.links())
         if self.loose or self.links:
@@ -56,6 +57,6 @@ class Touch:
 
         async def clicked(event: Any) -> None:
             way = np.asarray(event.ray_direction, np.float64)
-            viewer.press(lambda: viewer.shove(player, name, way, viewer.page.trials.strength.value))
+            viewer.press(lambda: viewer.shove(player, name, way, self.strength()))
 
         mesh.on_click(clicked)

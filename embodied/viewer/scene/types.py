@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.env import HasSapienScene, HasScene, VecEnv
-from embodied.core.wrapper import find_protocol
 from embodied.viewer.scene.shapes import Mesh
 
 Array = NDArray[np.floating]
@@ -73,32 +71,6 @@ class Look(Protocol):
 
 class NoScene(RuntimeError):
     """This kind of world has a scene, but as it is set up there is none here."""
-
-
-def look_at(env: VecEnv) -> Look | None:
-    """The scene of row 0, or None where the world has none that can be drawn in 3D.
-
-    Raises NoScene where the world itself refuses to show it (its rows are in other processes).
-
-    Our MuJoCo worlds have `scene(row)`, those on SAPIEN `sub_scene(row)`; a Gymnasium one holds its
-    model unwrapped. Engines are imported for their own worlds only.
-    """
-    world: Any = env
-    if find_protocol(env, HasSapienScene) is not None:
-        from embodied.viewer.scene.sapien import SapienLook
-
-        try:
-            world.sub_scene(0)
-        except ValueError as error:
-            raise NoScene(str(error)) from error
-        return SapienLook(lambda: world.sub_scene(0))
-    inner: Any = getattr(next(iter(getattr(world, "envs", ())), None), "unwrapped", None)
-    bare = type(getattr(inner, "model", None)).__module__.startswith("mujoco.")
-    if not bare and find_protocol(env, HasScene) is None:
-        return None
-    from embodied.viewer.scene.mujoco import MujocoLook
-
-    return MujocoLook(lambda: (inner.model, inner.data) if bare else world.scene(0))
 
 
 def around(places: Array) -> Eye:

@@ -17,6 +17,8 @@ HEAD = 16_384
 """Bytes that a request may have."""
 PATIENCE = 20.0
 """Seconds in which it has to be said."""
+HOST = "127.0.0.1"
+"""The default address: this machine only."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 COOKIE = "embodied_view"
 SILENT = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)

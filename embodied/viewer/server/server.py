@@ -11,8 +11,7 @@ import socket
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
 
-from embodied.viewer.launch import HOST
-from embodied.viewer.server.auth_proxy import LOCAL, Guard
+from embodied.viewer.server.auth_proxy import HOST, LOCAL, Guard
 from embodied.viewer.server.viser_event_fix import hang
 
 ANYWHERE = ("0.0.0.0", "::")

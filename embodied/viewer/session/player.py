@@ -15,7 +15,7 @@ from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
-from embodied.viewer.launch import Run, ViewerError
+from embodied.viewer.run_folder import Run, ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.session.disturbances import Pushes, Senses, said_of
 from embodied.viewer.session.episode import MOVED, SAFETY, Episode, Mind, Moment

@@ -14,7 +14,7 @@ from embodied.core.checkpoint import load_policy
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.viewer.launch import Run
+from embodied.viewer.run_folder import Run
 from embodied.viewer.session.scripts import script_for
 
 

@@ -18,7 +18,7 @@ from embodied.core.build import build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.viewer.launch import ViewerError
+from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.pose_from_obs import Posed
 from embodied.viewer.session.episode import MOVED, SAFETY
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from embodied.viewer.launch import ViewerError
+from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.session.episode import Moment
 from embodied.viewer.session.player import Player

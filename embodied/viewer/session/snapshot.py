@@ -11,8 +11,9 @@ from torch import Tensor
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.decimate import LightLook
+from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.images import Picture, picture_of
-from embodied.viewer.scene.types import Array, Look, NoScene, Shape, look_at
+from embodied.viewer.scene.types import Array, Look, NoScene, Shape
 
 LARGE, SMALL = (640, 480), (384, 288)
 """Width and height in pixels."""
@@ -63,7 +64,7 @@ class Witness:
         self.described = True
         self._last: Sight | None = None
         try:
-            found = look_at(env)
+            found = detect_scene(env)
             self.look = None if found is None else LightLook(found)
         except NoScene as error:
             self.flat = f"No 3D scene: {error}"
