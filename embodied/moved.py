@@ -61,7 +61,13 @@ def settings(dotted: str, given: Mapping[str, Any]) -> dict[str, Any]:
     new = table()["settings"].get(dotted, {})
     for old in given.keys() & new.keys():
         warn(f"the setting {old} of {dotted}", new[old])
-    return {new.get(key, key): value for key, value in given.items()}
+    named = dict[str, Any]()
+    for key, value in given.items():
+        there = named.get(new.get(key, key))
+        if isinstance(value, Mapping) and isinstance(there, Mapping):  # one half by the old name
+            value = {**there, **value}
+        named[new.get(key, key)] = value
+    return named
 
 
 def attributes(module: str) -> Callable[[str], Any]:

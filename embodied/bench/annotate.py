@@ -22,11 +22,11 @@ from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification
-from embodied.rewards.language.prompts import Reader
+from embodied.rewards.language.prompts import CaptionLabeller
 from embodied.rewards.language.rule_reader import Config as Rules
-from embodied.rewards.language.rule_reader import SimulatedReader
-from embodied.rewards.wrappers.event_captions import told
-from embodied.rewards.wrappers.render_caption import CAPTION, Captions
+from embodied.rewards.language.rule_reader import RuleReader
+from embodied.rewards.wrappers.event_captions import with_event_captions
+from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 from embodied.training.config import RunConfig
 from embodied.training.train import Parts
 from embodied.training.trainer import Every, Keeper
@@ -91,7 +91,7 @@ def training(folder: Path, words: list[str]) -> Block:
     """One batch of steps and its update, by the real loop of the experiment."""
     words = [f"experiment={EXPERIMENT}", f"output={folder}", *words]
     if "reward=null" not in words:
-        words.append(f"reward.judge.latency={LATENCY}")
+        words.append(f"reward.labeller.latency={LATENCY}")
     config: RunConfig = parse(
         RunConfig, compose("train", words).node | {"output": str(folder), "name": "bench"}, "run"
     )
@@ -122,9 +122,9 @@ def waited() -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         free = alone(training(Path(folder), ["reward=null"]), 3)
     env, _ = world()
-    judge = Reader(SimulatedReader(Rules(HELPFUL, latency=LATENCY)), "")
-    captions = Captions()
-    env = told(env, captions)
+    judge = CaptionLabeller(RuleReader(Rules(HELPFUL, latency=LATENCY)), "")
+    captions = CaptionVocabulary()
+    env = with_event_captions(env, captions)
     env.reset(0)
 
     def block() -> int:
@@ -158,7 +158,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
         )
         numbers = experience(reward, reward.augment_env(env), steps)
     told_of = numbers[numbers > 0]
-    judge, texts = SimulatedReader(Rules(HELPFUL)), reward.captions.texts
+    judge, texts = RuleReader(Rules(HELPFUL)), reward.captions.texts
     full = np.array([float(judge.worth(text) > 0) for text in texts])
     rank = spearman(reward.worths(torch.from_numpy(numbers)).numpy(), full[numbers])
     asked = reward.annotator.asked
@@ -174,7 +174,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
 
 def rules() -> dict[str, Any]:
     """The node of a judge without errors or time."""
-    target = "embodied.rewards.language.rule_reader.SimulatedReader"
+    target = "embodied.rewards.language.rule_reader.RuleReader"
     return {"_target_": target, "helpful": list(HELPFUL)}
 
 
@@ -207,7 +207,7 @@ def distilled(repeats: int) -> Comparison:
     """Captions a second of the network that learned from a judge against that judge, a caption a
     call; agreement on pairs of captions in colours that it learned nothing about."""
     model, agreed, held_out = taught(300)
-    reader = Reader(SimulatedReader(Rules(HELPFUL, latency=LATENCY)), "")
+    reader = CaptionLabeller(RuleReader(Rules(HELPFUL, latency=LATENCY)), "")
 
     def ours() -> int:
         for _ in range(20):
@@ -229,12 +229,12 @@ def taught(steps: int) -> tuple[Classification, float, list[str]]:
     it agrees with one who does not about the other two, and the captions in these."""
     known = [said.format(colour) for said in SAID for colour in COLOURS[:4]]
     held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
-    erring = Reader(SimulatedReader(Rules(HELPFUL, error=0.1)), "")
+    erring = CaptionLabeller(RuleReader(Rules(HELPFUL, error=0.1)), "")
     labels = [(one.question, one.value) for one in erring.judge([(text,) for text in known])]
     questions, values = zip(*[(q, v) for q, v in labels if v is not None], strict=True)
     model = Classification(steps, lr=2e-3, batch=32, threshold=0.5, seed=0)
     model.learn(questions, values)
-    return model, agreement(model, SimulatedReader(Rules(HELPFUL)).worth, held_out), held_out
+    return model, agreement(model, RuleReader(Rules(HELPFUL)).worth, held_out), held_out
 
 
 def agreement(model: Classification, worth: Callable[[str], int], captions: list[str]) -> float:

@@ -25,6 +25,8 @@ OLD_METHODS = {
     "before_reset": "add_pre_reset_hook",
     "happened": "event_captions",
     "beacons": "subgoals",
+    "photographs": "render_batch",
+    "views": "num_views",
 }
 """Methods of environments that were renamed; subclasses that define the old names still work."""
 
@@ -116,11 +118,11 @@ class VecEnv(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no camera")
 
     @property
-    def views(self) -> int:
-        """V: how many camera views `photographs` puts side by side."""
+    def num_views(self) -> int:
+        """V: how many camera views `render_batch` puts side by side."""
         return 1
 
-    def photographs(self, rows: Tensor, size: int) -> Tensor:
+    def render_batch(self, rows: Tensor, size: int) -> Tensor:
         """Small, cheap images of the envs `rows` [n] (int64), uint8 [n, size, V size, 3]."""
         shots = [self.render(int(row), size, size) for row in rows]
         return torch.stack(shots) if shots else torch.empty(0, size, size, 3, dtype=torch.uint8)

@@ -72,11 +72,11 @@ class Wrapper(VecEnv):
         return self.env.render(row, width, height)
 
     @property
-    def views(self) -> int:
-        return self.env.views
+    def num_views(self) -> int:
+        return self.env.num_views
 
-    def photographs(self, rows: Tensor, size: int) -> Tensor:
-        return self.env.photographs(rows, size)
+    def render_batch(self, rows: Tensor, size: int) -> Tensor:
+        return self.env.render_batch(rows, size)
 
     def describe(self, row: int = 0) -> str:
         return self.env.describe(row)

@@ -19,7 +19,7 @@ from typing import Any
 
 from embodied.core.atomic_write import sync_folder
 from embodied.llm.chat import Answer, ChatError
-from embodied.llm.request import Question
+from embodied.llm.request import Request
 
 logger = logging.getLogger(__name__)
 Record = dict[
@@ -126,7 +126,7 @@ def answer_from(record: Record) -> Answer:
     )
 
 
-def missing(question: Question, path: Path | str) -> ChatError:
+def missing(question: Request, path: Path | str) -> ChatError:
     """The error for a question that was never recorded."""
     return ChatError(
         f"{path} has no answer of {question.model} to {question.shown} ({question.key[:12]}); "

@@ -10,7 +10,7 @@ from typing import Any
 from embodied.core.build import ConfigError
 from embodied.llm.cache import Cache, answer_from, missing
 from embodied.llm.chat import Answer, Message
-from embodied.llm.request import Question
+from embodied.llm.request import Request
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Config:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Recorded:
+class CachedChat:
     """A question that was never asked is a ChatError that says which."""
 
     def __init__(self, config: Config) -> None:
@@ -51,7 +51,7 @@ class Recorded:
         seed: int = 0,
     ) -> Answer:
         limits = (self.config.max_tokens, self.config.extra)
-        question = Question(self.name, messages, schema, temperature, seed, *limits)
+        question = Request(self.name, messages, schema, temperature, seed, *limits)
         record = self.cache.get(question.key)
         if record is None:
             raise missing(question, self.config.cache)

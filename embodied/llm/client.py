@@ -18,8 +18,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
 from embodied.llm.cache import Cache, Record, answer_from, missing
 from embodied.llm.chat import Answer, BudgetSpent, Chat, ChatError, Message
-from embodied.llm.http import Limits, Refused, Wire
-from embodied.llm.request import Question, obeying
+from embodied.llm.http import HttpClient, HttpError, Limits
+from embodied.llm.request import Request, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Reply:
     repaired: bool = False
 
 
-class Endpoint:
+class ChatClient:
     """A wrong answer is shown to the model with what is wrong with it, once; a second one, or a
     refusal, is a ChatError. The cache remembers those too."""
 
@@ -63,7 +63,7 @@ class Endpoint:
             raise ConfigError("recorded=true needs the file of recorded answers: cache=FILE")
         self.config, self.name = config, config.model
         self.structured = config.structured
-        self.wire = None if config.recorded else Wire(config.url, config.key, config.limits)
+        self.wire = None if config.recorded else HttpClient(config.url, config.key, config.limits)
         self.cache = None if config.cache is None else Cache(config.cache)
 
     def ask(
@@ -77,7 +77,7 @@ class Endpoint:
         """See `Chat`. BudgetSpent where a limit is reached; what is remembered is still free."""
         config = self.config
         limits = (config.max_tokens, config.extra)
-        question = Question(self.name, messages, schema, temperature, seed, *limits)
+        question = Request(self.name, messages, schema, temperature, seed, *limits)
         known = None if self.cache is None else self.cache.get(question.key)
         if known is not None:
             return answer_from(known)
@@ -85,13 +85,13 @@ class Endpoint:
             raise missing(question, str(config.cache))
         return self._fresh(self.wire, question)
 
-    def _fresh(self, wire: Wire, question: Question) -> Answer:
+    def _fresh(self, wire: HttpClient, question: Request) -> Answer:
         began, reply = time.perf_counter(), Reply()
         try:
             self._answer(wire, question, reply)
-        except (BudgetSpent, Refused):
+        except (BudgetSpent, HttpError):
             raise  # nothing of the question itself
-        except Unusable as error:
+        except InvalidReply as error:
             self._keep(question, reply, time.perf_counter() - began, str(error))
             raise ChatError(str(error)) from error
         seconds = time.perf_counter() - began
@@ -100,14 +100,14 @@ class Endpoint:
         served = reply.served or self.name
         return Answer(reply.text, reply.data, served, question.key, False, tokens, seconds)
 
-    def _answer(self, wire: Wire, question: Question, reply: Reply) -> None:
+    def _answer(self, wire: HttpClient, question: Request, reply: Reply) -> None:
         """Fill `reply`; Unusable when the model gives nothing that can be used."""
         messages = _wired(question)
         self._read(self._post(wire, question, messages), reply)
         if question.schema is None:
             return
         try:
-            reply.data = obeying(reply.text, question.schema)
+            reply.data = parse_json(reply.text, question.schema)
             return
         except ChatError as error:
             wrong = f"That cannot be used: {error}. Answer again, with JSON by the schema only."
@@ -116,15 +116,15 @@ class Endpoint:
         reply.repaired = True
         self._read(self._post(wire, question, messages), reply)
         try:
-            reply.data = obeying(reply.text, question.schema)
+            reply.data = parse_json(reply.text, question.schema)
         except ChatError as error:
             said = " ".join(reply.text.split())[:120]
-            raise Unusable(
+            raise InvalidReply(
                 f'{self.name} did not answer by the schema: {error}; "{said}"'
             ) from error
 
     def _post(
-        self, wire: Wire, question: Question, messages: list[dict[str, Any]]
+        self, wire: HttpClient, question: Request, messages: list[dict[str, Any]]
     ) -> dict[str, Any]:
         """The server's answer; a server that knows no schemas is asked in words only."""
         body: dict[str, Any] = {
@@ -142,7 +142,7 @@ class Endpoint:
         kept = {"response_format": {"type": "json_schema", "json_schema": form}}
         try:
             return wire.post("/chat/completions", {**body, **kept})
-        except Refused as error:
+        except HttpError as error:
             if error.status not in (400, 422):
                 raise
             answer = wire.post("/chat/completions", body)
@@ -161,17 +161,17 @@ class Endpoint:
                 reply.usage[name] = reply.usage.get(name, 0) + count
         choices: Any = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise Unusable(f"{self.name} answered without choices")
+            raise InvalidReply(f"{self.name} answered without choices")
         choice: dict[str, Any] = choices[0]
         message: dict[str, Any] = choice.get("message") or {}
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             why = " ".join(str(message.get("refusal") or "content filter").split())[:120]
-            raise Unusable(f"{self.name} refused: {why}")
+            raise InvalidReply(f"{self.name} refused: {why}")
         if not isinstance(message.get("content"), str) or not message["content"].strip():
-            raise Unusable(f"{self.name} answered with nothing")
+            raise InvalidReply(f"{self.name} answered with nothing")
         reply.text = message["content"]
 
-    def _keep(self, question: Question, reply: Reply, seconds: float, error: str | None) -> None:
+    def _keep(self, question: Request, reply: Reply, seconds: float, error: str | None) -> None:
         if self.cache is None:
             return
         record: Record = {
@@ -190,11 +190,11 @@ class Endpoint:
         self.cache.put(record)
 
 
-class Unusable(ChatError):
+class InvalidReply(ChatError):
     """The model answered, and asking the same again would not help."""
 
 
-def _wired(question: Question) -> list[dict[str, Any]]:
+def _wired(question: Request) -> list[dict[str, Any]]:
     """The messages as the protocol has them; a schema is asked for in words, too."""
     messages = [*question.messages]
     if question.schema is not None:
@@ -216,6 +216,6 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 def open_chat(node: Node) -> Chat:
-    """The language model that a node describes: this file's `Endpoint`, `recorded.Recorded`, or a
+    """The language model that a node describes: this file's `ChatClient`, `recorded.Recorded`, or a
     class of one's own; ConfigError where the settings are wrong."""
     return build(node)

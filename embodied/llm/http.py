@@ -47,7 +47,7 @@ class Limits:
     tokens: int | None = None
 
 
-class Refused(ChatError):
+class HttpError(ChatError):
     """The server says that the request itself is wrong; `status` is its number."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -55,7 +55,7 @@ class Refused(ChatError):
         self.status = status
 
 
-class Wire:
+class HttpClient:
     """Posts JSON to `url`/PATH. `key` names the environment variable of the secret, which is sent
     to the server and shown to nobody. Safe to share between threads."""
 
@@ -93,7 +93,7 @@ class Wire:
                     return found
                 problem, after = self._said(response), retry_after(response.headers)
                 if response.status_code not in (200, *AGAIN):
-                    raise Refused(response.status_code, problem)
+                    raise HttpError(response.status_code, problem)
             if after > self.limits.patience:
                 raise ChatError(f"{problem}, and asks to wait {after:.0f} s")
             wait = max(after, self.pause(attempt))

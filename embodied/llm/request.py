@@ -20,7 +20,7 @@ FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """Everything that an answer depends on; `extra` are further fields of the request."""
 
     model: str
@@ -66,7 +66,7 @@ def digest_of(image: Tensor) -> str:
     return hashlib.sha256(f"{list(image.shape)} ".encode() + pixels.tobytes()).hexdigest()
 
 
-def obeying(text: str, schema: Mapping[str, Any]) -> Any:
+def parse_json(text: str, schema: Mapping[str, Any]) -> Any:
     """The JSON value in `text` that obeys `schema`: all of it, a fenced block, or the last object
     or list in prose. ChatError says why there is none."""
     problem = "there is no JSON in it"

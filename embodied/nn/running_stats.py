@@ -1,6 +1,6 @@
-"""Moments: running mean and deviation of whatever passes, kept exactly for a resume.
+"""RunningMeanStd: running mean and standard deviation (Welford's algorithm, in batches).
 
-Merged in groups: M2 += M2' + (m' - m)^2 n n' / (n + n') (Chan, Golub and LeVeque, 1983).
+M2 += M2' + (m' - m)^2 n n' / (n + n')      (Chan, Golub and LeVeque, 1983)
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.tensors import each
 
-class Moments:
-    """Of rows [N, size]; float64, because sums over many rows outgrow single precision. With a
-    `memory`, older rows fade: all together weigh as much as that many."""
+
+class RunningMeanStd:
+    """Statistics of vectors [N, size], in float64. With a `memory`, older samples are discounted:
+    all samples together weigh at most as much as `memory` of them."""
 
     def __init__(
         self, size: int, device: torch.device | str = "cpu", memory: int | None = None
@@ -23,14 +25,14 @@ class Moments:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.squares = torch.zeros(size, dtype=torch.float64, device=device)
 
-    def add(self, rows: Tensor) -> None:
-        """Merge `rows` [N, size]."""
-        if not len(rows):
+    def update(self, values: Tensor) -> None:
+        """Merge a batch `values` [N, size]."""
+        if not len(values):
             return
-        rows, new = rows.detach().double(), len(rows)
-        mean = rows.mean(0)
+        values, new = values.detach().double(), len(values)
+        mean = values.mean(0)
         total, apart = self.count + new, mean - self.mean
-        self.squares += (rows - mean).square().sum(0) + apart.square() * self.count * new / total
+        self.squares += (values - mean).square().sum(0) + apart.square() * self.count * new / total
         self.mean += apart * new / total
         self.count += new
         if self.memory is not None:
@@ -40,17 +42,19 @@ class Moments:
 
     @property
     def std(self) -> Tensor:
-        """Population deviation [size] (float32), 1 where there is no spread to speak of."""
+        """Population standard deviation [size] (float32); 1 where it is below 1e-6."""
         std = (self.squares / self.count.clamp(min=1)).sqrt().float()
         return torch.where(std < 1e-6, torch.ones_like(std), std)
 
-    def standard(self, rows: Tensor, clip: float = 5.0) -> Tensor:
-        """Zero mean, unit deviation, cut off at +-`clip`."""
-        return ((rows - self.mean.float()) / self.std).clamp(-clip, clip)
+    def normalize(self, values: Tensor, clip: float = 5.0) -> Tensor:
+        """`values` [N, size] with zero mean and unit deviation, clipped to +-`clip`."""
+        return ((values - self.mean.float()) / self.std).clamp(-clip, clip)
 
     def get_state(self) -> dict[str, Any]:
-        return {k: getattr(self, k).clone() for k in ("count", "mean", "squares")}
+        state = {"count": self.count, "mean": self.mean, "squares": self.squares}
+        return each(state, torch.clone)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        for key, value in state.items():
-            getattr(self, key).copy_(value)
+        self.count.copy_(state["count"])
+        self.mean.copy_(state["mean"])
+        self.squares.copy_(state["squares"])

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from embodied.core.spec import Spec
 from embodied.reward_design.experience import Experience, Verdict
-from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.journal import Candidate, Journal
 from embodied.rewards.handcrafted.variables import Variable
 
 
@@ -26,7 +26,7 @@ class Board:
     about: str
     spec: Spec
     variables: dict[str, Variable]
-    ledger: Ledger
+    ledger: Journal
     experience: Experience
     judge: Callable[[str], Verdict]
     seed: int

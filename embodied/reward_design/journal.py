@@ -47,7 +47,7 @@ class Candidate:
         return (max(values), sum(values) / len(values))
 
 
-class Ledger:
+class Journal:
     """Candidates by number, and final scores, kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:

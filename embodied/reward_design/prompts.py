@@ -48,7 +48,12 @@ def ask(
 ) -> Proposal:
     """One program of a model. No answer, or one without a program, is a proposal with a problem:
     its place in the round stays its own."""
-    origin = {"designer": designer, "model": chat.name, "seed": seed, "asked": told(messages)}
+    origin = {
+        "designer": designer,
+        "model": chat.name,
+        "seed": seed,
+        "asked": as_text_pairs(messages),
+    }
     try:
         answer = chat.ask(messages, temperature=temperature, seed=seed)
     except ChatError as error:
@@ -69,6 +74,6 @@ def provenance(answer: Answer) -> dict[str, object]:
     }
 
 
-def told(messages: Sequence[Message]) -> list[list[str]]:
+def as_text_pairs(messages: Sequence[Message]) -> list[list[str]]:
     """Messages as the ledger keeps them."""
     return [[message.role, message.text] for message in messages]

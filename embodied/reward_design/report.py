@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.reports.svg import Curve, chart
-from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.reflection import curves, line
 
 STYLE = (
@@ -17,7 +17,7 @@ STYLE = (
 )
 
 
-def write(ledger: Ledger, settings: dict[str, Any]) -> Path:
+def write(ledger: Journal, settings: dict[str, Any]) -> Path:
     """`report.md` and `fitness.svg` in the ledger's folder."""
     folder = ledger.folder
     best = ledger.best
@@ -38,7 +38,7 @@ def write(ledger: Ledger, settings: dict[str, Any]) -> Path:
     return file
 
 
-def cost(ledger: Ledger) -> str:
+def cost(ledger: Journal) -> str:
     """Programs, trainings, environment steps, tokens."""
     all_ = list(ledger.candidates.values())
     trained = [c for c in all_ if c.scores]
@@ -48,7 +48,7 @@ def cost(ledger: Ledger) -> str:
     return f"{len(all_)} programs, {len(trained)} trained, {steps:,} steps{words}"
 
 
-def plot(ledger: Ledger) -> str:
+def plot(ledger: Journal) -> str:
     """The best score so far by round, as SVG; "" where nothing was trained."""
     points: list[tuple[float, float]] = []
     for number in sorted({c.round for c in ledger.candidates.values()}):
@@ -62,7 +62,7 @@ def plot(ledger: Ledger) -> str:
     )
 
 
-def _best(best: Candidate, ledger: Ledger) -> list[str]:
+def _best(best: Candidate, ledger: Journal) -> list[str]:
     scores = list(ledger.finals.values())
     lines = [f"## The best program ({best.id}, round {best.round + 1})", ""]
     lines += [f"Chosen for {best.fitness:.3g}, the largest of many: optimistic."]

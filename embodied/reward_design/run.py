@@ -17,7 +17,7 @@ from embodied.reward_design.description import about
 from embodied.reward_design.designer import Board, Designer
 from embodied.reward_design.designers.grammar import drawn_at_random
 from embodied.reward_design.experience import Experience, gather
-from embodied.reward_design.journal import FILE, Ledger
+from embodied.reward_design.journal import FILE, Journal
 from embodied.reward_design.search import Search, Tell, folder_of
 from embodied.reward_design.trial import Budget, Trials
 from embodied.rewards.handcrafted.variables import variables
@@ -70,7 +70,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     found = variables(spec)
     for number in range(config.controls):
         (folder / f"control-{number}.py").write_text(drawn_at_random(found, number))
-    ledger = Ledger(folder)
+    ledger = Journal(folder)
     with Sandbox(Limits(), config.sandbox) as sandbox:
         tell(f"sandbox: {sandbox.status}")
         tell(_seen(experience))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.prompts import SILENT
 from embodied.reward_design.trial import Job, Outcome, Trials
 
@@ -36,7 +36,7 @@ class Search:
     ) -> None:
         self.designer, self.board, self.trials = designer, board, trials
         self.rounds, self.samples, self.finals, self.tell = rounds, samples, finals, tell
-        self.ledger: Ledger = board.ledger
+        self.ledger: Journal = board.ledger
         self.silent = False  # the model gives no answers any more
 
     def run(self) -> Candidate | None:
@@ -171,5 +171,5 @@ def row(candidate: Candidate, outcome: Outcome) -> str:
     return f"  {candidate.id:3d}  {best:8.3g}  {gate}  now {value:.3g} at {step:,} steps{tail}"
 
 
-def folder_of(ledger: Ledger, candidate: Candidate) -> Path:
+def folder_of(ledger: Journal, candidate: Candidate) -> Path:
     return ledger.folder / "candidates" / f"{candidate.id:03d}" / "run"

@@ -21,7 +21,7 @@ PATHS = re.compile(r"(?:/[\w.+-]+){2,}")
 
 
 @dataclass(frozen=True)
-class Paid:
+class ProgramOutput:
     """What a program answered: `total` [N] and `components` [N] each, float32."""
 
     total: Tensor
@@ -47,7 +47,9 @@ def compiled(
     return names[entry]
 
 
-def call(function: Compiled, inputs: Sequence[Tensor], rows: int, layer: str = "result") -> Paid:
+def call(
+    function: Compiled, inputs: Sequence[Tensor], rows: int, layer: str = "result"
+) -> ProgramOutput:
     """Ask the program once; Rejected where its answer has the wrong form, and at `layer` where it
     fails."""
     try:
@@ -77,7 +79,7 @@ def clean(text: str) -> str:
     return PATHS.sub("...", printable)[:MESSAGE]
 
 
-def formed(answer: Any, rows: int) -> Paid:
+def formed(answer: Any, rows: int) -> ProgramOutput:
     """`total` or `(total, {name: component})`, each [rows]; Rejected otherwise."""
     total, parts = answer, {}
     if isinstance(answer, tuple):
@@ -92,7 +94,7 @@ def formed(answer: Any, rows: int) -> Paid:
         clean(str(name))[:64]: _column(f"component {name}", part, rows)
         for name, part in parts.items()
     }
-    return Paid(_column("the reward", total, rows), named)
+    return ProgramOutput(_column("the reward", total, rows), named)
 
 
 def _column(name: str, value: Any, rows: int) -> Tensor:
@@ -105,7 +107,7 @@ def _column(name: str, value: Any, rows: int) -> Tensor:
     return value.detach().float()
 
 
-def require_sound(paid: Paid, most: float) -> None:
+def require_sound(paid: ProgramOutput, most: float) -> None:
     """Rejected where a number is not finite, or the reward is larger than `most`."""
     for name, value in {"the reward": paid.total, **paid.components}.items():
         bad = ~torch.isfinite(value)

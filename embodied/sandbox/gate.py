@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError
 from embodied.sandbox.allow_list import Checked, Rejected, check
 from embodied.sandbox.evaluate import (
     Compiled,
-    Paid,
+    ProgramOutput,
     call,
     compiled,
     require_sound,
@@ -155,7 +155,7 @@ class Gated:
         self.checked, self.report, self.limits, self.held = checked, report, limits, worker
         self.made: dict[torch.device, Compiled] = {}
 
-    def __call__(self, inputs: dict[str, Tensor]) -> Paid:
+    def __call__(self, inputs: dict[str, Tensor]) -> ProgramOutput:
         """Rewards of `inputs` [N, ...] on their device; Rejected where they are not sound."""
         values = [inputs[name] for name in self.checked.inputs]
         count = len(values[0]) if values else len(next(iter(inputs.values())))
@@ -167,7 +167,7 @@ class Gated:
         require_sound(paid, self.limits.peak)
         return paid
 
-    def _slice(self, values: list[Tensor], count: int) -> Paid:
+    def _slice(self, values: list[Tensor], count: int) -> ProgramOutput:
         if self.held is None:
             device = values[0].device if values else torch.device("cpu")
             if device not in self.made:
@@ -176,7 +176,7 @@ class Gated:
         device = values[0].device if values else torch.device("cpu")
         paid = self.held.ask(self.checked.source, [v.cpu() for v in values], count)
         parts = {name: part.to(device) for name, part in paid.components.items()}
-        return Paid(paid.total.to(device), parts)
+        return ProgramOutput(paid.total.to(device), parts)
 
     def close(self) -> None:
         if self.held is not None:
@@ -193,7 +193,7 @@ def _readable(link: socket.socket, seconds: float) -> bool:
     return bool(select.select([link], [], [], seconds)[0])
 
 
-def _require_same(reason: str, a: Paid, b: Paid, within: float = 0.0) -> None:
+def _require_same(reason: str, a: ProgramOutput, b: ProgramOutput, within: float = 0.0) -> None:
     pairs: Iterable[tuple[Tensor, Tensor]] = [
         (a.total, b.total),
         *(
@@ -209,19 +209,21 @@ def _require_same(reason: str, a: Paid, b: Paid, within: float = 0.0) -> None:
             raise Rejected("result", reason)
 
 
-def _taken(paid: Paid, order: Tensor) -> Paid:
-    return Paid(paid.total[order], {name: part[order] for name, part in paid.components.items()})
+def _taken(paid: ProgramOutput, order: Tensor) -> ProgramOutput:
+    return ProgramOutput(
+        paid.total[order], {name: part[order] for name, part in paid.components.items()}
+    )
 
 
-def _joined(parts: Sequence[Paid]) -> Paid:
+def _joined(parts: Sequence[ProgramOutput]) -> ProgramOutput:
     names = parts[0].components
-    return Paid(
+    return ProgramOutput(
         torch.cat([part.total for part in parts]),
         {name: torch.cat([part.components[name] for part in parts]) for name in names},
     )
 
 
-def _statistics(paid: Paid) -> dict[str, tuple[float, float, float]]:
+def _statistics(paid: ProgramOutput) -> dict[str, tuple[float, float, float]]:
     return {
         name: (float(v.min()), float(v.mean()), float(v.max()))
         for name, v in {"": paid.total, **paid.components}.items()

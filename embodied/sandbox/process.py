@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.sandbox.allow_list import Rejected
-from embodied.sandbox.evaluate import COMPONENTS, Paid, clean
+from embodied.sandbox.evaluate import COMPONENTS, ProgramOutput, clean
 from embodied.sandbox.worker import HEADER, pack, unpack
 
 
@@ -52,7 +52,7 @@ class Worker:
         os.set_blocking(self.requests, False)
         self.state, _ = self._answer(time.monotonic() + 10 * self.limits.wall, 1 << 16)
 
-    def ask(self, source: str, inputs: Sequence[Tensor], rows: int) -> Paid:
+    def ask(self, source: str, inputs: Sequence[Tensor], rows: int) -> ProgramOutput:
         """The program's answer for `inputs` [rows, ...]; Rejected at layer "process" where it
         breaks a limit (the process is gone then)."""
         if self.pid is None:
@@ -70,7 +70,7 @@ class Worker:
         if not good:
             raise self._stopped("its answer is malformed")
         values = [torch.from_numpy(array.copy()) for array in arrays]
-        return Paid(values[0], dict(zip(names, values[1:], strict=True)))
+        return ProgramOutput(values[0], dict(zip(names, values[1:], strict=True)))
 
     def close(self) -> str:
         """Kill the process and all it started; says how it had ended."""

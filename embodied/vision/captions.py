@@ -62,7 +62,7 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Words:
+class CaptionSet:
     """All that can be said of one world. `blank` says that there is nothing to be seen."""
 
     ladders: tuple[Ladder, ...]
@@ -80,7 +80,7 @@ class Scenes:
     picture is of, in order, or -1; `moved` names the ladder that the tracks climb."""
 
     world: str
-    words: Words
+    words: CaptionSet
     pictures: Tensor
     facts: Tensor
     places: Tensor
@@ -101,7 +101,7 @@ def fact(name: str, phrases: Sequence[str]) -> Fact:
     return Fact(name, tuple(ordered[:kept]), tuple(ordered[kept:]))
 
 
-def phrased(templates: Sequence[str], **words: Sequence[str]) -> list[str]:
+def fill_templates(templates: Sequence[str], **words: Sequence[str]) -> list[str]:
     """Every template with every combination of the words for its slots."""
     return [
         template.format(**dict(zip(words, chosen, strict=True)))
@@ -121,7 +121,9 @@ def ladder(
     return Ladder(name, rungs, tuple(edges), ends)
 
 
-def stated(words: Words, quantities: dict[str, Tensor], flags: dict[str, Tensor]) -> Tensor:
+def fact_matrix(
+    words: CaptionSet, quantities: dict[str, Tensor], flags: dict[str, Tensor]
+) -> Tensor:
     """Facts [n, F] (bool) from the quantities [n] of ladders and the flags [n] of plain facts."""
     columns = []
     for each in words.ladders:
@@ -130,7 +132,7 @@ def stated(words: Words, quantities: dict[str, Tensor], flags: dict[str, Tensor]
     return torch.stack([*columns, *(flags[each.name] for each in words.plain)], 1)
 
 
-def placed(words: Words, quantities: dict[str, Tensor]) -> Tensor:
+def ladder_positions(words: CaptionSet, quantities: dict[str, Tensor]) -> Tensor:
     """Places [n, L] on the ladders."""
     places = [each.place(quantities[each.name]) for each in words.ladders]
     first = next(iter(quantities.values()))

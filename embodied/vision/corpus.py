@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.vision.captions import Scenes
-from embodied.vision.simclip import BLANK, Towers, prepared, words_of
+from embodied.vision.simclip import BLANK, Towers, resize_views, words_of
 
 BLANKS = (BLANK, "an empty picture", "no scene in view", "the picture is empty", "nothing in view")
 STRAYS = words_of(
@@ -65,18 +65,20 @@ class Corpus:
         self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in worlds]
 
     def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
-        """Reduce every picture, in `plan.variants`, to what of it is not learned: `moments` of each
+        """Reduce every picture, in `plan.variants`, to `moments` of its colours, of each
         world [V, N, F] and of `nothing` [n, F]; read from `folder` where they are there."""
         random, self.single = torch.Generator().manual_seed(plan.seed), towers.look.each.size
-        empty = blanks(300, towers.shape.side, towers.shape.views, random)
-        self.nothing = moments(towers, empty, 0, random)
+        empty = blank_images(300, towers.shape.side, towers.shape.views, random)
+        self.nothing = colour_moments(towers, empty, 0, random)
         self.moments: list[Tensor] = []
         for scenes in self.worlds:
             random.manual_seed(plan.seed)
             sort = f"{len(scenes)}-{plan.variants}-{towers.shape.views}"
             path = folder / f"moments-{scenes.world}-{sort}.safetensors"
             if not path.exists():
-                each = [moments(towers, scenes.pictures, v, random) for v in range(plan.variants)]
+                each = [
+                    colour_moments(towers, scenes.pictures, v, random) for v in range(plan.variants)
+                ]
                 save_file({"moments": torch.stack(each)}, path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
             self.moments.append(load_file(path)["moments"])
@@ -124,7 +126,7 @@ class Corpus:
 
 @dataclass(slots=True)
 class Batch:
-    """`moments` [n, F] of pictures, `captions` with who they are `true` of [n, M]; `rungs`:
+    """`colour_moments` [n, F] of pictures, `captions` with who they are `true` of [n, M]; `rungs`:
     sentences of each ladder of the first `own` pictures' world, worst first, and their `places`
     [own, L]; the last `blank` pictures are of nothing. `stated` [M + rungs, F]: which facts each
     sentence states, as shares; `ranks`: the numbers of the rungs' facts, nothing's first."""
@@ -140,7 +142,7 @@ class Batch:
     ranks: list[list[int]]
 
 
-def drawn(corpus: Corpus, plan: Plan, step: int) -> Batch:
+def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
     """The batch of one step: three quarters from one world, so that its captions have to be told
     apart; a few pictures of nothing, a few sentences about nothing."""
     random = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
@@ -169,12 +171,12 @@ def drawn(corpus: Corpus, plan: Plan, step: int) -> Batch:
     known = torch.cat(facts)
     true = corpus.hold(captions, known)
     numbers = [[corpus.count - 1, *each] for each in rungs_of(corpus, main)]
-    strays = [stray(random) for _ in range(4)]
-    texts = [joined(caption, random) for caption in captions] + strays
+    strays = [unrelated_sentence(random) for _ in range(4)]
+    texts = [join_phrases(caption, random) for caption in captions] + strays
     sentences = [*captions, *([] for _ in strays), *([text] for each in rungs for text in each)]
     true = torch.cat([true, torch.zeros(len(true), len(strays), dtype=torch.bool)], 1)
     return Batch(
-        glimpsed(torch.cat(seen).float(), corpus.single, random),
+        drop_views(torch.cat(seen).float(), corpus.single, random),
         texts,
         true,
         rungs,
@@ -195,26 +197,26 @@ def rungs_of(corpus: Corpus, world: int) -> list[list[int]]:
     return found
 
 
-def joined(phrases: Sequence[str], random: torch.Generator) -> str:
+def join_phrases(phrases: Sequence[str], random: torch.Generator) -> str:
     """Phrases as one sentence."""
     link = LINKS[int(torch.randint(len(LINKS), (1,), generator=random))]
     return link.join(phrases)
 
 
-def glimpsed(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
+def drop_views(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
     """Every fourth picture [N, F] without the views after its first, which has `single` numbers."""
     moments[torch.rand(len(moments), generator=random) < 0.25, single:] = torch.nan
     return moments
 
 
-def stray(random: torch.Generator) -> str:
+def unrelated_sentence(random: torch.Generator) -> str:
     """A sentence that is true of no scene."""
     count = int(torch.randint(3, 9, (1,), generator=random))
     picks = torch.randint(len(STRAYS), (count,), generator=random)
     return " ".join(STRAYS[pick] for pick in picks.tolist())
 
 
-def blanks(count: int, side: int, views: int, random: torch.Generator) -> Tensor:
+def blank_images(count: int, side: int, views: int, random: torch.Generator) -> Tensor:
     """Pictures of nothing: one colour, darkness, noise, uint8 [count, side, views side, 3]."""
     colour = torch.randint(256, (count, 1, 1, 3), generator=random)
     colour[::3] = 0
@@ -224,19 +226,21 @@ def blanks(count: int, side: int, views: int, random: torch.Generator) -> Tensor
 
 
 @torch.no_grad()
-def moments(towers: Towers, pictures: Tensor, variant: int, random: torch.Generator) -> Tensor:
+def colour_moments(
+    towers: Towers, pictures: Tensor, variant: int, random: torch.Generator
+) -> Tensor:
     """What is not learned of pictures, [N, F] in half precision; those of variant 0 as they are."""
     device = towers.t.device
     parts = [
         towers.look.moments(
-            prepared(varied(p, random) if variant else p, towers.shape.side).to(device)
+            resize_views(augment(p, random) if variant else p, towers.shape.side).to(device)
         )
         for p in pictures.split(200)
     ]
     return torch.cat(parts).half().cpu()
 
 
-def varied(pictures: Tensor, random: torch.Generator) -> Tensor:
+def augment(pictures: Tensor, random: torch.Generator) -> Tensor:
     """Another light, other colours, some noise, and for every fifth a coarser picture."""
     count, (side, width) = len(pictures), pictures.shape[1:3]
     gain = 0.8 + 0.4 * torch.rand(count, 1, 1, 1, generator=random)

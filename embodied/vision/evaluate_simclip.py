@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from embodied.datasets.lerobot.video import encode_png
 from embodied.vision.captions import Scenes
-from embodied.vision.corpus import Corpus, Plan, blanks
+from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import BLANK, SimClip, Towers, save, words_of
 
@@ -41,13 +41,13 @@ def publish(
     card = card_of(trained, plan, minutes)
     model = SimClip(towers, card, "cpu")
     card["worlds"] = {
-        few.world: {"pictures": len(some), **grade(model, few, way)}
+        few.world: {"pictures": len(some), **evaluate(model, few, way)}
         for some, few, way in zip(trained, fresh, tracks, strict=True)
     }
     save(out, towers, card)
-    (out / "simclip.md").write_text(written(card))
-    (out / "simclip.png").write_bytes(encode_png(sheet(model, fresh[:2])))
-    return [line for line in written(card).splitlines() if line.startswith("|")]
+    (out / "simclip.md").write_text(card_markdown(card))
+    (out / "simclip.png").write_bytes(encode_png(contact_sheet(model, fresh[:2])))
+    return [line for line in card_markdown(card).splitlines() if line.startswith("|")]
 
 
 def card_of(trained: Sequence[Scenes], plan: Plan, minutes: float) -> dict[str, Any]:
@@ -73,20 +73,20 @@ def spread(phrases: Sequence[str], count: int) -> list[str]:
     return list(phrases[::step][:count])
 
 
-def grade(model: SimClip, fresh: Scenes, tracks: Scenes) -> dict[str, Any]:
+def evaluate(model: SimClip, fresh: Scenes, tracks: Scenes) -> dict[str, Any]:
     """All figures of one world."""
     seen = model.images(fresh.pictures)
-    worst, facts = told_apart(model, seen, fresh)
+    worst, facts = fact_auc(model, seen, fresh)
     return {
         **facts,
         "worst": worst,
-        **rungs_right(model, seen, fresh),
-        **retrieved(model, seen, fresh),
-        **followed(model, tracks),
+        **rung_accuracy(model, seen, fresh),
+        **retrieval_accuracy(model, seen, fresh),
+        **progress_correlation(model, tracks),
     }
 
 
-def told_apart(model: SimClip, seen: Tensor, fresh: Scenes) -> tuple[list[str], dict[str, float]]:
+def fact_auc(model: SimClip, seen: Tensor, fresh: Scenes) -> tuple[list[str], dict[str, float]]:
     """Area under the curve of every fact that holds in some pictures and not in others, with
     phrasings that were trained on and with held-out ones; and which facts are told apart worst."""
     scores: dict[str, dict[str, float]] = {"auc": {}, "auc_held_out": {}}
@@ -109,13 +109,15 @@ def auc(high: Tensor, low: Tensor) -> float:
     return float(above.mean())
 
 
-def rungs_right(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
+def rung_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
     """How often the most likely rung is the true one, and at most one beside it, over all ladders,
     asked in held-out phrasings."""
     right, beside, column = [], [], 0
     for ladder in fresh.words.ladders:
         count = len(ladder.rungs)
-        rungs = torch.stack([middle(model, spread(rung.held_out, SAID)) for rung in ladder.rungs])
+        rungs = torch.stack(
+            [mean_embedding(model, spread(rung.held_out, SAID)) for rung in ladder.rungs]
+        )
         true = fresh.facts[:, column : column + count].float().argmax(1)
         off = ((seen @ rungs.T).argmax(1) - true).abs()
         right.append(float((off == 0).float().mean()))
@@ -125,7 +127,7 @@ def rungs_right(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]
     return {name: round(sum(values) / max(len(values), 1), 4) for name, values in each.items()}
 
 
-def retrieved(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
+def retrieval_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
     """How often, of the captions of a hundred pictures (all that holds in each, in held-out
     phrasings), the nearest one to a picture is true of it; and how often by chance."""
     count = min(100, len(seen))
@@ -142,7 +144,7 @@ def retrieved(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
     return {"retrieval": round(float(right), 4), "chance": round(float(same.float().mean()), 4)}
 
 
-def followed(model: SimClip, tracks: Scenes) -> dict[str, float]:
+def progress_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
     """Spearman's correlation of ladder and cosine with the true place on the ladder that success
     climbs, mean over the tracks; the share of steps in which the ladder hardly moves; and what it
     says of a picture of nothing, and of the tracks' beginnings."""
@@ -150,7 +152,10 @@ def followed(model: SimClip, tracks: Scenes) -> dict[str, float]:
     column = names.index(tracks.moved[0])
     ladder = tracks.words.ladders[column]
     rungs = torch.stack(
-        [model.texts([BLANK])[0], *(middle(model, spread(r.phrases, SAID)) for r in ladder.rungs)]
+        [
+            model.texts([BLANK])[0],
+            *(mean_embedding(model, spread(r.phrases, SAID)) for r in ladder.rungs),
+        ]
     )
     seen = model.images(tracks.pictures)
     score = placed(model, seen, rungs)
@@ -164,7 +169,7 @@ def followed(model: SimClip, tracks: Scenes) -> dict[str, float]:
         flat.append(float((score[rows].diff().abs() < 1e-3).float().mean()))
         starts.append(float(score[rows][0]))
     random, views = torch.Generator().manual_seed(0), views_of(tracks.pictures)
-    nothing = blanks(32, tracks.pictures.shape[1], views, random)
+    nothing = blank_images(32, tracks.pictures.shape[1], views, random)
     return {
         "ladder": mean(ladders),
         "cosine": mean(cosines),
@@ -179,7 +184,7 @@ def placed(model: SimClip, seen: Tensor, rungs: Tensor) -> Tensor:
     return (model.scale * seen @ rungs.T).softmax(1) @ torch.linspace(0, 1, len(rungs))
 
 
-def middle(model: SimClip, sentences: list[str]) -> Tensor:
+def mean_embedding(model: SimClip, sentences: list[str]) -> Tensor:
     return functional.normalize(model.texts(sentences).mean(0), dim=0)
 
 
@@ -202,13 +207,13 @@ def ranked(values: Tensor) -> Tensor:
     return less + (equal - 1) / 2
 
 
-def sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
+def contact_sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
     """For each world the pictures that are most (first row) and least (second row) as the best
     rung says, uint8 [h, w, 3]."""
     rows = []
     for scenes in worlds:
         ladder = next(each for each in scenes.words.ladders if each.name in scenes.moved)
-        rungs = [middle(model, spread(rung.phrases, SAID)) for rung in ladder.rungs]
+        rungs = [mean_embedding(model, spread(rung.phrases, SAID)) for rung in ladder.rungs]
         score = placed(model, model.images(scenes.pictures), torch.stack(rungs))
         order = score.argsort(descending=True)
         # Neighbours in rank look alike: every fourth of the best and of the worst.
@@ -222,7 +227,7 @@ def sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
     return torch.cat([functional.pad(x, (0, 0, 0, widest - x.shape[1]), value=255) for x in lines])
 
 
-def written(card: dict[str, Any]) -> str:
+def card_markdown(card: dict[str, Any]) -> str:
     """The card for people."""
     plan, columns = card["plan"], ("auc", "auc_held_out", "rung", "rung_beside", "retrieval")
     lines = [

@@ -59,7 +59,7 @@ def words_of(sentence: str) -> list[str]:
     return WORD.findall(sentence.lower())
 
 
-class Moments(nn.Module):
+class ColourMoments(nn.Module):
     """Where which colours are: a picture [N, 3, side, side] in [0, 1] as [N, F].
 
     Pixels are shared out, softly, among twelve hues (by saturation, so that a mixed edge pixel
@@ -108,7 +108,7 @@ class Moments(nn.Module):
         return torch.cat([saturation * along**8, (-off).exp()], 1)
 
 
-class Look(nn.Module):
+class ImageTower(nn.Module):
     """Pictures [N, 3, side, V side] in [0, 1] to [N, D]."""
 
     mean: Tensor
@@ -116,7 +116,7 @@ class Look(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.each, self.views = Moments(shape.side), shape.views
+        self.each, self.views = ColourMoments(shape.side), shape.views
         size = self.each.size * shape.views
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("deviation", torch.ones(size))
@@ -154,7 +154,7 @@ class Look(nn.Module):
         self.deviation.copy_(square.sqrt().clamp(min=0.02))
 
 
-class Read(nn.Module):
+class TextTower(nn.Module):
     """Sentences to [N, D]: words from their pieces, a transformer over them, their mean."""
 
     def __init__(self, shape: Shape) -> None:
@@ -199,13 +199,13 @@ class Towers(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape, self.look, self.read = shape, Look(shape), Read(shape)
+        self.shape, self.look, self.read = shape, ImageTower(shape), TextTower(shape)
         self.t = nn.Parameter(torch.tensor(10.0).log())
         self.b = nn.Parameter(torch.tensor(-10.0))
 
     def pictures(self, pictures: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] to unit vectors [N, D]."""
-        return functional.normalize(self.look(prepared(pictures, self.shape.side)), dim=1)
+        return functional.normalize(self.look(resize_views(pictures, self.shape.side)), dim=1)
 
     def sentences(self, sentences: Sequence[str]) -> Tensor:
         """Sentences to unit vectors [N, D]."""
@@ -216,7 +216,7 @@ class Towers(nn.Module):
         return self.t.exp() * pictures @ sentences.T + self.b
 
 
-def prepared(pictures: Tensor, side: int) -> Tensor:
+def resize_views(pictures: Tensor, side: int) -> Tensor:
     """uint8 [N, H, W, 3] as float32 [N, 3, side, V side] in [0, 1] of V views; the aspect of a
     single one is not kept."""
     chw, size = pictures.permute(0, 3, 1, 2).float() / 255, (side, views_of(pictures) * side)

@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.vision.captions import Scenes
-from embodied.vision.corpus import Batch, Corpus, Plan, drawn, glimpsed, rungs_of
+from embodied.vision.corpus import Batch, Corpus, Plan, drop_views, rungs_of, sample_batch
 from embodied.vision.simclip import Shape, Towers
 
 
-def loss_of(
+def contrastive_loss(
     towers: Towers, batch: Batch, order: float, anchors: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of the module's docstring; `anchors` [F, D]."""
@@ -44,7 +44,7 @@ def loss_of(
     ranked, led, at = pair.new_zeros(()), pair.new_zeros(()), len(batch.captions)
     for rungs, numbers, places in zip(batch.rungs, batch.ranks, batch.places.T, strict=True):
         nothing = functional.one_hot(torch.zeros(batch.blank, dtype=torch.int64), len(rungs))
-        wanted = torch.cat([between(places, len(rungs)), nothing]).to(device)
+        wanted = torch.cat([rung_weights(places, len(rungs)), nothing]).to(device)
         ranked = ranked + functional.cross_entropy(
             scale * some @ said[at : at + len(rungs)].T, wanted
         )
@@ -56,7 +56,7 @@ def loss_of(
     return total, {name: value.item() for name, value in metrics.items()}
 
 
-def between(places: Tensor, count: int) -> Tensor:
+def rung_weights(places: Tensor, count: int) -> Tensor:
     """Weights [n, count] on the rungs around each of `places` [n], of which rung 0 says that there
     is nothing to be seen: place 0 is rung 1."""
     places = places.clamp(0, count - 2)
@@ -93,20 +93,22 @@ def train(
         begin = state["step"]
     for step in range(begin, plan.steps):
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate * pace(step, plan, plan.steps)
-        loss, metrics = loss_of(towers, drawn(corpus, plan, step), plan.order, anchors)
+            group["lr"] = plan.rate * lr_factor(step, plan, plan.steps)
+        loss, metrics = contrastive_loss(
+            towers, sample_batch(corpus, plan, step), plan.order, anchors
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 5.0)
         optimizer.step()
         told(step + 1, metrics)
         if (step + 1) % plan.save_every == 0 or step + 1 == plan.steps:
-            keep(kept, towers, anchors, optimizer, step + 1)
-    polish(towers, corpus, plan, told)
+            save_checkpoint(kept, towers, anchors, optimizer, step + 1)
+    train_image_head(towers, corpus, plan, told)
     return towers.eval()
 
 
-def polish(
+def train_image_head(
     towers: Towers, corpus: Corpus, plan: Plan, told: Callable[[int, dict[str, float]], None]
 ) -> None:
     """Pictures alone, against sentences that stay where they are: their embeddings are computed
@@ -117,18 +119,18 @@ def polish(
     optimizer = torch.optim.AdamW(towers.look.head.parameters(), plan.rate, weight_decay=0.1)
     for step in range(plan.polish):
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate * pace(step, plan, plan.polish)
+            group["lr"] = plan.rate * lr_factor(step, plan, plan.polish)
         random = torch.Generator().manual_seed(plan.seed * 1_000_003 + 500_000 + step)
         picks = [int(torch.randint(len(each), (1,), generator=random)) for each in said]
         marks = torch.stack([each[pick] for each, pick in zip(said, picks, strict=True)])
-        loss, metrics = polished(towers, corpus, plan, marks.to(device), random)
+        loss, metrics = image_head_loss(towers, corpus, plan, marks.to(device), random)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         told(plan.steps + step + 1, metrics)
 
 
-def polished(
+def image_head_loss(
     towers: Towers, corpus: Corpus, plan: Plan, marks: Tensor, random: torch.Generator
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of one batch of one world's pictures, and of nothing, against one sentence of every
@@ -139,7 +141,7 @@ def polished(
     variant = torch.randint(plan.variants, (plan.batch,), generator=random)
     none = torch.randint(len(corpus.nothing), (plan.batch // 20,), generator=random)
     looks = torch.cat([corpus.moments[world][variant, index], corpus.nothing[none]]).float()
-    looks = glimpsed(looks, corpus.single, random).to(marks.device)
+    looks = drop_views(looks, corpus.single, random).to(marks.device)
     seen = functional.normalize(towers.look.of(looks), dim=1)
     facts = torch.zeros(len(seen), corpus.count)
     facts[: plan.batch] = corpus.facts(world, index).float()
@@ -150,13 +152,13 @@ def polished(
     for numbers, place in zip(rungs_of(corpus, world), places.T, strict=True):
         close = towers.t.exp() * seen @ marks[[corpus.count - 1, *numbers]].T
         empty = functional.one_hot(torch.zeros(len(none), dtype=torch.int64), close.shape[1])
-        wanted = torch.cat([between(place, close.shape[1]), empty]).to(marks.device)
+        wanted = torch.cat([rung_weights(place, close.shape[1]), empty]).to(marks.device)
         ranked = ranked + functional.cross_entropy(close, wanted)
     ranked = ranked / max(places.shape[1], 1)
     return pair + plan.order * ranked, {"pairs": pair.item(), "order": ranked.item()}
 
 
-def pace(step: int, plan: Plan, steps: int) -> float:
+def lr_factor(step: int, plan: Plan, steps: int) -> float:
     """The learning rate's share: a warm-up, then half a cosine."""
     if step < plan.warm:
         return (step + 1) / plan.warm
@@ -164,7 +166,7 @@ def pace(step: int, plan: Plan, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def keep(
+def save_checkpoint(
     path: Path, towers: Towers, anchors: Tensor, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
     """Write everything that is needed to go on; a killed process leaves the old file."""

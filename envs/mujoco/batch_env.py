@@ -53,7 +53,7 @@ class MujocoVecEnv(VecEnv):
     draws: int = 0
     """How many uniform numbers `place` is given for each row it begins."""
     portraits: tuple[str, ...] = ()
-    """The cameras of `photographs`."""
+    """The cameras of `render_batch`."""
 
     def __init__(
         self,
@@ -189,10 +189,10 @@ class MujocoVecEnv(VecEnv):
         return torch.from_numpy(self.cameras.picture(model, data, None, width, height))
 
     @property
-    def views(self) -> int:
+    def num_views(self) -> int:
         return max(len(self.portraits), 1)
 
-    def photographs(self, rows: Tensor, size: int) -> Tensor:
+    def render_batch(self, rows: Tensor, size: int) -> Tensor:
         """As `portraits` see rows, else the first camera of the observations, or of the model."""
         if self.cameras is None:
             self.cameras = Cameras((), 0)

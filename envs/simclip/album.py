@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from embodied.vision.captions import Scenes, placed, stated
-from envs.simclip.facts import Told
+from embodied.vision.captions import Scenes, fact_matrix, ladder_positions
+from envs.simclip.facts import SceneFacts
 
 ROWS = 32
 Progress = Callable[[int], None]
 
 
 @dataclass
-class Album:
+class SceneStore:
     """What was kept so far: pictures, named elements, track numbers."""
 
-    told: Told
+    told: SceneFacts
     size: int
     wanted: int
     pictures: list[Tensor] = field(default_factory=list)
@@ -65,8 +65,8 @@ class Album:
             world,
             self.told.words,
             torch.cat(self.pictures),
-            stated(self.told.words, quantities, flags),
-            placed(self.told.words, quantities),
+            fact_matrix(self.told.words, quantities, flags),
+            ladder_positions(self.told.words, quantities),
             torch.cat(self.tracks),
             (self.told.climbs,),
         )

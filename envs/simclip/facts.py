@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.vision.captions import Fact, Ladder, Words, fact, ladder, phrased
+from embodied.vision.captions import CaptionSet, Fact, Ladder, fact, fill_templates, ladder
 
 HAND = ("the hand", "the gripper", "the tool", "the robot hand")
 NEAR = (
@@ -28,12 +28,12 @@ APART = ("{a} is {r} {b}", "{b} is {r} {a}", "here {a} is {r} {b}", "a picture o
 
 
 @dataclass(frozen=True)
-class Told:
+class SceneFacts:
     """What can be said of a world, and how its observation is read: `read(named)` takes the
     elements [n] of the state by name and returns the ladders' quantities and the flags of plain
     facts, by name. `climbs` names the ladder that success climbs."""
 
-    words: Words
+    words: CaptionSet
     read: Callable[[dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
     climbs: str
 
@@ -47,7 +47,7 @@ def distances(
     more: tuple[tuple[str, ...], ...] = (),
 ) -> Ladder:
     """The ladder of how near two things are (m); `more` says the last rungs in further ways."""
-    rungs = [phrased(APART, a=ones, r=near, b=others) for near in NEAR]
+    rungs = [fill_templates(APART, a=ones, r=near, b=others) for near in NEAR]
     for back, extra in enumerate(more, start=1):
         rungs[-back] += list(extra)
     return ladder(name, edges, (far, 0.0), rungs)
@@ -66,7 +66,7 @@ def _sides(name: str, things: tuple[str, ...]) -> tuple[Fact, ...]:
     """Where on the table something is, as the camera sees it."""
     said = ("{a} is on the {s} of the table", "{a} stands {s}", "{s}: {a}", "{a} is to the {s}")
     sides = {"left": ("left", "left side"), "right": ("right", "right side")}
-    return tuple(fact(f"{name} {k}", phrased(said, a=things, s=v)) for k, v in sides.items())
+    return tuple(fact(f"{name} {k}", fill_templates(said, a=things, s=v)) for k, v in sides.items())
 
 
 def _aside(named: dict[str, Tensor], place: str, name: str) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def _aside(named: dict[str, Tensor], place: str, name: str) -> dict[str, Tensor]
 
 
 BALL = ("the ball", "the green ball", "the green goal", "the goal ball")
-REACH = Words(
+REACH = CaptionSet(
     (
         distances(
             "hand and ball",
@@ -109,7 +109,7 @@ def _reach(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tenso
 BLUE = ("the blue cube", "the cube", "the blue box")
 DISC = ("the disc", "the green disc", "the green circle")
 HAND_CUBE = (0.25, 0.17, 0.12, 0.085, 0.06, 0.04)
-PUSH = Words(
+PUSH = CaptionSet(
     (
         distances("hand and blue cube", HAND_CUBE, 0.4, HAND, BLUE),
         distances(
@@ -153,7 +153,7 @@ HEIGHTS = (
     ("high above the table", "nearly raised all the way", "almost lifted"),
     ("raised", "lifted up", "very high above the table"),
 )
-LIFT = Words(
+LIFT = CaptionSet(
     (
         distances("hand and red cube", (*HAND_CUBE[:-1], 0.02), 0.4, HAND, RED),
         ladder(
@@ -161,12 +161,14 @@ LIFT = Words(
             (0.003, 0.015, 0.035, 0.06, 0.08, 0.10),
             (0.0, 0.16),
             [
-                phrased(("{a} is {r}", "here {a} is {r}", "a picture of {a} {r}"), a=RED, r=high)
+                fill_templates(
+                    ("{a} is {r}", "here {a} is {r}", "a picture of {a} {r}"), a=RED, r=high
+                )
                 for high in HEIGHTS[:-1]
             ]
             + [
                 [
-                    *phrased(("{a} is {r}", "here {a} is {r}"), a=RED, r=HEIGHTS[-1]),
+                    *fill_templates(("{a} is {r}", "here {a} is {r}"), a=RED, r=HEIGHTS[-1]),
                     "pick up the cube and raise it ten centimetres above the table",
                     "the cube has been picked up",
                     "the hand has picked up the cube",
@@ -178,9 +180,12 @@ LIFT = Words(
         ),
     ),
     (
-        fact("hand open", phrased(("{a} is open", "{a} has opened", "open: {a}"), a=HAND)),
-        fact("hand closed", phrased(("{a} is closed", "{a} has closed", "closed: {a}"), a=HAND)),
-        fact("holds", phrased(("{a} is holding {b}", "{b} is held by {a}"), a=HAND, b=RED)),
+        fact("hand open", fill_templates(("{a} is open", "{a} has opened", "open: {a}"), a=HAND)),
+        fact(
+            "hand closed",
+            fill_templates(("{a} is closed", "{a} has closed", "closed: {a}"), a=HAND),
+        ),
+        fact("holds", fill_templates(("{a} is holding {b}", "{b} is held by {a}"), a=HAND, b=RED)),
         *_sides("red cube", RED),
     ),
 )
@@ -203,7 +208,7 @@ def _lift(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 PEG = ("the peg", "the yellow peg", "the pin")
 HOLE = ("the hole", "the socket", "the block with the hole")
-INSERT = Words(
+INSERT = CaptionSet(
     (
         distances(
             "peg and hole",
@@ -234,8 +239,8 @@ def _insert(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 FR3 = {
-    "reach": Told(REACH, _reach, "hand and ball"),
-    "push": Told(PUSH, _push, "cube and disc"),
-    "lift": Told(LIFT, _lift, "height of the cube"),
-    "insert": Told(INSERT, _insert, "peg and hole"),
+    "reach": SceneFacts(REACH, _reach, "hand and ball"),
+    "push": SceneFacts(PUSH, _push, "cube and disc"),
+    "lift": SceneFacts(LIFT, _lift, "height of the cube"),
+    "insert": SceneFacts(INSERT, _insert, "peg and hole"),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.vision.captions import Words, fact, ladder, phrased
+from embodied.vision.captions import CaptionSet, fact, fill_templates, ladder
 from envs.minigrid.describe import KIND
-from envs.simclip.facts import Told, distances
+from envs.simclip.facts import SceneFacts, distances
 from envs.toy.two_gap import GOAL, NEAR, WALL
 
 ROD = ("the pendulum", "the rod", "the red rod")
@@ -20,14 +20,14 @@ TURNS = (
     ("is nearly upright", "is almost upright", "leans a little"),
     ("is upright", "stands upright", "points straight up"),
 )
-PENDULUM = Words(
+PENDULUM = CaptionSet(
     (
         ladder(
             "angle of the pendulum",
             (2.8, 2.3, 1.75, 1.3, 0.75, 0.25),
             (3.1416, 0.0),
             [
-                phrased(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=ROD, r=turn)
+                fill_templates(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=ROD, r=turn)
                 + (
                     [
                         "swing the pendulum up and hold it there",
@@ -43,7 +43,10 @@ PENDULUM = Words(
         ),
     ),
     tuple(
-        fact(f"pendulum {side}", phrased(("{a} is on the {s}", "{a} points {s}"), a=ROD, s=words))
+        fact(
+            f"pendulum {side}",
+            fill_templates(("{a} is on the {s}", "{a} points {s}"), a=ROD, s=words),
+        )
         for side, words in (("left", ("left", "left side")), ("right", ("right", "right side")))
     ),
 )
@@ -66,14 +69,14 @@ LEANS = (
     ("is upright", "stands upright", "is balanced"),
 )
 CART = ("the cart", "the black cart", "the wagon")
-CARTPOLE = Words(
+CARTPOLE = CaptionSet(
     (
         ladder(
             "lean of the pole",
             (0.21, 0.15, 0.10, 0.06, 0.025),
             (0.35, 0.0),
             [
-                phrased(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=POLE, r=lean)
+                fill_templates(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=POLE, r=lean)
                 + (
                     ["balance the pole on the cart", "keep the pole upright"]
                     if number == len(LEANS) - 1
@@ -84,7 +87,7 @@ CARTPOLE = Words(
         ),
     ),
     tuple(
-        fact(f"cart {side}", phrased(("{a} is {s}", "{a} stands {s}"), a=CART, s=words))
+        fact(f"cart {side}", fill_templates(("{a} is {s}", "{a} stands {s}"), a=CART, s=words))
         for side, words in (
             ("left", ("on the left", "to the left")),
             ("middle", ("in the middle", "at the centre")),
@@ -110,14 +113,14 @@ OFF = (
     ("almost in the middle", "very close to the middle"),
     ("in the middle", "at the centre"),
 )
-INVERTED = Words(
+INVERTED = CaptionSet(
     (
         ladder(
             "lean of the inverted pendulum",
             (0.22, 0.16, 0.11, 0.065, 0.03),
             (0.35, 0.0),
             [
-                phrased(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=BAR, r=lean)
+                fill_templates(("{a} {r}", "here {a} {r}", "a picture: {a} {r}"), a=BAR, r=lean)
                 + (
                     ["balance the pole on the cart", "keep the pole upright on the cart"]
                     if number == len(LEANS) - 1
@@ -131,13 +134,15 @@ INVERTED = Words(
             (0.75, 0.5, 0.3, 0.16, 0.07),
             (1.0, 0.0),
             [
-                phrased(("{a} is {r}", "here {a} is {r}", "a picture: {a} {r}"), a=SLIDER, r=off)
+                fill_templates(
+                    ("{a} is {r}", "here {a} is {r}", "a picture: {a} {r}"), a=SLIDER, r=off
+                )
                 for off in OFF
             ],
         ),
     ),
     tuple(
-        fact(f"pole {side}", phrased(("{a} leans {s}", "{a} is tilted {s}"), a=BAR, s=words))
+        fact(f"pole {side}", fill_templates(("{a} leans {s}", "{a} is tilted {s}"), a=BAR, s=words))
         for side, words in (("left", ("left", "to the left")), ("right", ("right", "to the right")))
     ),
 )
@@ -151,7 +156,7 @@ def _inverted(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Te
 
 DOT = ("the point", "the red point", "the red dot")
 SPOT = ("the green spot", "the green goal", "the green disc")
-TWO_GAP = Words(
+TWO_GAP = CaptionSet(
     (
         distances(
             "point and goal",
@@ -170,7 +175,10 @@ TWO_GAP = Words(
         ),
     ),
     tuple(
-        fact(f"point {place}", phrased(("{a} is {s} the wall", "{a} {s} the wall"), a=DOT, s=words))
+        fact(
+            f"point {place}",
+            fill_templates(("{a} is {s} the wall", "{a} {s} the wall"), a=DOT, s=words),
+        )
         for place, words in (
             ("before", ("before", "in front of")),
             ("in", ("inside", "in a gap of")),
@@ -190,7 +198,7 @@ def _two_gap(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Ten
 
 AGENT = ("the agent", "the red triangle", "the red arrow")
 FIELD = ("the green goal", "the goal square", "the green square")
-DOORKEY = Words(
+DOORKEY = CaptionSet(
     (
         distances(
             "agent and goal square",
@@ -211,18 +219,22 @@ DOORKEY = Words(
     (
         fact(
             "has key",
-            phrased(("{a} {r}",), a=AGENT, r=("has the key", "carries the key", "holds the key")),
+            fill_templates(
+                ("{a} {r}",), a=AGENT, r=("has the key", "carries the key", "holds the key")
+            ),
         ),
         fact(
             "no key",
-            phrased(
+            fill_templates(
                 ("{a} {r}",), a=AGENT, r=("has no key", "does not have the key", "lacks a key")
             ),
         ),
         *(
             fact(
                 f"door {state}",
-                phrased(("the {d} is {s}", "here the {d} is {s}"), d=("door", "yellow door"), s=s),
+                fill_templates(
+                    ("the {d} is {s}", "here the {d} is {s}"), d=("door", "yellow door"), s=s
+                ),
             )
             for state, s in (
                 ("locked", ("locked", "still locked")),
@@ -244,9 +256,9 @@ def _doorkey(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 SMALL = {
-    "pendulum": Told(PENDULUM, _pendulum, "angle of the pendulum"),
-    "cartpole": Told(CARTPOLE, _cartpole, "lean of the pole"),
-    "inverted_pendulum": Told(INVERTED, _inverted, "lean of the inverted pendulum"),
-    "two_gap": Told(TWO_GAP, _two_gap, "point and goal"),
-    "minigrid_doorkey": Told(DOORKEY, _doorkey, "agent and goal square"),
+    "pendulum": SceneFacts(PENDULUM, _pendulum, "angle of the pendulum"),
+    "cartpole": SceneFacts(CARTPOLE, _cartpole, "lean of the pole"),
+    "inverted_pendulum": SceneFacts(INVERTED, _inverted, "lean of the inverted pendulum"),
+    "two_gap": SceneFacts(TWO_GAP, _two_gap, "point and goal"),
+    "minigrid_doorkey": SceneFacts(DOORKEY, _doorkey, "agent and goal square"),
 }

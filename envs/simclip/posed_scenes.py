@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build
-from envs.simclip.album import Album, Progress
+from envs.simclip.album import Progress, SceneStore
 
 
-def posed(world: str, album: Album, seed: int, tracks: int, shown: Progress) -> None:
+def posed(world: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """Worlds that can be put into any state."""
     put, way, names = POSES[world]
     node: dict[str, object] = {"_target_": "envs.toy.two_gap.TwoGap"}
@@ -22,7 +22,7 @@ def posed(world: str, album: Album, seed: int, tracks: int, shown: Progress) -> 
     env = build({**node, "num_envs": 1})
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)
-    env.photographs(row, album.size)  # MuJoCo's free camera looks at where things are at first
+    env.render_batch(row, album.size)  # MuJoCo's free camera looks at where things are at first
     for track in range(max(tracks, 1)):
         states = way(torch.rand(2)) if tracks else torch.rand(20 * album.wanted, 2)
         for state in states:
@@ -30,7 +30,7 @@ def posed(world: str, album: Album, seed: int, tracks: int, shown: Progress) -> 
                 break
             named = put(env, state)
             if tracks or len(album.rare(named, 1)):
-                album.add(env.photographs(row, album.size), named, row + track if tracks else None)
+                album.add(env.render_batch(row, album.size), named, row + track if tracks else None)
                 shown(album.kept)
     assert names <= set(album.named[0])
     env.close()

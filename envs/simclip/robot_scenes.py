@@ -8,12 +8,12 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from envs.simclip.album import ROWS, Album, Progress, numbers, picked
+from envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
 from policies.scripted.fr3 import Config as Script
 from policies.scripted.fr3 import Scripted
 
 
-def robot(task: str, album: Album, seed: int, tracks: int, shown: Progress) -> None:
+def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """Steady and clumsy scripts, and hands that go to a place at any distance of a thing."""
     rows = tracks if tracks else ROWS
     env = build(
@@ -27,7 +27,7 @@ def robot(task: str, album: Album, seed: int, tracks: int, shown: Progress) -> N
 
     def leave(over: Tensor) -> None:
         last.update(
-            {row: env.photographs(torch.tensor([row]), album.size)[0] for row in numbers(over)}
+            {row: env.render_batch(torch.tensor([row]), album.size)[0] for row in numbers(over)}
         )
 
     env.add_pre_reset_hook(leave)
@@ -36,7 +36,7 @@ def robot(task: str, album: Album, seed: int, tracks: int, shown: Progress) -> N
         named = elements(env, obs)
         index = alive.nonzero().flatten() if tracks else album.rare(named, 5)
         track = number[index] if tracks else None
-        album.add(env.photographs(index, album.size), picked(named, index), track)
+        album.add(env.render_batch(index, album.size), picked(named, index), track)
         action, carry = script.act(obs, carry, script.draw(rows))
         action = action[:, 0]
         if not tracks:

@@ -8,12 +8,12 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.tensors import Tensors
 from envs.minigrid.describe import KIND
-from envs.simclip.album import ROWS, Album, Progress, numbers, picked
+from envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
 from policies.scripted.minigrid import Config as Plan
 from policies.scripted.minigrid import Planner
 
 
-def rooms(album: Album, seed: int, tracks: int, shown: Progress) -> None:
+def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """A planner that makes many mistakes, or none."""
     rows = tracks if tracks else ROWS
     env = build(
@@ -30,7 +30,7 @@ def rooms(album: Album, seed: int, tracks: int, shown: Progress) -> None:
 
     def leave(over: Tensor) -> None:
         last.update(
-            {row: env.photographs(torch.tensor([row]), album.size)[0] for row in numbers(over)}
+            {row: env.render_batch(torch.tensor([row]), album.size)[0] for row in numbers(over)}
         )
 
     env.add_pre_reset_hook(leave)
@@ -38,7 +38,7 @@ def rooms(album: Album, seed: int, tracks: int, shown: Progress) -> None:
     while not album.full and alive.any():
         named = level(obs)
         index = alive.nonzero().flatten() if tracks else album.rare(named, 5)
-        shots = env.photographs(index, album.size)
+        shots = env.render_batch(index, album.size)
         album.add(shots, picked(named, index), index if tracks else None)
         action, carry = planner.act(obs, carry, planner.draw(rows))
         last.clear()

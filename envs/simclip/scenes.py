@@ -10,8 +10,8 @@ import torch
 
 from embodied.core.build import ConfigError, nearest
 from embodied.vision.captions import Scenes
-from envs.simclip.album import Album, Progress
-from envs.simclip.facts import FR3, Told
+from envs.simclip.album import Progress, SceneStore
+from envs.simclip.facts import FR3, SceneFacts
 from envs.simclip.facts_small import SMALL
 from envs.simclip.posed_scenes import posed
 from envs.simclip.robot_scenes import robot
@@ -19,7 +19,7 @@ from envs.simclip.robot_scenes import robot
 WORLDS = (*(f"fr3_{task}" for task in FR3), *SMALL)
 
 
-def told_of(world: str) -> Told:
+def facts_of(world: str) -> SceneFacts:
     """What can be said of a world; ConfigError for one that has no words yet."""
     known = {**{f"fr3_{task}": told for task, told in FR3.items()}, **SMALL}
     if world not in known:
@@ -37,7 +37,7 @@ def collect(
 ) -> Scenes:
     """`count` pictures of `size` pixels in states of all kinds, or (with `tracks`) that many
     scripted ways to success, every step of them; another `seed`, other scenes."""
-    album = Album(told_of(world), size, count)
+    album = SceneStore(facts_of(world), size, count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if world.startswith("fr3_"):

@@ -208,7 +208,7 @@ class RealEnv(VecEnv):
         self._obs = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         return self._obs
 
-    def photographs(self, rows: Tensor, size: int) -> Tensor:
+    def render_batch(self, rows: Tensor, size: int) -> Tensor:
         """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
         none comes."""
         picture = torch.tensor(fitted(self.sight.after(self.seen_at), size, size))

@@ -7,7 +7,7 @@ import pytest
 
 from embodied.bench.annotate import HELPFUL, agreement, ranks, saved, spearman, taught
 from embodied.rewards.language.caption_models import Classification
-from embodied.rewards.language.rule_reader import Config, SimulatedReader
+from embodied.rewards.language.rule_reader import Config, RuleReader
 
 
 def test_rank_correlation_by_hand() -> None:
@@ -23,7 +23,7 @@ def test_each_caption_once_and_every_fourth_step_lose_little() -> None:
 
 def test_the_network_agrees_with_its_teacher_where_it_was_not_told() -> None:
     assert taught(100)[1] >= 0.9
-    judge, model = SimulatedReader(Config(HELPFUL)), Classification(1, 1e-3, 4, 0.5, seed=0)
+    judge, model = RuleReader(Config(HELPFUL)), Classification(1, 1e-3, 4, 0.5, seed=0)
     texts = ["you picked up the red key", "you face the red key"]
     score = model.scores(texts)
     assert agreement(model, judge.worth, texts) == float(score[0] > score[1])

@@ -12,7 +12,7 @@ import torch
 
 from embodied.llm.cache import Cache, Record
 from embodied.llm.chat import Message
-from embodied.llm.request import Question
+from embodied.llm.request import Request
 
 
 def record(name: str) -> Record:
@@ -84,20 +84,20 @@ def test_two_processes_append_without_mixing(tmp_path: Path) -> None:
 def test_the_key_depends_on_everything_that_the_answer_does() -> None:
     image = torch.arange(12, dtype=torch.uint8).view(2, 2, 3)
     ask = Message("user", "which?", (image,))
-    base = Question("m", [ask])
+    base = Request("m", [ask])
     others = [
-        Question("n", [ask]),
-        Question("m", [Message("system", "which?", (image,))]),
-        Question("m", [Message("user", "which one?", (image,))]),
-        Question("m", [Message("user", "which?")]),
-        Question("m", [Message("user", "which?", (image.flip(0),))]),
-        Question("m", [Message("user", "which?", (image.view(1, 4, 3),))]),
-        Question("m", [ask], {"type": "object"}),
-        Question("m", [ask], temperature=0.1),
-        Question("m", [ask], seed=1),
-        Question("m", [ask], max_tokens=7),
-        Question("m", [ask], extra={"top_p": 0.5}),
+        Request("n", [ask]),
+        Request("m", [Message("system", "which?", (image,))]),
+        Request("m", [Message("user", "which one?", (image,))]),
+        Request("m", [Message("user", "which?")]),
+        Request("m", [Message("user", "which?", (image.flip(0),))]),
+        Request("m", [Message("user", "which?", (image.view(1, 4, 3),))]),
+        Request("m", [ask], {"type": "object"}),
+        Request("m", [ask], temperature=0.1),
+        Request("m", [ask], seed=1),
+        Request("m", [ask], max_tokens=7),
+        Request("m", [ask], extra={"top_p": 0.5}),
     ]
     keys = {question.key for question in [base, *others]}
     assert len(keys) == len(others) + 1
-    assert base.key == Question("m", [Message("user", "which?", (image.clone(),))]).key
+    assert base.key == Request("m", [Message("user", "which?", (image.clone(),))]).key

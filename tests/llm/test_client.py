@@ -18,11 +18,11 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.video import decode_image
+from embodied.llm.cached_chat import CachedChat
 from embodied.llm.cached_chat import Config as RecordedConfig
-from embodied.llm.cached_chat import Recorded
 from embodied.llm.chat import BudgetSpent, ChatError, Message
-from embodied.llm.client import Config, Endpoint, open_chat
-from embodied.llm.http import Limits, Wire, retry_after
+from embodied.llm.client import ChatClient, Config, open_chat
+from embodied.llm.http import HttpClient, Limits, retry_after
 from tests.llm.server import Server, Told, says, serving
 
 ASK = [Message("user", "which one?")]
@@ -35,8 +35,8 @@ SCHEMA = {
 QUICK = Limits(connect=1.0, read=5.0, retries=2, backoff=0.001, patience=5.0)
 
 
-def chat(server: Server, limits: Limits = QUICK, **more: Any) -> Endpoint:
-    return Endpoint(Config(server.url, "asked-model", limits=limits, **more))
+def chat(server: Server, limits: Limits = QUICK, **more: Any) -> ChatClient:
+    return ChatClient(Config(server.url, "asked-model", limits=limits, **more))
 
 
 def test_an_answer_comes_with_its_provenance() -> None:
@@ -144,7 +144,7 @@ def test_a_request_that_is_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch
 
 def test_a_secret_that_is_not_there_is_said_at_once() -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
-        Endpoint(Config("http://127.0.0.1:9/v1", "m", key="NO_SUCH_KEY"))
+        ChatClient(Config("http://127.0.0.1:9/v1", "m", key="NO_SUCH_KEY"))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_endpoint_that_is_down_is_one_clear_line() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     with pytest.raises(ChatError, match="no connection to"):
-        Endpoint(Config(url, "m", limits=QUICK)).ask(ASK)
+        ChatClient(Config(url, "m", limits=QUICK)).ask(ASK)
 
 
 def test_a_slow_answer_is_tried_again_and_then_given_up() -> None:
@@ -204,13 +204,13 @@ def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
 
 
 def test_back_off_doubles_and_is_bounded() -> None:
-    wire = Wire("http://127.0.0.1:9/v1", None, Limits(backoff=1.0, patience=5.0))
+    wire = HttpClient("http://127.0.0.1:9/v1", None, Limits(backoff=1.0, patience=5.0))
     for attempt, longest in enumerate([1, 2, 4, 5, 5]):
         assert longest / 2 <= wire.pause(attempt) <= longest
 
 
 def test_requests_keep_their_pace() -> None:
-    wire = Wire("http://127.0.0.1:9/v1", None, Limits(per_minute=30))  # one every 2 s
+    wire = HttpClient("http://127.0.0.1:9/v1", None, Limits(per_minute=30))  # one every 2 s
     assert [wire.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
 
 
@@ -257,7 +257,7 @@ def test_answers_are_remembered_and_replayed(tmp_path: Path) -> None:
         again = chat(server, cache=str(file)).ask(seen, SCHEMA)
         assert len(server.asked) == 2
     assert (again.cached, again.data, again.key) == (True, first.data, first.key)
-    replay = Recorded(RecordedConfig(str(file)))
+    replay = CachedChat(RecordedConfig(str(file)))
     assert replay.name == "asked-model"
     assert replay.ask(seen, SCHEMA).data == {"better": 1}
     with pytest.raises(ChatError, match="refused: no"):
@@ -266,7 +266,7 @@ def test_answers_are_remembered_and_replayed(tmp_path: Path) -> None:
     for question in ({"messages": other}, {"messages": seen, "seed": 1}):
         with pytest.raises(ChatError, match='no answer of asked-model to "look"'):
             replay.ask(question.pop("messages"), SCHEMA, **question)
-    silent = Endpoint(Config(server.url, "asked-model", cache=str(file), recorded=True))
+    silent = ChatClient(Config(server.url, "asked-model", cache=str(file), recorded=True))
     assert silent.ask(seen, SCHEMA).data == {"better": 1}
     with pytest.raises(ChatError, match="only recorded answers"):
         silent.ask(other, SCHEMA)
@@ -286,10 +286,10 @@ def test_a_record_says_where_a_label_came_from(tmp_path: Path) -> None:
 
 
 def test_a_node_opens_either(tmp_path: Path) -> None:
-    node = {"_target_": "embodied.llm.client.Endpoint", "model": "m"}
+    node = {"_target_": "embodied.llm.client.ChatClient", "model": "m"}
     opened = open_chat({**node, "url": "http://127.0.0.1:9/v1", "limits": {"calls": 3}})
     assert opened.name == "m"
     with pytest.raises(ConfigError, match="should be like"):
         open_chat({**node, "url": "127.0.0.1:9"})
     with pytest.raises(ConfigError, match="no recorded cache"):
-        open_chat({"_target_": "embodied.llm.cached_chat.Recorded", "cache": "nowhere.jsonl"})
+        open_chat({"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"})

@@ -45,7 +45,7 @@ def test_a_posed_picture_is_the_simulations() -> None:
         q = np.array([values[f"q{i}"] for i in range(1, 8)])
         posed.show(q, values["width"], values)
         ours = posed.picture().astype(int)
-        theirs = world.photographs(torch.tensor([row]), SIZE)[0].numpy().astype(int)
+        theirs = world.render_batch(torch.tensor([row]), SIZE)[0].numpy().astype(int)
         assert np.abs(ours - theirs).mean() < 0.2 and np.ptp(ours) > 100, "but for float32"
     posed.close()
     world.close()
@@ -62,7 +62,10 @@ def env() -> Iterator[RealEnv]:
 def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
     """What a run does with reward=classifier, which has learned from pictures of the simulation."""
     world = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "drawing": "light", "threads": 1}
-    photographed = {"_target_": "embodied.rewards.wrappers.photographed.Photographed", "size": SIZE}
+    photographed = {
+        "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
+        "size": SIZE,
+    }
     pictured = {"_target_": "envs.wrappers.stack.Wrapped", "env": world, "wrappers": [photographed]}
     config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)

@@ -105,7 +105,7 @@ def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
 def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
     env.reset()
     assert env.sight.watch is env.sight.eyes.own[0], "it can be opened once only"
-    assert env.photographs(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
+    assert env.render_batch(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
     other = RealEnv(env.config)
     other.reset()
     assert other.sight.watch is env.sight.watch

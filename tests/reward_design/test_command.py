@@ -13,7 +13,7 @@ from embodied.core.build import build
 from embodied.reward_design.designer import Board
 from embodied.reward_design.digest import digests
 from embodied.reward_design.experience import Experience, Verdict
-from embodied.reward_design.journal import Ledger
+from embodied.reward_design.journal import Journal
 from embodied.reward_design.search import folder_of
 from embodied.reward_design.trial import Budget, Job, Trials, thinned
 from embodied.rewards.handcrafted.variables import variables
@@ -39,7 +39,7 @@ def test_a_design_trains_chooses_and_reports(
     design("go to the goal", "env=two_gap", f"output={out}", LEARN, *sizes, *budget)
     printed = capfd.readouterr().out
     assert "task  go to the goal" in printed and "seed 1000: " in printed
-    ledger = Ledger(out)
+    ledger = Journal(out)
     first, second = ledger.candidates.values()
     assert first.trained and second.trained and first.digest != second.digest
     assert [step for step, _ in first.scores] == [256, 512]
@@ -62,7 +62,7 @@ def test_a_design_trains_chooses_and_reports(
 def board_of(folder: Path) -> Board:
     """What an analyser needs of a search that ended."""
     env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
-    ledger, found = Ledger(folder), variables(env.spec)
+    ledger, found = Journal(folder), variables(env.spec)
     experience = Experience.load(folder)
     verdict = Verdict()
     return Board(

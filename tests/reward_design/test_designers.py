@@ -19,7 +19,7 @@ from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board, Designer
 from embodied.reward_design.designers import automc, eureka, grammar, text2reward
 from embodied.reward_design.experience import Experience, auc, gather
-from embodied.reward_design.journal import Candidate, Ledger
+from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.parse_answer import extract
 from embodied.reward_design.search import Search
 from embodied.reward_design.trial import Budget, Job, Outcome, Trials
@@ -98,7 +98,7 @@ def board(folder: Path, env: VecEnv, experience: Experience, sandbox: Sandbox) -
         "",
         env.spec,
         found,
-        Ledger(folder),
+        Journal(folder),
         experience,
         lambda source: experience.judge(sandbox, found, source),
         0,

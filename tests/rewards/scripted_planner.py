@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from embodied.llm.chat import Message
-from embodied.llm.client import Config, Endpoint
+from embodied.llm.client import ChatClient, Config
 from embodied.rewards.language.subgoals import ROLE, SCHEMA
 from envs.minigrid.describe import COLOURS, KIND
 from envs.minigrid.subgoals import asked
@@ -90,7 +90,7 @@ def question(mission: str, key: str, target: str, colour: str) -> str:
 
 def record(file: Path) -> None:
     with serving() as url:
-        chat = Endpoint(Config(url, MODEL, cache=str(file)))
+        chat = ChatClient(Config(url, MODEL, cache=str(file)))
         for text in questions():
             chat.ask([Message("system", ROLE), Message("user", text)], SCHEMA)
 

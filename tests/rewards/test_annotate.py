@@ -16,26 +16,26 @@ from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Sche
 from embodied.core.tensors import nest
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification, Ranking
-from embodied.rewards.language.prompts import CONTRADICTED, Reader
+from embodied.rewards.language.prompts import CONTRADICTED, CaptionLabeller
 from embodied.rewards.language.rule_reader import Config as Rules
-from embodied.rewards.language.rule_reader import SimulatedReader
+from embodied.rewards.language.rule_reader import RuleReader
 from embodied.rewards.wrappers.event_captions import TIMES
 from embodied.rewards.wrappers.render_caption import CAPTION
 from envs.minigrid.env import Config, MiniGrid
 from tests.llm.server import says, serving
 
 JUDGE = {
-    "_target_": "embodied.rewards.language.rule_reader.SimulatedReader",
+    "_target_": "embodied.rewards.language.rule_reader.RuleReader",
     "helpful": ["unlocked", "picked up"],
 }
 
 
 def made(folder: Path, **settings: Any) -> Annotate:
     world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
-    judge = settings.pop("judge", {})
+    judge = settings.pop("labeller", {})
     node = {
         "_target_": "embodied.rewards.language.annotate.Annotate",
-        "judge": judge if "_target_" in judge else JUDGE | judge,
+        "labeller": judge if "_target_" in judge else JUDGE | judge,
         "synchronous": True,
         **settings,
     }
@@ -67,11 +67,11 @@ TEXTS = ["", "you picked up the red key", "you picked up the red key", "you face
 
 def test_what_a_caption_pays(tmp_path: Path) -> None:
     """own r + weight r(c) / n^beta; the third time pays 1/27; unhelpful: nothing."""
-    reward = made(tmp_path, weight=0.5, own=2.0)
+    reward = made(tmp_path, weight=0.5, env_weight=2.0)
     rows = rows_of(reward, TEXTS, [0, 1, 3, 1], own=0.25)
     assert reward(rows).tolist() == [0.5] * 4
     noted(reward, rows)
-    reward.at(4)
+    reward.set_step(4)
     expected = [0.5, 0.5 + 0.5, 0.5 + 0.5 / 27, 0.5]
     torch.testing.assert_close(reward(rows), torch.tensor(expected))
     metrics = reward.update(rows)
@@ -79,7 +79,7 @@ def test_what_a_caption_pays(tmp_path: Path) -> None:
     torch.testing.assert_close(metrics["intrinsic"], paid)
     assert float(metrics["coverage"]) == 1.0 and float(metrics["labels"]) == 2
     terms = reward.components(rows)
-    torch.testing.assert_close(terms["world"] + terms["captions"], reward(rows))
+    torch.testing.assert_close(terms["env"] + terms["captions"], reward(rows))
 
 
 def test_each_caption_is_asked_about_once(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_each_caption_is_asked_about_once(tmp_path: Path) -> None:
 
 
 def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path: Path) -> None:
-    reward = made(tmp_path, judge={"refusal": 1.0})
+    reward = made(tmp_path, labeller={"refusal": 1.0})
     rows = rows_of(reward, ["you picked up the red key"], [1])
     asked = []
     for _ in range(9):
@@ -105,7 +105,7 @@ def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path:
 
 
 def test_unreadable_answers_are_dropped(tmp_path: Path) -> None:
-    reward = made(tmp_path, judge={"broken": 1.0})
+    reward = made(tmp_path, labeller={"broken": 1.0})
     rows = rows_of(reward, TEXTS, [0, 1, 2, 1])
     noted(reward, rows)
     metrics = reward.update(rows)
@@ -114,7 +114,7 @@ def test_unreadable_answers_are_dropped(tmp_path: Path) -> None:
 
 
 def test_labels_say_where_they_come_from(tmp_path: Path) -> None:
-    reward = made(tmp_path, judge={"error": 0.0})
+    reward = made(tmp_path, labeller={"error": 0.0})
     noted(reward, rows := rows_of(reward, TEXTS, [0, 1, 2, 1]))
     reward.update(rows)
     lines = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
@@ -130,7 +130,7 @@ def test_errors_depend_on_the_words_alone() -> None:
     """Whatever the order and the batch, the same captions are judged wrongly: about a tenth."""
     texts = [f"you picked up thing {number}" for number in range(400)]
     questions = [(text,) for text in texts]
-    reader = Reader(SimulatedReader(Rules(("picked up",), error=0.1, refusal=0.05)), "goal")
+    reader = CaptionLabeller(RuleReader(Rules(("picked up",), error=0.1, refusal=0.05)), "goal")
     one = {label.question: label.value for label in reader.judge(questions)}
     two = {q: label.value for q in questions[::-1] for label in reader.judge([q])}
     assert one == two
@@ -138,7 +138,7 @@ def test_errors_depend_on_the_words_alone() -> None:
     assert 20 <= values.count(0.0) <= 60 and 8 <= values.count(None) <= 34
 
 
-class Biased(SimulatedReader):
+class Biased(RuleReader):
     """Always prefers what it is shown first."""
 
     def _compared(self, first: str, second: str) -> str:
@@ -148,9 +148,9 @@ class Biased(SimulatedReader):
 def test_pairs_are_asked_in_both_orders() -> None:
     rules = Rules(("unlocked", "picked up"))
     pairs = [("you unlocked it", "you picked up a key"), ("you wait", "you turn")]
-    fair = Reader(SimulatedReader(rules), "goal").judge(pairs)
+    fair = CaptionLabeller(RuleReader(rules), "goal").judge(pairs)
     assert [label.value for label in fair] == [1.0, 0.5]
-    biased = Reader(Biased(rules), "goal").judge(pairs)
+    biased = CaptionLabeller(Biased(rules), "goal").judge(pairs)
     assert [label.value for label in biased] == [None, None]
     assert all(label.why == CONTRADICTED for label in biased)
 
@@ -192,7 +192,7 @@ def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
         rows = {**nest(step.next_obs, "next_obs"), "reward": step.reward}
         reward.observe_step(rows, torch.arange(len(move)), step)
         if number % 8 == 7:
-            reward.at(number)
+            reward.set_step(number)
             paid.append(reward(rows))
             paid += reward.update(rows).values()
     return paid
@@ -201,7 +201,7 @@ def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("model", ["hash", "classification", "ranking"])
 def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str) -> None:
     moves = torch.randint(0, 6, (160, 4), generator=torch.Generator().manual_seed(1))
-    settings: Any = {"model": model, "judge": {"error": 0.2, "refusal": 0.2}, "steps": 4}
+    settings: Any = {"model": model, "labeller": {"error": 0.2, "refusal": 0.2}, "steps": 4}
     reward = made(tmp_path / "a", **settings)
     assert all(
         isinstance(reward, p)
@@ -224,7 +224,7 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
         if not torch.equal(one, two):
             assert one.ndim == 0  # counts of calls and seconds are of the process
     assert again.captions.texts == reward.captions.texts
-    assert again.ledger.labelled.tolist() == reward.ledger.labelled.tolist()
+    assert again.counts.labelled.tolist() == reward.counts.labelled.tolist()
     assert torch.equal(again.scores, reward.scores)
 
 
@@ -234,7 +234,7 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
     values = []
     for beside in (False, True):
         judge = {"error": 0.2, "latency": 0.002 * beside}
-        reward = made(tmp_path / str(beside), synchronous=not beside, judge=judge, batch=2)
+        reward = made(tmp_path / str(beside), synchronous=not beside, labeller=judge, batch=2)
         env = reward.augment_env(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
         env.reset(0)
         play(reward, env, moves[:40])
@@ -257,9 +257,9 @@ def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:
     """Two captions are judged, the newest first; what is said of a third is no JSON, twice."""
     with serving(says('{"1": "helpful", "2": "unhelpful"}'), says("It helps, I think.")) as server:
         limits = {"retries": 0, "backoff": 0.001}
-        judge = {"_target_": "embodied.llm.client.Endpoint", "url": server.url}
+        judge = {"_target_": "embodied.llm.client.ChatClient", "url": server.url}
         node = {**judge, "model": "m", "cache": str(tmp_path / "chat.jsonl"), "limits": limits}
-        reward = made(tmp_path, judge=node)
+        reward = made(tmp_path, labeller=node)
         noted(reward, rows_of(reward, ["you turn", "you unlocked the red door"], [1, 1]))
         reward.set_step(0)
         noted(reward, rows_of(reward, ["you wait"], [1]))

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Leaf
-from embodied.rewards.preferences.bradley_terry import Fit, Pictures, Ranker, loss_of, scores_of
+from embodied.rewards.preferences.bradley_terry import (
+    FitConfig,
+    Pictures,
+    Ranker,
+    loss_of,
+    scores_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -34,7 +40,7 @@ def labels(n: int, seed: int, error: float = 0.0) -> tuple[Tensor, Tensor, Tenso
 
 
 def test_scores_order_what_was_never_compared() -> None:
-    ranker = Ranker(Leaf((2,)), Fit(hidden=(32,), rate=1e-2), CPU, 0)
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
     metrics = ranker.learn(labels(200, 0))
     assert float(metrics["train_accuracy"]) > 0.97
     assert ranker.accuracy(labels(1000, 1)) > 0.95
@@ -42,7 +48,7 @@ def test_scores_order_what_was_never_compared() -> None:
 
 
 def test_labels_that_are_often_wrong_still_teach() -> None:
-    ranker = Ranker(Leaf((2,)), Fit(hidden=(32,), rate=1e-3, epochs=30), CPU, 0)
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-3, epochs=30), CPU, 0)
     ranker.learn(labels(600, 0, error=0.3))
     assert ranker.accuracy(labels(1000, 1)) > 0.85
 
@@ -52,7 +58,7 @@ def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None
     held_out = labels(1000, 99)
     told = {}
     for fresh in (True, False):
-        fit = Fit(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
+        fit = FitConfig(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
         ranker = Ranker(Leaf((2,)), fit, CPU, 0)
         for part in parts:
             ranker.learn(part)
@@ -61,7 +67,7 @@ def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None
 
 
 def test_new_accuracy_is_foretold_not_fitted() -> None:
-    ranker = Ranker(Leaf((2,)), Fit(hidden=(32,), rate=1e-2), CPU, 0)
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
     assert "new_accuracy" not in ranker.learn(labels(200, 0))
     first, second, target = labels(100, 1)
     metrics = ranker.learn((first, second, 1 - target))  # everything the other way round
@@ -70,7 +76,7 @@ def test_new_accuracy_is_foretold_not_fitted() -> None:
 
 
 def test_ties_are_a_half_and_not_counted_as_told() -> None:
-    ranker = Ranker(Leaf((2,)), Fit(hidden=(16,), epochs=1), CPU, 0)
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=1), CPU, 0)
     first, second, target = labels(10, 0)
     told = ranker.accuracy((first, second, target))
     half = torch.full((10,), 0.5)
@@ -81,7 +87,7 @@ def test_ties_are_a_half_and_not_counted_as_told() -> None:
 
 def test_members_are_apart() -> None:
     """The groups of the convolutions, and the two ways to show pictures, are one computation."""
-    net = scores_of(Leaf((40, 40, 3), "uint8", 0, 255), Fit(members=3), 0)
+    net = scores_of(Leaf((40, 40, 3), "uint8", 0, 255), FitConfig(members=3), 0)
     assert isinstance(net, Pictures)
     pictures = torch.randint(0, 256, (5, 40, 40, 3), dtype=torch.uint8)
     shared = net(pictures)
@@ -107,16 +113,16 @@ def test_pictures_are_ranked() -> None:
         return pictures
 
     target = torch.where(place[0] == place[1], 0.5, (place[1] > place[0]).float())
-    ranker = Ranker(Leaf((24, 24, 3), "uint8", 0, 255), Fit(epochs=8, rate=1e-3), CPU, 0)
+    ranker = Ranker(Leaf((24, 24, 3), "uint8", 0, 255), FitConfig(epochs=8, rate=1e-3), CPU, 0)
     ranker.learn((drawn(place[0]), drawn(place[1]), target))
     scores = ranker.score(drawn(torch.arange(20)))
     assert torch.corrcoef(torch.stack([scores, torch.arange(20.0)]))[0, 1] > 0.9
 
 
 def test_the_same_seed_learns_the_same_whatever_else_is_drawn() -> None:
-    one = Ranker(Leaf((2,)), Fit(hidden=(16,), epochs=3), CPU, 5)
+    one = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=3), CPU, 5)
     torch.rand(7)
-    two = Ranker(Leaf((2,)), Fit(hidden=(16,), epochs=3), CPU, 5)
+    two = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=3), CPU, 5)
     one.learn(labels(100, 0))
     two.set_state(copy.deepcopy(one.get_state()))
     one.learn(labels(50, 1))

@@ -20,8 +20,8 @@ from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.rewards.success.calibration import calibrate, coolest, reliability, threshold_for
 from embodied.rewards.success.classifier import Classifier
-from embodied.rewards.success.labels import Training, labelled, split
-from embodied.rewards.success.recent_buffer import Newest
+from embodied.rewards.success.labels import Training, load_labelled, split
+from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE
 from envs.toy.two_gap import Config as PlanarConfig
 from envs.toy.two_gap import TwoGap
@@ -88,18 +88,18 @@ def ended(success: list[bool], over: list[bool]) -> Step:
 def test_labels_are_last_moments_of_successes(data: list[str]) -> None:
     """11 moments an episode: of a success the last is 1, the one before is left out; of a failure
     all are 0."""
-    whole, leaves = labelled(data, Training(), seed=0)
+    whole, leaves = load_labelled(data, Training(), seed=0)
     assert list(leaves) == ["state"]
     assert len(whole.label) == 12 * 10 + 4 * 11
     assert whole.label.sum() == 12
     assert (whole.moments["state"][whole.label > 0, 0] > 1).all()
     assert torch.equal(torch.bincount(whole.episode), torch.tensor([10] * 12 + [11] * 4))
-    two, _ = labelled(data[:1], Training(last=2, margin=3), seed=0)
+    two, _ = load_labelled(data[:1], Training(last=2, margin=3), seed=0)
     assert len(two.label) == 12 * 8 and two.label.sum() == 24
 
 
 def test_held_out_are_whole_episodes_of_both_kinds(data: list[str]) -> None:
-    whole, _ = labelled(data, Training(), seed=0)
+    whole, _ = load_labelled(data, Training(), seed=0)
     data_, held = split(whole, 0.25, seed=0)
     mine, others = set(held.episode.tolist()), set(data_.episode.tolist())
     assert not mine & others and len(mine | others) == 16
@@ -107,8 +107,8 @@ def test_held_out_are_whole_episodes_of_both_kinds(data: list[str]) -> None:
 
 
 def test_shuffled_labels_are_as_many(data: list[str]) -> None:
-    whole, _ = labelled(data, Training(), seed=0)
-    dealt, _ = labelled(data, Training(shuffle=True), seed=0)
+    whole, _ = load_labelled(data, Training(), seed=0)
+    dealt, _ = load_labelled(data, Training(shuffle=True), seed=0)
     assert dealt.label.sum() == 12 and not torch.equal(dealt.label, whole.label)
 
 
@@ -188,7 +188,7 @@ def test_the_policys_own_moments_become_negatives_and_a_new_version(
 ) -> None:
     """Far off what episodes show the network believes in success; after the policy was there and
     the world went on, the next version does not. True successes stay what they are."""
-    reward = made(tmp_path, data=data, refit_every=4, refit_updates=200, own=64)
+    reward = made(tmp_path, data=data, refit_every=4, refit_updates=200, recent_size=64)
     fooled = rows([3.0] * 16, [0.9] * 16)
     fooled["next_obs/state"] = torch.tensor([[3.0, 5.0]]).expand(16, 2)
     assert (reward(fooled) > 0).all()
@@ -202,7 +202,7 @@ def test_the_policys_own_moments_become_negatives_and_a_new_version(
 
 
 def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> None:
-    reward = made(tmp_path, data=data, refit_every=9, own=8)
+    reward = made(tmp_path, data=data, refit_every=9, recent_size=8)
     reward.observe_step(
         rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False])
     )
@@ -221,13 +221,13 @@ def test_marked_successes_are_learned(tmp_path: Path, data: list[str]) -> None:
 
 
 def test_the_newest_moments_stay() -> None:
-    ring = Newest(4)
+    ring = RecentBuffer(4)
     for start in (0, 3, 6):
         ring.push({"x": torch.arange(start, start + 3)})
     assert sorted(ring.kept()["x"].tolist()) == [5, 6, 7, 8]
     ring.push({"x": torch.arange(10, 20)})
     assert sorted(ring.kept()["x"].tolist()) == [16, 17, 18, 19]
-    assert Newest(4).kept() == {}
+    assert RecentBuffer(4).kept() == {}
 
 
 def test_mistakes_at_ends_are_counted_and_warned_of(
@@ -250,7 +250,12 @@ def test_mistakes_at_ends_are_counted_and_warned_of(
 
 
 def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
-    settings: dict[str, Any] = {"data": data, "refit_every": 3, "refit_updates": 5, "own": 32}
+    settings: dict[str, Any] = {
+        "data": data,
+        "refit_every": 3,
+        "refit_updates": 5,
+        "recent_size": 32,
+    }
     walk = rows([0.1, 0.7, 3.0], [0.9] * 3)
     step = ended([False] * 3, [True, False, True])
 
@@ -315,7 +320,10 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
         "_target_": "envs.wrappers.stack.Wrapped",
         "env": {"_target_": "envs.toy.two_gap.TwoGap"},
         "wrappers": [
-            {"_target_": "embodied.rewards.wrappers.photographed.Photographed", "size": 48}
+            {
+                "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
+                "size": 48,
+            }
         ],
     }
     script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())

@@ -12,9 +12,9 @@ from torch.nn import functional
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
-from embodied.rewards.wrappers.no_termination import Endless
+from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
 from embodied.vision import simclip
-from embodied.vision.captions import fact, ladder, phrased
+from embodied.vision.captions import fact, fill_templates, ladder
 from envs.toy.two_gap import Config as GapConfig
 from envs.toy.two_gap import TwoGap
 
@@ -138,7 +138,7 @@ def test_change_is_potential_based() -> None:
 
 def test_ends_are_hidden_from_the_learner() -> None:
     env = TwoGap(GapConfig(num_envs=1))
-    endless = Endless(env)
+    endless = NoTerminationWrapper(env)
     endless.reset(0)
     env.place[0] = torch.tensor([0.9, 0.5])
     step = endless.step(torch.tensor([[1.0, 0.0]]))
@@ -169,7 +169,7 @@ def test_rows_without_the_picture_are_refused() -> None:
 
 
 def test_places_on_a_ladder_are_by_hand() -> None:
-    phrases = [phrased(("{a} {b}",), a=("x", "y"), b=(f"p{n}", f"q{n}")) for n in range(3)]
+    phrases = [fill_templates(("{a} {b}",), a=("x", "y"), b=(f"p{n}", f"q{n}")) for n in range(3)]
     falling = ladder("near", (0.2, 0.1), (0.3, 0.0), phrases)
     quantity = torch.tensor([0.5, 0.25, 0.15, 0.05, 0.0])
     assert falling.rung(quantity).tolist() == [0, 0, 1, 2, 2]

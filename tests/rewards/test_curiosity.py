@@ -10,14 +10,24 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.running_stats import Moments
-from embodied.rewards.intrinsic.features import Seen
+from embodied.nn.running_stats import RunningMeanStd
+from embodied.rewards.intrinsic.features import ObservationFeatures
 from embodied.rewards.intrinsic.icm import Icm
 from embodied.rewards.intrinsic.rnd import Rnd
 from tests.rewards.rows import SPEC, drawn, make, step
 
-RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "own": 0.0, "hidden": [64, 64], "lr": 1e-3}
-ICM = {"_target_": "embodied.rewards.intrinsic.icm.Icm", "own": 0.0, "hidden": [64], "lr": 1e-3}
+RND = {
+    "_target_": "embodied.rewards.intrinsic.rnd.Rnd",
+    "env_weight": 0.0,
+    "hidden": [64, 64],
+    "lr": 1e-3,
+}
+ICM = {
+    "_target_": "embodied.rewards.intrinsic.icm.Icm",
+    "env_weight": 0.0,
+    "hidden": [64],
+    "lr": 1e-3,
+}
 
 
 def around(place: float, n: int = 128, seed: int = 0) -> Tensors:
@@ -146,22 +156,22 @@ def test_a_chunk_of_actions_is_refused() -> None:
 
 def test_running_moments_are_those_of_all_rows() -> None:
     values = 5 + 2 * torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
-    moments = Moments(3)
+    moments = RunningMeanStd(3)
     for part in values.split([1, 9, 490, 500]):
-        moments.add(part)
+        moments.update(part)
     torch.testing.assert_close(moments.mean.float(), values.mean(0))
     torch.testing.assert_close(moments.std, values.std(0, correction=0))
-    assert Moments(2).std.tolist() == [1.0, 1.0]
+    assert RunningMeanStd(2).std.tolist() == [1.0, 1.0]
 
 
 def test_moments_with_a_memory_follow_what_came_last() -> None:
     """Large numbers, then small ones for ten memories: exp(-10) of the large ones is left."""
     generator = torch.Generator().manual_seed(0)
-    of_all, of_late = Moments(1), Moments(1, memory=100)
+    of_all, of_late = RunningMeanStd(1), RunningMeanStd(1, memory=100)
     for size in (100.0, 1.0):
         for part in (size * torch.randn(1000, 1, generator=generator)).split(10):
-            of_all.add(part)
-            of_late.add(part)
+            of_all.update(part)
+            of_late.update(part)
     assert of_late.count.item() == 100
     assert of_late.std.item() == pytest.approx(1, abs=0.3)
     assert of_all.std.item() == pytest.approx(70, rel=0.1)
@@ -174,13 +184,13 @@ def test_all_kinds_of_observations_are_seen() -> None:
         "cell": Leaf((2,), "uint8", 0, (3, 1), unit="symbol"),
         "privileged/more": Leaf((5,)),
     }
-    seen = Seen(obs, None)
+    seen = ObservationFeatures(obs, None)
     assert seen.size == 3 + 3 * 16 * 16 + 4 + 2
     rows = {f"obs/{name}": leaf.zeros(2) for name, leaf in obs.items()}
     rows["obs/front"][1] = 255
     numbers = seen(rows, "obs")
     assert numbers.shape == (2, seen.size)
     assert numbers[1, 3 : 3 + 768].unique().tolist() == [1.0]
-    assert Seen(obs, ("privileged/more",)).size == 5
+    assert ObservationFeatures(obs, ("privileged/more",)).size == 5
     with pytest.raises(ConfigError, match="no observation fornt"):
-        Seen(obs, ("fornt",))
+        ObservationFeatures(obs, ("fornt",))

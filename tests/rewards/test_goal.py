@@ -59,7 +59,7 @@ def test_a_picture_of_the_goal(tmp_path: Path) -> None:
     env = TwoGap(GapConfig(num_envs=4))
     env.reset(0)
     env.place[:] = torch.tensor([[0.9, 0.5], [0.88, 0.52], [0.3, 0.2], [0.05, 0.9]])
-    shots = env.photographs(torch.arange(4), 96)
+    shots = env.render_batch(torch.arange(4), 96)
     (tmp_path / "goal.png").write_bytes(encode_png(shots[0]))
     reward = made(goal=str(tmp_path / "goal.png"), leaf="front")
     paid = reward(rows(front=shots))
@@ -70,7 +70,7 @@ def test_a_picture_of_the_goal(tmp_path: Path) -> None:
 def test_the_world_is_drawn_where_no_leaf_is_named(tmp_path: Path) -> None:
     env = TwoGap(GapConfig(num_envs=2))
     env.reset(0)
-    (tmp_path / "goal.png").write_bytes(encode_png(env.photographs(torch.tensor([0]), 96)[0]))
+    (tmp_path / "goal.png").write_bytes(encode_png(env.render_batch(torch.tensor([0]), 96)[0]))
     reward = made(goal=str(tmp_path / "goal.png"))
     watched = reward.augment_env(env)
     watched.reset(0)

@@ -13,7 +13,7 @@ from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.hg_dagger import Dagger
-from embodied.rewards.success.interventions import Config, Interventions, Watched
+from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Rollout
 from policies.scripted.intervener import Config as WatcherConfig
 from policies.scripted.intervener import Watcher
@@ -77,7 +77,7 @@ class Plain(Counter):
 def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
     world = Plain(CounterConfig(ends=(3, 100)))
-    env = Watched(world, Scripted(plan), pays=True)
+    env = InterventionWrapper(world, Scripted(plan), pays=True)
     policy = build({"_target_": "policies.random.Random"}, spec=env.spec)
     rollout = Rollout(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
@@ -95,7 +95,9 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
 
 
 def test_chunks_cannot_be_taken_over_from() -> None:
-    env = Watched(Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), pays=False)
+    env = InterventionWrapper(
+        Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), pays=False
+    )
     policy = build({"_target_": "policies.random.Random", "chunk": 2}, spec=env.spec)
     with pytest.raises(ConfigError, match="execute=1"):
         Rollout(env, policy, 0.9).step()

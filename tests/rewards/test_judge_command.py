@@ -51,7 +51,7 @@ def test_a_copy_is_paid_by_what_was_learned(
         (["reward=scaled"], "does not learn by asking"),
         ([*WORDS, "reward.leaf=picture"], "this world has no picture"),
         ([*WORDS, "held_out=1.5"], "held_out=1.5 should be above 0"),
-        ([*WORDS, "reward.judge.eror=0.1"], "eror"),
+        ([*WORDS, "reward.labeller.eror=0.1"], "eror"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -55,7 +55,7 @@ def test_utilities_are_potentials_and_events_are_paid() -> None:
     assert reward(rows(now, now, 0.0)).item() == pytest.approx(0.5 - before.item(), abs=1e-4)
     stays = 0.5 + (0.9 - 1) * before.item()
     assert reward(rows(now, now)).item() == pytest.approx(stays, abs=1e-4)
-    assert set(reward.components(rows(now, now))) == {"own", "offence", "arrive", "there"}
+    assert set(reward.components(rows(now, now))) == {"env", "offence", "arrive", "there"}
 
 
 def test_the_sum_of_the_same_factors_buys_one_with_the_other() -> None:
@@ -63,7 +63,7 @@ def test_the_sum_of_the_same_factors_buys_one_with_the_other() -> None:
     now = state(1.1, 1.0, 2.0)[None]
     apart = {}
     for join in ("krc", "sum"):
-        reward = make(NODE | {"join": join, "own": 0.0})
+        reward = make(NODE | {"join": join, "env_weight": 0.0})
         apart[join] = reward.components(rows(now, now, 0.0))["offence"].item()
     near = torch.tensor(-0.05).exp().item()
     assert apart["krc"] == pytest.approx(2 * near**0.5, abs=1e-4)

@@ -17,9 +17,9 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.rewards.preferences.bradley_terry import Fit
-from embodied.rewards.preferences.image_store import NUMBER, Album, Numbered
-from embodied.rewards.preferences.offline import agreement, drawn, rank_correlation, split
+from embodied.rewards.preferences.bradley_terry import FitConfig
+from embodied.rewards.preferences.image_store import IMAGE_INDEX, ImageIndexWrapper, ImageStore
+from embodied.rewards.preferences.offline import agreement, rank_correlation, sample_pairs, split
 from embodied.rewards.preferences.preference import Config, Preference
 from embodied.rewards.wrappers.render_caption import PICTURE
 from tests.llm.server import says, serving
@@ -27,28 +27,28 @@ from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
 
 CPU = torch.device("cpu")
-SIMULATED = {"_target_": "embodied.rewards.preferences.judges.Simulated"}
-QUICK = Fit(hidden=(32,), rate=1e-2, epochs=20)
+SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
+QUICK = FitConfig(hidden=(32,), rate=1e-2, epochs=20)
 
 
 def test_sights_have_numbers_and_ends_their_own() -> None:
     """Row 0 ends (3 steps) and begins again: its successor is what it reached, not the start."""
-    album = Album(100)
-    env = Numbered(Counter(CounterConfig()), album, ["state"])
+    album = ImageStore(100)
+    env = ImageIndexWrapper(Counter(CounterConfig()), album, ["state"])
     obs = env.reset(0)
-    assert obs[NUMBER].tolist() == [0, 1]
+    assert obs[IMAGE_INDEX].tolist() == [0, 1]
     for _ in range(2):
         env.step(torch.zeros(2, 1))
     step = env.step(torch.zeros(2, 1))
     assert step.ended.tolist() == [True, False]
-    assert album.take(step.obs[NUMBER])["state"].flatten().tolist() == [0, 103]
-    assert album.take(step.next_obs[NUMBER])["state"].flatten().tolist() == [3, 103]
-    assert step.next_obs[NUMBER][1] == step.obs[NUMBER][1]  # one sight, kept once
-    assert set(env.spec.obs) == {"state", NUMBER}
+    assert album.take(step.obs[IMAGE_INDEX])["state"].flatten().tolist() == [0, 103]
+    assert album.take(step.next_obs[IMAGE_INDEX])["state"].flatten().tolist() == [3, 103]
+    assert step.next_obs[IMAGE_INDEX][1] == step.obs[IMAGE_INDEX][1]  # one sight, kept once
+    assert set(env.spec.obs) == {"state", IMAGE_INDEX}
 
 
 def test_an_album_keeps_the_newest_and_all_scores() -> None:
-    album = Album(4)
+    album = ImageStore(4)
     numbers = album.add({"x": torch.arange(3.0)})
     album.reward[numbers] = torch.tensor([10.0, 11.0, 12.0])
     album.scores[numbers] = torch.tensor([0.1, 0.2, 0.3])
@@ -62,7 +62,7 @@ def test_an_album_keeps_the_newest_and_all_scores() -> None:
 
 
 def test_an_album_goes_on_as_it_was() -> None:
-    one, two = Album(4), Album(4)
+    one, two = ImageStore(4), ImageStore(4)
     for count in (3, 3):
         one.add({"x": torch.rand(count, 2)})
     one.reward[one.count % 4] = 5.0
@@ -75,7 +75,7 @@ def test_an_album_goes_on_as_it_was() -> None:
 
 
 def ready(env: Any, **settings: Any) -> tuple[Preference, Any]:
-    config = Config(**{"judge": SIMULATED, "leaf": "state", "fit": QUICK} | settings)
+    config = Config(**{"labeller": SIMULATED, "leaf": "state", "fit": QUICK} | settings)
     reward = Preference(config, env.spec, CPU, seed=0)
     return reward, reward.augment_env(env)
 
@@ -110,7 +110,7 @@ def test_old_rows_are_paid_by_the_newest_scores() -> None:
     rows = {key: torch.cat([each[key] for each in early]) for key in early[0]}
     assert rank_correlation(reward(rows), rows["reward"]) > 0.8
     # and what is looked up is what the network says
-    shown = {key: value for key, value in rows.items() if key != f"next_obs/{NUMBER}"}
+    shown = {key: value for key, value in rows.items() if key != f"next_obs/{IMAGE_INDEX}"}
     torch.testing.assert_close(reward(rows), reward(shown))
 
 
@@ -118,15 +118,15 @@ def test_labels_are_the_budget_and_it_ends() -> None:
     reward, env = ready(Reach(), every=40, pairs=30, labels=70)
     play(reward, env, 60, env.reset(0))
     assert len(reward.ranker) == 70
-    assert reward.judge.ledger.asked == 70  # 30, 30, 10
+    assert reward.labeller.counts.asked == 70  # 30, 30, 10
     assert float(reward.update({})["asked"]) == 70
 
 
 def test_ties_end_the_asking(caplog: pytest.LogCaptureFixture) -> None:
     judge = {**SIMULATED, "tie": 100.0}
-    reward, env = ready(Reach(), every=40, pairs=10, judge=judge)
+    reward, env = ready(Reach(), every=40, pairs=10, labeller=judge)
     play(reward, env, 40, env.reset(0))
-    assert reward.judge.ledger.asked == 10
+    assert reward.labeller.counts.asked == 10
     assert "100% of the last pairs were ties" in caplog.text
 
 
@@ -135,21 +135,21 @@ def test_ties_count_half_or_not_at_all() -> None:
     counts = {}
     for tied in ("half", "dropped"):
         torch.manual_seed(0)
-        reward, env = ready(Reach(), every=40, pairs=50, judge=judge, tied=tied, ties=1.0)
+        reward, env = ready(Reach(), every=40, pairs=50, labeller=judge, tied=tied, ties=1.0)
         play(reward, env, 10, env.reset(0))
-        counts[tied] = len(reward.ranker), reward.judge.ledger.tied
+        counts[tied] = len(reward.ranker), reward.labeller.counts.tied
         halves = int((reward.ranker.labels[2] == 0.5).sum())
-        assert halves == (reward.judge.ledger.tied if tied == "half" else 0)
+        assert halves == (reward.labeller.counts.tied if tied == "half" else 0)
     assert counts["half"][0] == 50
     assert counts["dropped"][0] == 50 - counts["dropped"][1]
 
 
 def test_a_judge_that_cannot_say_leaves_the_reward_as_it_is() -> None:
-    reward, env = ready(Reach(), every=40, pairs=10, judge={**SIMULATED, "unsure": 1.0})
+    reward, env = ready(Reach(), every=40, pairs=10, labeller={**SIMULATED, "unsure": 1.0})
     _, tape = play(reward, env, 20, env.reset(0))
     assert len(reward.ranker) == 0
     assert reward(tape[-1]).tolist() == [0, 0, 0, 0]
-    assert reward.judge.ledger.abstained == 20
+    assert reward.labeller.counts.abstained == 20
 
 
 def test_zero_is_the_mean_or_the_highest() -> None:
@@ -157,8 +157,8 @@ def test_zero_is_the_mean_or_the_highest() -> None:
         torch.manual_seed(0)
         reward, env = ready(Reach(), every=80, pairs=40, zero=zero)
         play(reward, env, 20, env.reset(0))
-        held = reward.album.reached()
-        paid = (reward.album.scores[held] - reward.zero) / reward.scale
+        held = reward.store.reached()
+        paid = (reward.store.scores[held] - reward.zero) / reward.scale
         assert float(paid.std()) == pytest.approx(1, abs=1e-3)
         wanted = float(paid.mean()) if zero == "mean" else float(paid.max())
         assert wanted == pytest.approx(0, abs=1e-4)
@@ -171,7 +171,7 @@ def test_disputed_pairs_are_chosen() -> None:
     doubts = []
     for choose in ("disagreement", "uniform"):
         object.__setattr__(reward.config, "choose", choose)
-        sides = (reward.album.take(side)["state"] for side in reward._chosen())
+        sides = (reward.store.take(side)["state"] for side in reward._chosen())
         one, two = (reward.ranker.each(side) for side in sides)
         doubts.append(float((two - one).sigmoid().std(0).mean()))
     assert doubts[0] > 1.5 * doubts[1]
@@ -190,9 +190,9 @@ def test_a_run_that_was_stopped_goes_on_the_same() -> None:
     for action in actions:
         step = env.step(action)
         rows = {"reward": step.reward, **nest(step.next_obs, "next_obs")}
-        missing = reward.album.count - other.album.count
-        newest = torch.arange(reward.album.count - missing, reward.album.count)
-        other.album.add({"state": reward.album.take(newest)["state"]})
+        missing = reward.store.count - other.store.count
+        newest = torch.arange(reward.store.count - missing, reward.store.count)
+        other.store.add({"state": reward.store.take(newest)["state"]})
         for each in (reward, other):
             each.observe_step(rows, torch.arange(4), step)
     assert len(other.ranker) == len(reward.ranker) == 40
@@ -212,10 +212,10 @@ class Drawn(Reach):
 def test_pictures_are_seen_by_the_reward_alone() -> None:
     torch.manual_seed(0)
     world = Drawn()
-    reward, env = ready(world, leaf=None, size=32, every=60, pairs=20, fit=Fit(epochs=2))
+    reward, env = ready(world, leaf=None, size=32, every=60, pairs=20, fit=FitConfig(epochs=2))
     obs = env.reset(0)
-    assert set(obs) == {"state", NUMBER}
-    assert reward.album.take(obs[NUMBER])[PICTURE].shape == (4, 32, 32, 3)
+    assert set(obs) == {"state", IMAGE_INDEX}
+    assert reward.store.take(obs[IMAGE_INDEX])[PICTURE].shape == (4, 32, 32, 3)
     _, tape = play(reward, env, 15, obs)
     assert len(reward.ranker) == 20
     assert reward(tape[0]).abs().sum() > 0
@@ -227,19 +227,19 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
     torch.manual_seed(0)
     with serving(says('{"nearer": "first"}')) as server:
         chat = {
-            "_target_": "embodied.llm.client.Endpoint",
+            "_target_": "embodied.llm.client.ChatClient",
             "url": server.url,
             "model": "m",
             "cache": str(tmp_path / "cache.jsonl"),
             "limits": {"calls": 9},
         }
         judge = {
-            "_target_": "embodied.rewards.preferences.judges.VisionLanguage",
+            "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
             "goal": "go to the middle",
             "swap": False,
             "chat": chat,
         }
-        reward, env = ready(Drawn(), size=32, every=20, pairs=20, judge=judge, ties=1.0)
+        reward, env = ready(Drawn(), size=32, every=20, pairs=20, labeller=judge, ties=1.0)
         with caplog.at_level(logging.WARNING):
             _, tape = play(reward, env, 15, env.reset(0))
     assert reward.done == f"the budget of 9 calls to {server.url} is spent"
@@ -259,7 +259,7 @@ def test_only_what_was_named_counts() -> None:
     env.spec = Spec({"state": Leaf((2,), names=("x", "y"))}, env.spec.act, dt=0.1)
     reward, watched = ready(env, every=40, pairs=20, only=("y",))
     _, tape = play(reward, watched, 10, watched.reset(0))
-    rows = {key: value for key, value in tape[0].items() if NUMBER not in key}
+    rows = {key: value for key, value in tape[0].items() if IMAGE_INDEX not in key}
     before = reward(rows)
     rows["next_obs/state"] = rows["next_obs/state"] * torch.tensor([-3.0, 1.0])
     assert reward(rows).equal(before)
@@ -295,11 +295,11 @@ def recording(episodes: int = 80, steps: int = 12) -> Episodes:
 def test_a_recording_teaches_and_is_checked_on_what_was_held_out() -> None:
     episodes = recording()
     judge = {**SIMULATED, "error": 0.1}
-    config = Config(judge=judge, leaf="state", labels=300, pairs=50, fit=QUICK)
+    config = Config(labeller=judge, leaf="state", labels=300, pairs=50, fit=QUICK)
     reward = Preference(config, episodes.spec, CPU)
     report = reward.fit_from(episodes)
     assert report["labels"] == 300
-    assert reward.judge.ledger.asked == 360  # and 60 to check with
+    assert reward.labeller.counts.asked == 360  # and 60 to check with
     assert report["pairs"] > 0.85
     assert report["returns"] > 0.8
     assert 0.7 < report["judged"] < 1
@@ -318,12 +318,12 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
     final = {**plain.final, "front": pictures[240:]}
     episodes = Episodes(spec, steps, plain.start, plain.length, final, plain.texts)
     judge = {
-        "_target_": "embodied.rewards.preferences.judges.Embedding",
+        "_target_": "embodied.rewards.preferences.labellers.EmbeddingLabeller",
         "goal": "red",
-        "model": {"_target_": "tests.rewards.test_judges.Colours"},
+        "model": {"_target_": "tests.rewards.test_labellers.Colours"},
     }
-    fit = Fit(epochs=30, rate=3e-3)
-    config = Config(judge=judge, leaf="front", picture="front", labels=150, fit=fit)
+    fit = FitConfig(epochs=30, rate=3e-3)
+    config = Config(labeller=judge, leaf="front", picture="front", labels=150, fit=fit)
     reward = Preference(config, spec, CPU)
     report = reward.fit_from(episodes)
     assert report["judged"] > 0.9
@@ -336,10 +336,10 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
 
 def test_a_recording_says_what_it_does_not_show() -> None:
     episodes = recording()
-    reward = Preference(Config(judge=SIMULATED), episodes.spec, CPU)
+    reward = Preference(Config(labeller=SIMULATED), episodes.spec, CPU)
     with pytest.raises(ConfigError, match=r"the recording has no privileged/picture"):
         reward.fit_from(episodes)
-    silent = Config(judge={**SIMULATED, "unsure": 1.0}, leaf="state")
+    silent = Config(labeller={**SIMULATED, "unsure": 1.0}, leaf="state")
     with pytest.raises(ConfigError, match="the judge gave no label"):
         Preference(silent, episodes.spec, CPU).fit_from(episodes)
 
@@ -350,7 +350,7 @@ def test_pairs_are_within_and_across_trajectories() -> None:
     kept, apart = split(80, 0.2, random)
     assert (len(kept), len(apart)) == (64, 16)
     assert not set(kept.tolist()) & set(apart.tolist())
-    sides = drawn(episodes, kept, 1000, random) // 12
+    sides = sample_pairs(episodes, kept, 1000, random) // 12
     assert set(sides.flatten().tolist()) == set(kept.tolist())
     same = sides[0] == sides[1]
     assert same[::2].all()
@@ -373,6 +373,6 @@ def test_agreement_by_hand() -> None:
 
 
 def test_the_packaged_node_builds() -> None:
-    node = {"_target_": "embodied.rewards.preferences.preference.Preference", "judge": SIMULATED}
+    node = {"_target_": "embodied.rewards.preferences.preference.Preference", "labeller": SIMULATED}
     reward = build(node, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
     assert reward.frozen is False

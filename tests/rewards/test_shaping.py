@@ -13,7 +13,7 @@ from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor, alignment, closeness, proximity
 from embodied.rewards.handcrafted.shaping import Shaping
-from embodied.rewards.handcrafted.weighted_sum import Summed
+from embodied.rewards.handcrafted.weighted_sum import WeightedSum
 from embodied.training.collector import Window
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
@@ -77,7 +77,7 @@ def test_shaping_by_hand() -> None:
     assert isinstance(reward, Shaping) and isinstance(reward, HasComponents)
     assert not isinstance(reward, ObservesSteps | AugmentsEnv)
     apart = reward.components(rows(now, then))
-    assert apart["own"].tolist() == [0.5] * 3
+    assert apart["env"].tolist() == [0.5] * 3
 
 
 def test_n_steps_telescope() -> None:
@@ -128,7 +128,7 @@ def test_what_is_best_stays_best() -> None:
 
 def test_summed_by_hand() -> None:
     node = {
-        "_target_": "embodied.rewards.handcrafted.weighted_sum.Summed",
+        "_target_": "embodied.rewards.handcrafted.weighted_sum.WeightedSum",
         "factors": {
             "near": {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1},
             "effort": {"of": "effort", "a": "action", "weight": -1.0},
@@ -136,7 +136,7 @@ def test_summed_by_hand() -> None:
         "scale": 10.0,
     }
     reward = make(node)
-    assert isinstance(reward, Summed)
+    assert isinstance(reward, WeightedSum)
     batch = rows(state(3.0)[None], state(2.0)[None], action=torch.tensor([[1.0, 0.0]]))
     assert reward(batch).item() == pytest.approx(0.5 - 10 * 0.1 * 2 - 10 * 0.5)
     assert drawn(4)["reward"].shape == reward(drawn(4)).shape

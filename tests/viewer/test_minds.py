@@ -14,7 +14,7 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.wrappers.render_caption import Captions, captioned
+from embodied.rewards.wrappers.render_caption import CaptionVocabulary, with_captions
 from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.episode import Moment
@@ -120,7 +120,7 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
     assert (
         np.abs(pictures[-1].astype(int) - pictures[-2]).mean()
         < np.abs(
-            pictures[-1].astype(int) - session.env.photographs(torch.tensor([0]), side)[0].numpy()
+            pictures[-1].astype(int) - session.env.render_batch(torch.tensor([0]), side)[0].numpy()
         ).mean()
     )
     scores = reward.score(torch.from_numpy(np.stack(pictures[1:])))
@@ -155,7 +155,7 @@ class Reads:
     frozen = True
 
     def augment_env(self, env):
-        return captioned(env, Captions())
+        return with_captions(env, CaptionVocabulary())
 
 
 class Plain:

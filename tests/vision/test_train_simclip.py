@@ -9,12 +9,12 @@ import torch
 
 from embodied.commands.reward.train_encoder import settings
 from embodied.core.build import ConfigError, build
-from embodied.vision.corpus import Corpus, Plan, blanks
-from embodied.vision.evaluate_simclip import grade, spearman
+from embodied.vision.corpus import Corpus, Plan, blank_images
+from embodied.vision.evaluate_simclip import evaluate, spearman
 from embodied.vision.image_text import views_of
-from embodied.vision.simclip import Look, Shape, SimClip, Towers, load, save
-from embodied.vision.train_simclip import between, train
-from envs.simclip.scenes import collect, told_of
+from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
+from embodied.vision.train_simclip import rung_weights, train
+from envs.simclip.scenes import collect, facts_of
 
 
 def test_a_caption_is_positive_where_every_fact_holds() -> None:
@@ -32,7 +32,7 @@ def test_a_caption_is_positive_where_every_fact_holds() -> None:
 
 
 def test_weights_between_rungs_are_by_hand() -> None:
-    weights = between(torch.tensor([0.0, 0.25, 2.0]), 4)
+    weights = rung_weights(torch.tensor([0.0, 0.25, 2.0]), 4)
     expected = [[0.0, 1.0, 0.0, 0.0], [0.0, 0.75, 0.25, 0.0], [0.0, 0.0, 0.0, 1.0]]
     torch.testing.assert_close(weights, torch.tensor(expected))
 
@@ -50,9 +50,9 @@ def test_a_ladder_is_learned_from_scratch_and_kept(tmp_path: Path) -> None:
     towers = train([scenes], plan, shape, tmp_path / "training.pt")
     save(tmp_path, towers, {})
     model = load(tmp_path)
-    card = grade(model, collect("two_gap", 120, shape.side, 1), collect("two_gap", 99, 96, 2, 2))
+    card = evaluate(model, collect("two_gap", 120, shape.side, 1), collect("two_gap", 99, 96, 2, 2))
     assert card["ladder"] > 0.85 and card["auc"] > 0.85
-    fresh = grade(
+    fresh = evaluate(
         SimClip(Towers(shape), {}, "cpu"),
         collect("two_gap", 120, shape.side, 1),
         collect("two_gap", 99, 96, 2, 2),
@@ -65,7 +65,7 @@ def test_a_ladder_is_learned_from_scratch_and_kept(tmp_path: Path) -> None:
 
 def test_views_stand_side_by_side() -> None:
     """Two views are both looked at, one is enough, and what is missing counts as the mean."""
-    look = Look(Shape(views=2))
+    look = ImageTower(Shape(views=2))
     left, right = torch.rand(2, 5, 3, 96, 96)
     both, single = look.moments(torch.cat([left, right], 3)), look.moments(left)
     half = look.each.size
@@ -99,7 +99,7 @@ def test_nothing_is_seen_in_a_blank() -> None:
     ladder = model.ladder("the hand is touching the green ball")
     assert ladder is not None
     rungs = torch.stack([model.texts(each).mean(0) for each in ladder])
-    seen = model.images(blanks(12, 96, 2, torch.Generator().manual_seed(3)))
+    seen = model.images(blank_images(12, 96, 2, torch.Generator().manual_seed(3)))
     assert bool(((seen @ rungs.T).argmax(1) == 0).all())
 
 
@@ -120,4 +120,4 @@ def test_wrong_settings_are_one_clear_line(words: list[str], said: str) -> None:
 
 def test_a_world_without_words_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing can be said of the world 'humanoid'"):
-        told_of("humanoid")
+        facts_of("humanoid")

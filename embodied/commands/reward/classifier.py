@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from embodied.rewards.success.labels import Training, labelled
+    from embodied.rewards.success.labels import Training, load_labelled
     from embodied.rewards.success.model import fingerprint, made, write
 
     folders = [word for word in args.words if "=" not in word]
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f'no setting "{key}"{nearest(key, [*known, "out", "seed"])}')
     how: Training = parse(Training, given, "embodied reward")
     torch.set_num_threads(1)
-    whole, leaves = labelled(folders, how, seed)
+    whole, leaves = load_labelled(folders, how, seed)
     net, calibration = made(whole, leaves, how, seed)
     mark = fingerprint(whole, how, seed)
     facts = {"version": 1, "fingerprint": mark, "data": folders, "training": asdict(how)}

@@ -127,7 +127,7 @@ def compared(
     from embodied.reports.load_reward import make_reward
     from embodied.reports.policy_episodes import gather
     from embodied.reports.reward_comparison import compare
-    from embodied.rewards.wrappers.watching import watched_by
+    from embodied.rewards.wrappers.render_caption import augment_shared
 
     spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
     policies = players(settings, env)
@@ -136,7 +136,7 @@ def compared(
         reward = None
         if node is not None:
             reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
-            env = watched_by(env, reward, f"reward {letter}")
+            env = augment_shared(env, reward, f"reward {letter}")
         rewards.append(reward)
     cover = gather(env, list(policies.values()), settings["episodes"], gamma, seed)
     counts = settings["epic_rows"], settings["epic_means"]

@@ -31,9 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n"
         "  embodied reward judge outputs/mixed reward=preference reward.leaf=state "
-        "reward.judge.error=0.15 out=outputs/judged\n"
+        "reward.labeller.error=0.15 out=outputs/judged\n"
         "  embodied reward judge outputs/mixed reward=preference_model reward.leaf=front "
-        "reward.picture=front reward.judge.goal='fold the cloth' out=outputs/judged\n"
+        "reward.picture=front reward.labeller.goal='fold the cloth' out=outputs/judged\n"
         "  embodied train experiment=fr3_reach_iql demos=outputs/judged"
     )
 

@@ -99,10 +99,10 @@ def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
     from safetensors.torch import load_file, save_file
 
     from embodied.vision.captions import Scenes
-    from envs.simclip.scenes import collect, told_of
+    from envs.simclip.scenes import collect, facts_of
 
     path = out / "scenes" / f"{world}-{count}-{seed}.safetensors"
-    told = told_of(world)
+    told = facts_of(world)
     if path.exists():
         read = load_file(path)
         return Scenes(world, told.words, **read, moved=(told.climbs,))

@@ -31,7 +31,7 @@ def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf
     return leaves
 
 
-def require_seen(leaves: Mapping[str, Leaf], spec: Spec) -> None:
+def require_observed(leaves: Mapping[str, Leaf], spec: Spec) -> None:
     """ConfigError where a world does not show `leaves`; pictures of it can be watched."""
     for name, leaf in leaves.items():
         if name in spec.obs:
@@ -42,7 +42,7 @@ def require_seen(leaves: Mapping[str, Leaf], spec: Spec) -> None:
             )
 
 
-def all_moments(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors, Tensor]:
+def all_frames(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors, Tensor]:
     """Every observation, the one after the last action included: leaves [N, ...] and the episode
     [N] of each."""
     episode = torch.repeat_interleave(torch.arange(len(episodes)), episodes.length + 1)
@@ -57,7 +57,7 @@ def all_moments(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors
     return seen, episode
 
 
-def shifted(moments: Tensors, most: int, random: torch.Generator) -> Tensors:
+def shift_images(moments: Tensors, most: int, random: torch.Generator) -> Tensors:
     """Every picture [N, H, W, C] moved by up to `most` pixels."""
     return {
         k: random_shift(v, most, random) if most and v.dtype == torch.uint8 and v.ndim == 4 else v

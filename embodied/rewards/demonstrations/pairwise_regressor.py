@@ -17,7 +17,7 @@ from embodied.core import tensors as tt
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.rewards.demonstrations.observations import shifted
+from embodied.rewards.demonstrations.observations import shift_images
 from embodied.rewards.demonstrations.progress_hops import Frames, pairs
 from policies.networks.encoders import Encoder
 from policies.networks.image_encoders import ImageConfig
@@ -25,7 +25,7 @@ from policies.networks.image_encoders import ImageConfig
 ROLES = 4
 
 
-class PairNet(nn.Module):
+class PairwiseRegressor(nn.Module):
     """Every moment through one encoder; then the features of all four roles through an MLP."""
 
     def __init__(
@@ -42,7 +42,7 @@ class PairNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitConfig:
     """`updates` of `batch_size` pairs; shares of `zero` pairs, of pairs of two episodes (`cross`)
     and of references from another episode (`swap`); `noise` on numbers, in deviations; pictures are
     shifted by up to `shift` pixels."""
@@ -57,7 +57,9 @@ class Fitting:
     shift: int
 
 
-def fit(net: PairNet, moments: Tensors, frames: Frames, won: int, how: Fitting, seed: int) -> float:
+def fit(
+    net: PairwiseRegressor, moments: Tensors, frames: Frames, won: int, how: FitConfig, seed: int
+) -> float:
     """Fit `net` to the hops between `moments` (leaves [N, ...]); the first `won` episodes of
     `frames` are demonstrations, whose first and last moments are the references. Returns the mean
     squared error of the last tenth of the updates."""
@@ -72,7 +74,7 @@ def fit(net: PairNet, moments: Tensors, frames: Frames, won: int, how: Fitting, 
         reference = _references(frames.episode[drawn.after], won, how.swap, random)
         roles = torch.stack([drawn.before, drawn.after, first[reference], last[reference]])
         which, at = torch.unique(roles, return_inverse=True)
-        features = net.encoder(shifted(tt.take(moments, which), how.shift, random))
+        features = net.encoder(shift_images(tt.take(moments, which), how.shift, random))
         given = _noisy(features[at], net.numbers, how.noise, random)
         loss = (net(*given) - drawn.label).square().mean()
         adam.zero_grad()

@@ -34,8 +34,13 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import joined
-from embodied.rewards.demonstrations.observations import all_moments, require_seen, shared_leaves
-from embodied.rewards.demonstrations.pairwise_regressor import Fitting, PairNet, ends, fit
+from embodied.rewards.demonstrations.observations import all_frames, require_observed, shared_leaves
+from embodied.rewards.demonstrations.pairwise_regressor import (
+    FitConfig,
+    PairwiseRegressor,
+    ends,
+    fit,
+)
 from embodied.rewards.demonstrations.progress_hops import (
     SHAPINGS,
     Frames,
@@ -44,7 +49,7 @@ from embodied.rewards.demonstrations.progress_hops import (
     integrate,
     moments,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 MOST = 4096  # rows that go through the network at once
 
@@ -101,11 +106,11 @@ class StepwiseProgress(nn.Module):
         shown = _read(config.demos, config.demo_episodes)
         missed = _read(config.failures, config.failure_episodes) if config.failures else []
         self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
-        require_seen(self.leaves, spec)
+        require_observed(self.leaves, spec)
         if min(int(part.length.min()) for part in shown + missed) < 2:
             raise ConfigError("a demonstration of one step shows no progress; leave it out")
         won, lost = joined(shown), joined(missed) if missed else None
-        self.net = PairNet(self.leaves, config.hidden, config.channels)
+        self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
         self.keep(won)
         self._fitted(won, lost, folder)
         self.to(device).eval().requires_grad_(False)
@@ -114,19 +119,19 @@ class StepwiseProgress(nn.Module):
         """Pictures of the world, where they are looked at and not there already."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
-        return pictured(env, self.leaves[PICTURE].shape[0])
+        return with_render(env, self.leaves[PICTURE].shape[0])
 
     def __call__(self, rows: Tensors) -> Tensor:
         """The world's own reward and the shaping of rows with `discount` (0 at a true end), [N]."""
         terms = self.components(rows)
-        return terms["world"] + terms["progress"]
+        return terms["env"] + terms["progress"]
 
     def components(self, rows: Tensors) -> Tensors:
         """Both parts, [N]."""
         before = self.potential(tt.under(rows, "obs"))
         after = self.potential(tt.under(rows, "next_obs"))
         shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
-        return {"world": rows["reward"], "progress": self.config.scale * shaping}
+        return {"env": rows["reward"], "progress": self.config.scale * shaping}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Fitted once: there is nothing more to learn."""
@@ -229,11 +234,11 @@ class StepwiseProgress(nn.Module):
                 torch.cat([frames.place, after.place]),
                 torch.cat([frames.progress, after.progress]),
             )
-        settings = {f: getattr(self.config, f) for f in Fitting.__dataclass_fields__}
+        settings = {f: getattr(self.config, f) for f in FitConfig.__dataclass_fields__}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            self.net = PairNet(self.leaves, self.config.hidden, self.config.channels)
-        error = fit(self.net, seen, frames, len(won), Fitting(**settings), self.seed)
+            self.net = PairwiseRegressor(self.leaves, self.config.hidden, self.config.channels)
+        error = fit(self.net, seen, frames, len(won), FitConfig(**settings), self.seed)
         print(
             f"progress: fitted to {len(won)} demonstrations, error of a hop {math.sqrt(error):.3f}"
         )
@@ -259,5 +264,5 @@ def _read(folders: str | tuple[str, ...], limit: int | None) -> list[Episodes]:
 
 def _moments(episodes: Episodes, leaves: dict[str, Leaf], succeeds: bool) -> tuple[Tensors, Frames]:
     """Every observation of every episode, its last included."""
-    seen, _ = all_moments(episodes, leaves)
+    seen, _ = all_frames(episodes, leaves)
     return seen, moments(episodes.length + 1, succeeds)

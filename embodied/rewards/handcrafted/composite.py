@@ -1,6 +1,6 @@
 """Mixed: rewards of several kinds added up, each weighted, cut off and brought to one scale.
 
-    r = own r_world + sum_k w_k clip((r_k - m_k) / s_k)
+    r = env_weight r_env + sum_k w_k clip((r_k - m_k) / s_k)
 
 m_k and s_k are running moments of the term. A term may count only above a threshold, and less for
 every further visit of the same observation within an episode (1 / visits^decay; Motif, Klissarov et
@@ -30,9 +30,9 @@ from embodied.core.reward import (
 )
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.running_stats import Moments
-from embodied.rewards.wrappers.visit_counts import VISITS, Visits
-from embodied.rewards.wrappers.watching import watched_by
+from embodied.nn.running_stats import RunningMeanStd
+from embodied.rewards.wrappers.render_caption import augment_shared
+from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Config:
     repetitions count (null: all that policies see)."""
 
     terms: dict[str, Term]
-    own: float = 1.0
+    env_weight: float = 1.0
     report: int = 50
     suspect: int = 3
     visits: str | None = None
@@ -70,7 +70,7 @@ class Record:
     won: list[float] = field(default_factory=list)
 
 
-class Mixed:
+class CompositeReward:
     """Frozen where all its parts are and none is normalised. It watches, notes and is told the
     time if one of its parts wants to."""
 
@@ -101,7 +101,9 @@ class Mixed:
             )
             for number, (name, term) in enumerate(config.terms.items())
         }
-        self.moments = {n: Moments(1, device) for n, t in config.terms.items() if t.normalise}
+        self.moments = {
+            n: RunningMeanStd(1, device) for n, t in config.terms.items() if t.normalise
+        }
         self.frozen = not self.moments and all(part.frozen for part in self.parts.values())
         self.running = torch.zeros(num_envs, len(self.parts), dtype=torch.float64)
         self.won = torch.zeros(num_envs, dtype=torch.bool)
@@ -128,8 +130,8 @@ class Mixed:
 
     def _augment_env(self, env: VecEnv) -> VecEnv:
         for name, part in self.parts.items():
-            env = watched_by(env, part, f"reward.terms.{name}")
-        return Visits(env, self.config.visits) if self._decays else env
+            env = augment_shared(env, part, f"reward.terms.{name}")
+        return VisitCountWrapper(env, self.config.visits) if self._decays else env
 
     def _set_step(self, step: int) -> None:
         for part in self.parts.values():
@@ -148,7 +150,7 @@ class Mixed:
 
     def components(self, rows: Tensors) -> Tensors:
         parts = {name: self._term(name, rows) for name in self.parts}
-        return {"own": self.config.own * rows["reward"], **parts}
+        return {"env": self.config.env_weight * rows["reward"], **parts}
 
     def _term(self, name: str, rows: Tensors) -> Tensor:
         """One term as it counts, [N]."""
@@ -173,11 +175,11 @@ class Mixed:
                 metrics |= {f"{name}_{key}": value for key, value in learned.items()}
             value = part(rows).detach() if name in self.moments else None
             if value is not None:
-                self.moments[name].add(value[:, None])
+                self.moments[name].update(value[:, None])
             counted = self._term(name, rows).detach()
             metrics[f"{name}"] = counted.mean()
             metrics[f"{name}_share"] = (counted != 0).float().mean()
-            metrics[f"{name}_like_own"] = correlation(counted, rows["reward"])
+            metrics[f"{name}_corr_env"] = correlation(counted, rows["reward"])
         return metrics
 
     def _follow(self, rows: Tensors, who: Tensor, step: Step) -> None:

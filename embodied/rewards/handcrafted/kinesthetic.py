@@ -1,7 +1,7 @@
 """Kinesthetic: factors joined by a signed geometric mean, used as potentials, and events.
 
     KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k
-    r' = own r + discount U(s') - U(s) + R(s')
+    r' = env_weight r + discount U(s') - U(s) + R(s')
 
 Lucy-SKG (Moschopoulos et al., 2023). A weighted sum lets one factor be bought with another; the
 product pays only for all together. `sgn` is +1 where no factor is negative, else -1 (`all`: two
@@ -34,7 +34,7 @@ class Config:
 
     utilities: dict[str, Node]
     events: dict[str, Node] = field(default_factory=dict)
-    own: float = 1.0
+    env_weight: float = 1.0
     join: Literal["krc", "sum"] = "krc"
 
 
@@ -59,7 +59,7 @@ class Kinesthetic:
             for name, utility in self.utilities.items()
         }
         paid = {name: event(rows) for name, event in self.events.items()}
-        return {"own": self.config.own * rows["reward"], **gained, **paid}
+        return {"env": self.config.env_weight * rows["reward"], **gained, **paid}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """There is nothing to learn."""

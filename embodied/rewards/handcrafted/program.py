@@ -28,7 +28,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted import variables as vs
 from embodied.sandbox.allow_list import Rejected, check
-from embodied.sandbox.evaluate import Paid
+from embodied.sandbox.evaluate import ProgramOutput
 from embodied.sandbox.gate import Limits, Mode, Sandbox
 
 TRIED = 256  # made-up rows at the gate
@@ -109,13 +109,13 @@ class Program:
         found = vs.inputs(self.variables, names, rows)
         return found or {vs.ACTION: rows[vs.ACTION]}  # a constant has as many rows as these
 
-    def _paid(self, rows: Tensors) -> Paid:
+    def _paid(self, rows: Tensors) -> ProgramOutput:
         try:
             return self.gated(self._inputs(self.gated.checked.inputs, rows))
         except Rejected as error:
             raise NotFinite(f"the reward program fails on rows of this world, {error}") from error
 
-    def _count(self, paid: Paid) -> None:
+    def _count(self, paid: ProgramOutput) -> None:
         for name, part in {"total": paid.total, **paid.components}.items():
             low, mean, high = (float(x) for x in (part.min(), part.sum(), part.max()))
             sums = self.sums.setdefault(name, [0.0, 0.0, low, high])

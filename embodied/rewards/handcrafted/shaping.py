@@ -1,6 +1,6 @@
 """Shaping: a potential over states added to the world's reward, without changing what is optimal.
 
-    r' = own r + weight (discount Phi(s') - Phi(s))
+    r' = env_weight r + weight (discount Phi(s') - Phi(s))
 
 Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is the
 row's own: gamma^k for k steps, so that sums of rows telescope, and 0 at a true end, where the
@@ -27,7 +27,7 @@ class Config:
 
     potential: Node
     weight: float = 1.0
-    own: float = 1.0
+    env_weight: float = 1.0
 
 
 class Shaping:
@@ -45,7 +45,10 @@ class Shaping:
     def components(self, rows: Tensors) -> Tensors:
         now, then = self.potential(rows, "obs"), self.potential(rows, "next_obs")
         gained = rows["discount"] * then - now
-        return {"own": self.config.own * rows["reward"], "shaping": self.config.weight * gained}
+        return {
+            "env": self.config.env_weight * rows["reward"],
+            "shaping": self.config.weight * gained,
+        }
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """There is nothing to learn."""

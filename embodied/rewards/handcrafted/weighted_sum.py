@@ -1,6 +1,6 @@
 """Summed: the ordinary hand-written reward, factors with weights.
 
-r = own r_world + sum_k w_k z_k(s')
+r = env_weight r_env + sum_k w_k z_k(s')
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Config:
 
     factors: dict[str, Node]
     scale: float = 1.0
-    own: float = 1.0
+    env_weight: float = 1.0
 
 
-class Summed:
+class WeightedSum:
     """Applied once, when rows are stored."""
 
     frozen = True
@@ -40,7 +40,7 @@ class Summed:
 
     def components(self, rows: Tensors) -> Tensors:
         parts = {name: self.config.scale * factor(rows) for name, factor in self.factors.items()}
-        return {"own": self.config.own * rows["reward"], **parts}
+        return {"env": self.config.env_weight * rows["reward"], **parts}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """There is nothing to learn."""

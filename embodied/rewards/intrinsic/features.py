@@ -16,13 +16,13 @@ from torch.nn import functional
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
-from embodied.nn.running_stats import Moments
+from embodied.nn.running_stats import RunningMeanStd
 from policies.networks.encoders import OneHot, hidden
 
 BLOCKS = 16  # pixels a side that are left of a picture
 
 
-class Seen:
+class ObservationFeatures:
     """`leaves`: which observations count (None: all that policies see)."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Seen:
         self.vectors = [n for n in names if n not in symbols and n not in self.pictures]
         self.symbols = OneHot(symbols).to(device) if symbols else None
         flat = sum(obs[name].size for name in self.vectors)
-        self.moments = Moments(flat, device)
+        self.moments = RunningMeanStd(flat, device)
         channels = sum(obs[name].shape[2] for name in self.pictures)
         named = 0 if self.symbols is None else self.symbols.size
         self.size = flat + channels * BLOCKS * BLOCKS + named
@@ -50,16 +50,16 @@ class Seen:
     def __call__(self, rows: Tensors, end: str) -> Tensor:
         """Numbers [N, size] (float32) of the observations at one `end` ("obs", "next_obs")."""
         obs = under(rows, end)
-        parts = [self.moments.standard(self._flat(obs))] if self.vectors else []
+        parts = [self.moments.normalize(self._flat(obs))] if self.vectors else []
         parts += [_shrunk(obs[name]) for name in self.pictures]
         if self.symbols is not None:
             parts.append(self.symbols(obs))
         return torch.cat(parts, 1)
 
-    def follow(self, rows: Tensors, end: str) -> None:
+    def update(self, rows: Tensors, end: str) -> None:
         """Take rows up into the running statistics."""
         if self.vectors:
-            self.moments.add(self._flat(under(rows, end)))
+            self.moments.update(self._flat(under(rows, end)))
 
     def _flat(self, obs: Tensors) -> Tensor:
         return torch.cat([obs[n].float().reshape(len(obs[n]), -1) for n in self.vectors], 1)

@@ -1,7 +1,7 @@
 """ICM: a bonus for steps whose outcome is not foreseen, among what actions can change.
 
     a^ = h(phi(s), phi(s')),  phi^' = f(phi(s), a),  loss = (1 - beta) L_h(a^, a) + beta L_f
-    r' = own r + weight / 2 |phi^' - phi(s')|^2 / std
+    r' = env_weight r + weight / 2 |phi^' - phi(s')|^2 / std
 
 Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
 (2017): phi is learned from the inverse model alone, so that what no action moves does not count.
@@ -24,9 +24,9 @@ from embodied.core.env import Step
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.nn.running_stats import Moments
-from embodied.rewards.intrinsic.features import Seen
-from embodied.rewards.intrinsic.minibatches import in_parts
+from embodied.nn.running_stats import RunningMeanStd
+from embodied.rewards.intrinsic.features import ObservationFeatures
+from embodied.rewards.intrinsic.minibatches import minibatches
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Config:
     `memory`: rows that the bonus's deviation is of; null: all."""
 
     weight: float = 1.0
-    own: float = 1.0
+    env_weight: float = 1.0
     leaves: tuple[str, ...] | None = None
     hidden: tuple[int, ...] = (256,)
     features: int = 32
@@ -53,7 +53,7 @@ class Icm:
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
         self.config = config
-        self.seen = Seen(spec.obs, config.leaves, device)
+        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
         self.actions = _kinds(spec)
         self.width = self.actions or spec.act.size
         with torch.random.fork_rng(devices=[]):
@@ -68,13 +68,13 @@ class Icm:
             ).to(device)
         self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.spread = Moments(1, device, config.memory)
+        self.spread = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Statistics of observations and of the bonus."""
-        self.seen.follow(rows, "next_obs")
-        self.spread.add(self._parts(rows)[1][:, None])
+        self.seen.update(rows, "next_obs")
+        self.spread.update(self._parts(rows)[1][:, None])
 
     def __call__(self, rows: Tensors) -> Tensor:
         return sum(self.components(rows).values(), start=0 * rows["reward"])
@@ -82,7 +82,7 @@ class Icm:
     @torch.no_grad()
     def components(self, rows: Tensors) -> Tensors:
         bonus = self.config.weight * self._parts(rows)[1] / self.spread.std
-        return {"own": self.config.own * rows["reward"], "surprise": bonus}
+        return {"env": self.config.env_weight * rows["reward"], "surprise": bonus}
 
     def _parts(self, rows: Tensors) -> tuple[Tensor, Tensor]:
         """What the inverse model makes of the rows, and half the forward model's square error [N],
@@ -108,7 +108,7 @@ class Icm:
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
-        return in_parts(self._learn, used, self.config.batch_size, self.generator)
+        return minibatches(self._learn, used, self.config.batch_size, self.generator)
 
     def _learn(self, rows: Tensors) -> dict[str, Tensor]:
         guess, wrong = self._parts(rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.tensors import Tensors, length, take
 
 
-def in_parts(
+def minibatches(
     learn: Callable[[Tensors], dict[str, Tensor]],
     rows: Tensors,
     size: int,

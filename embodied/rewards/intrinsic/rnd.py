@@ -22,9 +22,9 @@ from embodied.core.env import Step
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.nn.running_stats import Moments
-from embodied.rewards.intrinsic.features import Seen
-from embodied.rewards.intrinsic.minibatches import in_parts
+from embodied.nn.running_stats import RunningMeanStd
+from embodied.rewards.intrinsic.features import ObservationFeatures
+from embodied.rewards.intrinsic.minibatches import minibatches
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Config:
     `batch_size` rows at a time. `memory`: rows that the bonus's deviation is of; null: all."""
 
     weight: float = 1.0
-    own: float = 1.0
+    env_weight: float = 1.0
     leaves: tuple[str, ...] | None = None
     hidden: tuple[int, ...] = (256, 256)
     features: int = 64
@@ -59,7 +59,7 @@ class Rnd:
         seed: int,
     ) -> None:
         self.config, self.gamma = config, gamma
-        self.seen = Seen(spec.obs, config.leaves, device)
+        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.target = mlp(self.seen.size, config.hidden[:1], config.features).to(device)
@@ -70,14 +70,14 @@ class Rnd:
                 nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
         self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
         self.returns = torch.zeros(num_envs, device=device)
-        self.spread = Moments(1, device, config.memory)
+        self.spread = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Statistics of observations and of the bonus's discounted sums."""
-        self.seen.follow(rows, "next_obs")
+        self.seen.update(rows, "next_obs")
         self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
-        self.spread.add(self.returns[who][:, None])
+        self.spread.update(self.returns[who][:, None])
 
     def __call__(self, rows: Tensors) -> Tensor:
         return sum(self.components(rows).values(), start=0 * rows["reward"])
@@ -85,7 +85,7 @@ class Rnd:
     @torch.no_grad()
     def components(self, rows: Tensors) -> Tensors:
         bonus = self.config.weight * self.errors(rows) / self.spread.std
-        return {"own": self.config.own * rows["reward"], "novelty": bonus}
+        return {"env": self.config.env_weight * rows["reward"], "novelty": bonus}
 
     def errors(self, rows: Tensors) -> Tensor:
         """Mean squared error [N] of the predictor."""
@@ -97,7 +97,7 @@ class Rnd:
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
         config = self.config
-        return in_parts(self._learn, used, config.batch_size, self.generator, config.share)
+        return minibatches(self._learn, used, config.batch_size, self.generator, config.share)
 
     def _learn(self, rows: Tensors) -> dict[str, Tensor]:
         loss = self.errors(rows).mean()

@@ -1,6 +1,6 @@
 """Annotate: a language model reads what happened to the agent and says what helps; that pays.
 
-    r = own r_env + weight r(c) / n(c)^beta
+    r = env_weight r_env + weight r(c) / n(c)^beta
 
 c is the caption of a step, n(c) how often it came up in this episode so far, r(c) the newest word
 on it: what is said often pays next to nothing. Captions that nobody has judged yet are asked about
@@ -27,11 +27,16 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.client import open_chat
 from embodied.rewards.language.annotator import Annotator, Label, Question
-from embodied.rewards.language.caption_counts import Ledger
-from embodied.rewards.language.caption_models import Classification, Hash, Ranking, Worth
-from embodied.rewards.language.prompts import CONTRADICTED, VERSION, Reader
-from embodied.rewards.wrappers.event_captions import TIMES, told
-from embodied.rewards.wrappers.render_caption import CAPTION, Captions
+from embodied.rewards.language.caption_counts import CaptionCounts
+from embodied.rewards.language.caption_models import (
+    CaptionModel,
+    Classification,
+    LabelTable,
+    Ranking,
+)
+from embodied.rewards.language.prompts import CONTRADICTED, VERSION, CaptionLabeller
+from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
+from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 
 MEASURED = 1000  # of the newest captions, against which a rank is measured
 KINDS: dict[str, type[Classification | Ranking]] = {
@@ -53,11 +58,11 @@ class Config:
     for number, as what a thread has ready when is not.
     """
 
-    judge: Node
+    labeller: Node
     goal: str | None = None
     model: Literal["hash", "classification", "ranking"] = "hash"
     weight: float = 0.1
-    own: float = 1.0
+    env_weight: float = 1.0
     beta: float = 3.0
     threshold: float = 0.5
     partners: int = 4
@@ -85,16 +90,16 @@ class Annotate:
             if getattr(config, name) < 1:
                 raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
         self.config, self.goal, self.folder, self.device = config, goal, folder, device
-        self.captions = Captions()
-        self.reader = Reader(open_chat(config.judge), goal)
+        self.captions = CaptionVocabulary()
+        self.labeller = CaptionLabeller(open_chat(config.labeller), goal)
         self.annotator = Annotator(
-            self.reader.judge, config.batch, config.room, beside=not config.synchronous
+            self.labeller.label, config.batch, config.room, beside=not config.synchronous
         )
         self.model = _model(config, seed)
         self.random = np.random.default_rng(seed)
         self.scores = torch.zeros(1, device=device)  # of captions by number; the empty one has none
         self.current = torch.ones(1, dtype=torch.bool, device=device)
-        self.ledger = Ledger()
+        self.counts = CaptionCounts()
         self.said: Counter[str] = Counter()
         self.learned: dict[str, Tensor] = {}
         self.intrinsic = torch.zeros((), device=device)
@@ -102,18 +107,18 @@ class Annotate:
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with a caption of every step."""
-        return told(env, self.captions)
+        return with_event_captions(env, self.captions)
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count captions, and ask about those that are due."""
         numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
-        self.ledger.count(numbers)
+        self.counts.count(numbers)
         if self.config.stride > 1:
             numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
         self.clock += 1
-        questions = [one for number in self.ledger.wanted(numbers) for one in self._asked(number)]
+        questions = [one for number in self.counts.wanted(numbers) for one in self._asked(number)]
         for question in self.annotator.submit(questions) if questions else ():
-            self.ledger.again(self.captions.of(question[0]))
+            self.counts.again(self.captions.of(question[0]))
 
     def set_step(self, step: int) -> None:
         """Take what was answered since, before rows are rewarded."""
@@ -122,21 +127,21 @@ class Annotate:
     def __call__(self, rows: Tensors) -> Tensor:
         terms = self.components(rows)
         self.intrinsic = terms["captions"].mean().detach()
-        return terms["world"] + terms["captions"]
+        return terms["env"] + terms["captions"]
 
     def components(self, rows: Tensors) -> dict[str, Tensor]:
         """What the world pays and what captions pay, [N] each."""
         numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
         bonus = self.worths(numbers) / times.clamp(min=1).float() ** self.config.beta
-        own = self.config.own * rows["reward"]
-        return {"world": own, "captions": self.config.weight * bonus}
+        own = self.config.env_weight * rows["reward"]
+        return {"env": own, "captions": self.config.weight * bonus}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Nothing is learned from rows; how the annotation stands."""
         self._take()
         annotator, said = self.annotator, self.said
         facts = {
-            "coverage": self.ledger.coverage,
+            "coverage": self.counts.coverage,
             "captions": len(self.captions) - 1,
             "queue": annotator.pending,
             "asked": annotator.asked,
@@ -155,12 +160,12 @@ class Annotate:
     def _asked(self, number: int) -> list[Question]:
         """What to ask about a caption."""
         text = self.captions.texts[number]
-        self.ledger.asked(number)
+        self.counts.asked(number)
         if self.config.model != "ranking":
             return [(text,)]
-        others = self.ledger.others(number)
+        others = self.counts.others(number)
         if not len(others):
-            self.ledger.again(number)
+            self.counts.again(number)
             return []
         count = min(self.config.partners, len(others))
         chosen = self.random.choice(others, count, replace=False)
@@ -189,12 +194,12 @@ class Annotate:
         if label.value is None:
             self.said["abstained"] += 1
             self.said["contradicted"] += label.why == CONTRADICTED
-            self.ledger.again(self.captions.of(label.question[0]))
+            self.counts.again(self.captions.of(label.question[0]))
             return
         self.said["labels"] += 1
         self.said["helpful"] += label.value > 0.5
         for text in label.question:
-            self.ledger.settled(self.captions.of(text))
+            self.counts.settled(self.captions.of(text))
 
     def worths(self, numbers: Tensor) -> Tensor:
         """What captions are worth by the newest labels, [N] of their numbers [N]; only those asked
@@ -223,7 +228,7 @@ class Annotate:
         self._take()
         return {
             "captions": self.captions.get_state(),
-            "ledger": self.ledger.get_state(),
+            "ledger": self.counts.get_state(),
             "model": self.model.get_state(),
             "waiting": [list(question) for question in self.annotator.questions()],
             "said": dict(self.said),
@@ -237,7 +242,7 @@ class Annotate:
     def set_state(self, state: dict[str, Any]) -> None:
         self.annotator.forget()
         self.captions.set_state(state["captions"])
-        self.ledger.set_state(state["ledger"])
+        self.counts.set_state(state["ledger"])
         self.model.set_state(state["model"])
         self.said, self.clock = Counter(state["said"]), state["clock"]
         self.random.bit_generator.state = json.loads(state["random"])
@@ -247,8 +252,8 @@ class Annotate:
         self.annotator.submit([tuple(question) for question in state["waiting"]])
 
 
-def _model(config: Config, seed: int) -> Worth:
+def _model(config: Config, seed: int) -> CaptionModel:
     if config.model == "hash":
-        return Hash()
+        return LabelTable()
     kind = KINDS[config.model]
     return kind(config.steps, config.lr, config.learn_batch, config.threshold, seed)

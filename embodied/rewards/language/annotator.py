@@ -32,7 +32,7 @@ class Label:
     why: str = ""
 
 
-Judge = Callable[[Sequence[Question]], list[Label]]
+Labeller = Callable[[Sequence[Question]], list[Label]]
 
 
 class Annotator:
@@ -43,8 +43,8 @@ class Annotator:
     questions wait. Any other error is raised by the next `poll`, and the batch waits again.
     """
 
-    def __init__(self, judge: Judge, batch: int, room: int, beside: bool) -> None:
-        self.judge, self.batch, self.room, self.beside = judge, batch, room, beside
+    def __init__(self, labeller: Labeller, batch: int, room: int, beside: bool) -> None:
+        self.labeller, self.batch, self.room, self.beside = labeller, batch, room, beside
         self.lock = threading.Lock()
         self.waiting: deque[Question] = deque()  # the newest on the right
         self.asking: list[Question] = []
@@ -142,7 +142,7 @@ class Annotator:
             count = min(self.batch, len(self.waiting))
             batch = self.asking = [self.waiting.pop() for _ in range(count)]
         try:
-            labels = self.judge(batch)
+            labels = self.labeller(batch)
         except BudgetSpent as error:
             self._returned(turn, spent=str(error))
         except ChatError as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 NEVER = np.iinfo(np.int64).max
 
 
-class Ledger:
+class CaptionCounts:
     """Counters by caption number; number 0, nothing said, is never due."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ LONGEST = 200  # letters of a caption that are read
 LETTERS = 128
 
 
-class Worth(Protocol):
+class CaptionModel(Protocol):
     """What captions are worth, learned from labels."""
 
     def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ class Worth(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class Hash:
+class LabelTable:
     """Remembers labels and knows nothing else."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Hash:
         self.value = dict(state["value"])
 
 
-class Letters(nn.Module):
+class CharCNN(nn.Module):
     """A number for a text [N, L] (uint8), by convolutions over its letters; length does not
     matter."""
 
@@ -88,7 +88,7 @@ class Letters(nn.Module):
         return self.head(torch.cat([mean, x.amax(2)], 1))[:, 0]
 
 
-def spelled(captions: Sequence[str]) -> Tensor:
+def encode_characters(captions: Sequence[str]) -> Tensor:
     """Texts as [N, L] (uint8), zeros after their ends; other letters than ASCII are one."""
     rows = [caption.encode("ascii", "replace")[:LONGEST] for caption in captions]
     text = torch.zeros(len(rows), max(map(len, rows), default=1) or 1, dtype=torch.uint8)
@@ -97,7 +97,7 @@ def spelled(captions: Sequence[str]) -> Tensor:
     return text
 
 
-class Learned:
+class LearnedCaptionModel:
     """A network over letters and the labels it learns from: `steps` of Adam whenever there are new
     ones, with minibatches of all. It has random numbers of its own."""
 
@@ -106,7 +106,7 @@ class Learned:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.net = Letters()
+            self.net = CharCNN()
         self.adam = torch.optim.Adam(self.net.parameters(), lr=lr)
         self.questions: list[Question] = []
         self.values: list[float] = []
@@ -114,7 +114,7 @@ class Learned:
     def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
         self.questions += questions
         self.values += values
-        sides = [spelled(side) for side in zip(*self.questions, strict=True)]
+        sides = [encode_characters(side) for side in zip(*self.questions, strict=True)]
         target = torch.tensor(self.values)
         metrics: dict[str, Tensor] = {}
         for _ in range(self.steps):
@@ -136,7 +136,11 @@ class Learned:
     def scores(self, captions: Sequence[str]) -> Tensor:
         """What the network says of captions [N]."""
         parts = [captions[i : i + 4096] for i in range(0, len(captions), 4096)]
-        return torch.cat([self.net(spelled(part)) for part in parts]) if parts else torch.zeros(0)
+        return (
+            torch.cat([self.net(encode_characters(part)) for part in parts])
+            if parts
+            else torch.zeros(0)
+        )
 
     def settle(self, captions: Sequence[str]) -> None:
         pass
@@ -158,7 +162,7 @@ class Learned:
         self.values = list(state["values"])
 
 
-class Classification(Learned):
+class Classification(LearnedCaptionModel):
     """Helpful or not; nothing is, before the first label."""
 
     def logit(self, sides: list[Tensor]) -> Tensor:
@@ -170,7 +174,7 @@ class Classification(Learned):
         return (self.scores(captions).sigmoid() > self.threshold).float()
 
 
-class Ranking(Learned):
+class Ranking(LearnedCaptionModel):
     """Better or worse, measured against all captions met so far."""
 
     mean, deviation = 0.0, 1.0

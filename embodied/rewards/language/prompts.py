@@ -29,18 +29,18 @@ VALUES = {"helpful": 1.0, "unhelpful": 0.0}
 SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
 
 
-class Reader:
+class CaptionLabeller:
     """Asks `chat` about captions, for the goal `goal` in words."""
 
     def __init__(self, chat: Chat, goal: str) -> None:
         self.chat, self.goal = chat, goal
 
-    def judge(self, questions: Sequence[Question]) -> list[Label]:
+    def label(self, questions: Sequence[Question]) -> list[Label]:
         """One label for each question, of one caption (1: helpful, 0: not) or of two (1: the first
         is better, 0: the second, 0.5: neither)."""
         if len(questions[0]) == 1:
             answer = self._ask([caption for (caption,) in questions], SINGLE, [*VALUES, "unsure"])
-            return [label(q, VALUES.get(w), answer) for q, w in _said(questions, answer)]
+            return [labelled(q, VALUES.get(w), answer) for q, w in _said(questions, answer)]
         return self._compared(questions)
 
     def _compared(self, questions: Sequence[Question]) -> list[Label]:
@@ -52,7 +52,7 @@ class Reader:
             _said(questions, one), _said(questions, other), strict=True
         ):
             agreed = word in turned and turned[word] == back
-            labels.append(label(question, SIDES[word] if agreed else None, one, other))
+            labels.append(labelled(question, SIDES[word] if agreed else None, one, other))
             if not agreed and word in turned and back in turned:
                 labels[-1] = replace(labels[-1], why=CONTRADICTED)
         return labels
@@ -75,7 +75,7 @@ def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def label(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
+def labelled(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
     """A label with its provenance; several answers are one question's in several orders."""
     every = (answer, *more)
     return Label(

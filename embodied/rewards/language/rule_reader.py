@@ -37,7 +37,7 @@ class Config:
     seed: int = 0
 
 
-class SimulatedReader:
+class RuleReader:
     """A Chat that judges numbered captions, and pairs of them, by rules."""
 
     def __init__(self, config: Config) -> None:

@@ -46,7 +46,7 @@ class Config:
     limit: int | None = None
 
 
-class Beacons:
+class SubgoalBonus:
     """The bonus is in the rows; what was named is audited: subgoals that are not there are counted.
 
     `folder/plans.jsonl` keeps every list that a language model gave, with the question and who
@@ -69,8 +69,10 @@ class Beacons:
         """The world with the bonus of every step; ConfigError where it has no subgoals."""
         source = find_protocol(env, HasSubgoals)
         if source is None:
-            raise ConfigError("this environment has no subgoals for reward=beacons; MiniGrid has")
-        return Led(env, source.subgoals(), self.planner, self.config)
+            raise ConfigError(
+                "this environment has no subgoals for reward=subgoal_bonus; MiniGrid has"
+            )
+        return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Count what was reached."""
@@ -79,11 +81,11 @@ class Beacons:
 
     def __call__(self, rows: Tensors) -> Tensor:
         terms = self.components(rows)
-        return terms["world"] + terms["beacons"]
+        return terms["env"] + terms["subgoals"]
 
     def components(self, rows: Tensors) -> dict[str, Tensor]:
         """What the world pays and what subgoals pay, [N] each."""
-        return {"world": rows["reward"], "beacons": rows[f"next_obs/{BONUS}"]}
+        return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Nothing is learned; subgoals reached an episode, and the audit of those named."""
@@ -117,7 +119,7 @@ class Beacons:
         self.reached, self.episodes = state["reached"], state["episodes"]
 
 
-class Led(Wrapper):
+class SubgoalBonusWrapper(Wrapper):
     """Adds the bonus of the step that led to an observation. Its memory is every row's list, where
     in it the row is, and for how long."""
 

@@ -26,7 +26,7 @@ CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, ke
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitConfig:
     """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until a share
     `enough` of them is told right; `hidden` layers for numbers (pictures: convolutions). `fresh`:
     begin anew with every set of labels; networks that go on learn wrong labels by heart."""
@@ -44,7 +44,7 @@ class Fit:
 class Vectors(nn.Module):
     """Scores of numbers, [N, size] or [E, N, size] to [E, N]."""
 
-    def __init__(self, leaf: Leaf, fit: Fit) -> None:
+    def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
         super().__init__()
         self.norm = Standard(leaf.size)
         self.net = Ensemble(fit.members, leaf.size, fit.hidden)
@@ -61,7 +61,7 @@ class Pictures(nn.Module):
     """Scores of pictures, uint8 [N, H, W, C] or [E, N, H, W, C] to [E, N]: the members'
     convolutions are groups of one."""
 
-    def __init__(self, leaf: Leaf, fit: Fit) -> None:
+    def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
         super().__init__()
         self.members = e = fit.members
         sizes = [leaf.shape[2], *(channels for channels, _, _ in CONVOLUTIONS)]
@@ -101,7 +101,7 @@ def joined(parts: Sequence[Labels]) -> Labels:
     return first, second, target
 
 
-def scores_of(leaf: Leaf, fit: Fit, seed: int) -> Scores:
+def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
     """An ensemble for sights like `leaf`, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -117,7 +117,7 @@ def loss_of(first: Tensor, second: Tensor, target: Tensor) -> Tensor:
 class Ranker:
     """The ensemble with all pairs that it was ever taught, and how it learns them."""
 
-    def __init__(self, leaf: Leaf, how: Fit, device: torch.device, seed: int) -> None:
+    def __init__(self, leaf: Leaf, how: FitConfig, device: torch.device, seed: int) -> None:
         self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
         self.random = torch.Generator().manual_seed(seed)
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))

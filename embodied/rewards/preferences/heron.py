@@ -23,9 +23,9 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.nn.running_stats import Moments
+from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.handcrafted.factors import Factor
-from embodied.rewards.intrinsic.features import Seen
+from embodied.rewards.intrinsic.features import ObservationFeatures
 
 TOP = 0.99  # the share of rows that are at most as good as what a cost of 0 stands for
 
@@ -50,7 +50,7 @@ class Config:
     every: int = 10
     level: Literal["cost", "centred"] = "cost"
     weight: float = 1.0
-    own: float = 0.0
+    env_weight: float = 0.0
 
 
 class Heron:
@@ -65,13 +65,13 @@ class Heron:
         plain = [{k: v for k, v in node.items() if k != "margin"} for node in config.factors]
         self.factors = [Factor(node, spec) for node in plain]
         self.margins = torch.tensor([float(node.get("margin", 1.0)) for node in config.factors])
-        self.seen = Seen(spec.obs, config.leaves, device)
+        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net = mlp(self.seen.size, config.hidden, 1).to(device)
         self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.spread = Moments(len(self.factors), device)
+        self.spread = RunningMeanStd(len(self.factors), device)
         self.middle = torch.zeros(3, device=device)  # mean, deviation, top of the scores
         self.middle[1] = 1.0
         self.count = 0
@@ -87,8 +87,8 @@ class Heron:
         learned = (self.score(rows) - zero) / std
         if self.config.level == "cost":
             learned = learned.clamp(max=0)
-        own = self.config.own * rows["reward"]
-        return {"own": own, "preferred": self.config.weight * learned}
+        own = self.config.env_weight * rows["reward"]
+        return {"env": own, "preferred": self.config.weight * learned}
 
     def score(self, rows: Tensors) -> Tensor:
         """The model's own numbers [N]."""
@@ -104,8 +104,8 @@ class Heron:
         drawn = self._drawn(len(rows["reward"]), self.config.rows, rows["reward"].device)
         rows = {k: v[drawn] for k, v in rows.items()}
         values = torch.stack([factor(rows) for factor in self.factors], 1)
-        self.spread.add(values)
-        self.seen.follow(rows, "next_obs")
+        self.spread.update(values)
+        self.seen.update(rows, "next_obs")
         first, second, wins, decided = self._labelled(values)
         with torch.no_grad():
             gap = (self.score(rows)[first] - self.score(rows)[second]) * wins

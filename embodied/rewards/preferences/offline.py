@@ -21,7 +21,7 @@ from embodied.rewards.preferences.bradley_terry import Labels, joined
 CHECKED = 2000  # pairs to compare with the recorded reward
 
 
-def reached(episodes: Episodes, names: set[str]) -> Tensors:
+def reached_observations(episodes: Episodes, names: set[str]) -> Tensors:
     """What every step of a recording led to: the observations `names`, `reward`, `episode`."""
     for name in names - set(episodes.final):
         raise ConfigError(
@@ -42,7 +42,7 @@ def split(count: int, held_out: float, random: torch.Generator) -> tuple[Tensor,
     return order[apart:], order[:apart]
 
 
-def drawn(episodes: Episodes, among: Tensor, n: int, random: torch.Generator) -> Tensor:
+def sample_pairs(episodes: Episodes, among: Tensor, n: int, random: torch.Generator) -> Tensor:
     """Rows of n pairs [2, n], times uniform; every other pair is of one episode."""
     pick = among[torch.randint(len(among), (2, n), generator=random)]
     pick[1, ::2] = pick[0, ::2]
@@ -87,6 +87,6 @@ def _ranks(values: Tensor) -> Tensor:
     return (count.cumsum(0) - (count - 1) / 2)[place].double()
 
 
-def apart_of(rows: Tensors, among: Tensor) -> Tensors:
+def rows_of_episodes(rows: Tensors, among: Tensor) -> Tensors:
     """The rows of the episodes `among`."""
     return tt.take(rows, torch.isin(rows["episode"], among).nonzero().flatten())

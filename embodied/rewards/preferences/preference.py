@@ -28,11 +28,19 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.rewards.preferences.bradley_terry import Fit, Labels, Ranker
-from embodied.rewards.preferences.image_store import NUMBER, Album, Numbered
-from embodied.rewards.preferences.judges import ABSTAIN, SECOND, TIE, Judge
-from embodied.rewards.preferences.offline import agreement, apart_of, drawn, gather, reached, split
-from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker
+from embodied.rewards.preferences.image_store import ImageStore
+from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, TIE, Labeller
+from embodied.rewards.preferences.offline import (
+    agreement,
+    gather,
+    reached_observations,
+    rows_of_episodes,
+    sample_pairs,
+    split,
+)
+from embodied.rewards.wrappers.image_index import IMAGE_INDEX, ImageIndexWrapper
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ class Config:
     what the replay holds.
     """
 
-    judge: Node
+    labeller: Node
     leaf: str | None = None
     only: tuple[str, ...] = ()
     size: int = 64
@@ -64,7 +72,7 @@ class Config:
     ties: float = 0.6
     zero: Literal["mean", "highest"] = "mean"
     memory: int = 100_000
-    fit: Fit = field(default_factory=Fit)
+    fit: FitConfig = field(default_factory=FitConfig)
 
 
 class Preference:
@@ -77,7 +85,7 @@ class Preference:
         if distributed.world() > 1:
             raise ConfigError("preferences are learned in one process: leave torchrun out")
         self.config = config
-        self.judge: Judge = build(config.judge, seed=seed)
+        self.labeller: Labeller = build(config.labeller, seed=seed)
         self.sight = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
         leaf = _leaf(config, spec)
@@ -85,7 +93,7 @@ class Preference:
         shape = leaf.shape if self.columns is None else (len(self.columns),)
         self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
         self.random = torch.Generator().manual_seed(seed)
-        self.album = Album(config.memory)
+        self.store = ImageStore(config.memory)
         self.zero, self.scale = 0.0, 1.0
         self.steps = 0
         self.done = ""  # why no more is asked
@@ -93,17 +101,17 @@ class Preference:
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with the numbers of its sights."""
-        names = {self.sight, self.shown} if self.judge.looks else {self.sight}
-        drawn = pictured(env, self.config.size) if PICTURE in names else env
-        return Numbered(drawn, self.album, sorted(names), (PICTURE,))
+        names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
+        drawn = with_render(env, self.config.size) if PICTURE in names else env
+        return ImageIndexWrapper(drawn, self.store, sorted(names), (PICTURE,))
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Take in what rows ended in; every so many steps ask, and learn."""
-        numbers = rows[f"next_obs/{NUMBER}"].cpu()
-        self.album.reward[numbers % self.album.capacity] = rows["reward"].cpu()
+        numbers = rows[f"next_obs/{IMAGE_INDEX}"].cpu()
+        self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
         if len(self.ranker):
-            self.album.scores[numbers] = self.ranker.score(
-                self.view(self.album.take(numbers)[self.sight])
+            self.store.scores[numbers] = self.ranker.score(
+                self.view(self.store.take(numbers)[self.sight])
             )
         before, self.steps = self.steps, self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
@@ -113,26 +121,26 @@ class Preference:
     def _session(self) -> None:
         """Ask about the newest sights, fit all labels there are, score everything anew."""
         first, second = self._chosen()
-        sides = [self.album.take(side) for side in (first, second)]
+        sides = [self.store.take(side) for side in (first, second)]
         found = self.ask(*sides)
         if found is not None:
             self.metrics |= self.ranker.learn(found)
-            held = self.album.reached()
-            self.album.scores[held] = self.ranker.score(
-                self.view(self.album.take(held)[self.sight])
+            held = self.store.reached()
+            self.store.scores[held] = self.ranker.score(
+                self.view(self.store.take(held)[self.sight])
             )
-            self.measure(self.album.scores[held])
+            self.measure(self.store.scores[held])
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
         """Numbers [pairs] of both sides."""
-        config, pool = self.config, self.album.reached(self.config.recent)
+        config, pool = self.config, self.store.reached(self.config.recent)
         some = min(config.pairs, config.labels - len(self.ranker))
         disputed = config.choose == "disagreement" and len(self.ranker) > 0
         many = 10 * some if disputed else some
         drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
         if disputed:
             one, two = (
-                self.ranker.each(self.view(self.album.take(side)[self.sight])) for side in drawn
+                self.ranker.each(self.view(self.store.take(side)[self.sight])) for side in drawn
             )
             doubt = (two - one).sigmoid().std(0)
             drawn = drawn[:, doubt.argsort(descending=True)[:some]]
@@ -141,7 +149,7 @@ class Preference:
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
         """Have pairs judged, of rows with the sight, `reward`, and the picture where it matters;
         None where no label came of it."""
-        labels = self.judge(self._evidence(first), self._evidence(second))
+        labels = self.labeller(self._evidence(first), self._evidence(second))
         answered = labels != ABSTAIN
         self._book(labels[answered])
         use = answered if self.config.tied == "half" else answered & (labels != TIE)
@@ -153,21 +161,22 @@ class Preference:
         return one, other, target
 
     def _evidence(self, side: Tensors) -> Tensors:
-        if self.judge.looks:
+        if self.labeller.needs_images:
             return {"picture": side[self.shown], "reward": side["reward"]}
         return {"reward": side["reward"]}
 
     def _book(self, answered: Tensor) -> None:
         """Decide whether there is more to ask, and write down what was."""
         tied = float((answered == TIE).float().mean()) if len(answered) else 0.0
-        if self.judge.stopped:
-            self.done = self.judge.stopped
+        if self.labeller.stopped:
+            self.done = self.labeller.stopped
         elif tied > self.config.ties:
             self.done = f"{tied:.0%} of the last pairs were ties"
             logger.warning("preference: %s; no more is asked", self.done)
-        ledger = self.judge.ledger
-        counts = {name: getattr(ledger, name) for name in ("asked", "tied", "abstained", "tokens")}
-        self.metrics |= {name: torch.tensor(float(count)) for name, count in counts.items()}
+        counts = self.labeller.counts
+        known = {"asked": counts.asked, "tied": counts.tied}
+        known |= {"abstained": counts.abstained, "tokens": counts.tokens}
+        self.metrics |= {name: torch.tensor(float(count)) for name, count in known.items()}
 
     def view(self, sights: Tensor) -> Tensor:
         """What is scored of sights [n, ...]."""
@@ -180,11 +189,11 @@ class Preference:
         self.metrics["scale"] = torch.tensor(self.scale)
 
     def __call__(self, rows: Tensors) -> Tensor:
-        number, sight = f"next_obs/{NUMBER}", f"next_obs/{self.sight}"
+        number, sight = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.sight}"
         if not len(self.ranker):
             return torch.zeros_like(rows["reward"])
         if number in rows:
-            scores = self.album.scores[rows[number].cpu()]
+            scores = self.store.scores[rows[number].cpu()]
         elif sight in rows:
             scores = self.ranker.score(self.view(rows[sight]))
         else:
@@ -202,13 +211,13 @@ class Preference:
         how many of the judge's labels it tells as well; `pairs` and `returns`, how it goes with the
         recorded reward. ConfigError where the judge gives no label at all.
         """
-        names = {self.sight, self.shown} if self.judge.looks else {self.sight}
-        rows = reached(episodes, names)
+        names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
+        rows = reached_observations(episodes, names)
         kept, apart = split(len(episodes), held_out, self.random)
 
         def ask(among: Tensor) -> Callable[[int], Labels | None]:
             def some(n: int) -> Labels | None:
-                sides = drawn(episodes, among, n, self.random)
+                sides = sample_pairs(episodes, among, n, self.random)
                 return None if self.done else self.ask(*(tt.take(rows, side) for side in sides))
 
             return some
@@ -220,7 +229,7 @@ class Preference:
         checks = gather(ask(apart), max(20, self.config.labels // 5), self.config.pairs)
         scores = self.ranker.score(self.view(rows[self.sight]))
         self.measure(scores)
-        tested = apart_of(rows | {"score": scores}, apart)
+        tested = rows_of_episodes(rows | {"score": scores}, apart)
         return {
             "labels": float(len(labels[2])),
             "judged": math.nan if checks is None else self.ranker.accuracy(checks),
@@ -230,8 +239,8 @@ class Preference:
     def get_state(self) -> dict[str, Any]:
         return {
             "ranker": self.ranker.get_state(),
-            "album": self.album.get_state(),
-            "judge": self.judge.get_state(),
+            "album": self.store.get_state(),
+            "judge": self.labeller.get_state(),
             "random": self.random.get_state(),
             "metrics": dict(self.metrics),
             "numbers": [self.zero, self.scale, self.steps, self.done],
@@ -239,8 +248,8 @@ class Preference:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.ranker.set_state(state["ranker"])
-        self.album.set_state(state["album"])
-        self.judge.set_state(state["judge"])
+        self.store.set_state(state["album"])
+        self.labeller.set_state(state["judge"])
         self.random.set_state(state["random"])
         self.metrics = dict(state["metrics"])
         self.zero, self.scale, self.steps, self.done = state["numbers"]

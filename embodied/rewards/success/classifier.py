@@ -28,12 +28,12 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.rewards.demonstrations.observations import require_seen
+from embodied.rewards.demonstrations.observations import require_observed
 from embodied.rewards.success.calibration import Calibration
-from embodied.rewards.success.labels import Labelled, Training, labelled, with_successes
+from embodied.rewards.success.labels import LabelledFrames, Training, load_labelled, with_successes
 from embodied.rewards.success.model import fingerprint, learn, made, read, read_card, write
-from embodied.rewards.success.recent_buffer import Newest
-from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+from embodied.rewards.success.recent_buffer import RecentBuffer
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 LEAST_OWN = 16  # moments of the policy's own, before they say anything
 
@@ -42,7 +42,8 @@ LEAST_OWN = 16  # moments of the policy's own, before they say anything
 class Config:
     """`trained`: a folder that `embodied reward classifier` wrote (None: trained when the reward is
     made, from the datasets `data`). Every `refit_every` updates of the learner (0: never) it learns
-    `refit_updates` more with up to `own` moments of the policy's as negatives, and (`marked`) ends
+    `refit_updates` more with up to `recent_size`
+    moments of the policy's as negatives, and (`marked`) ends
     of episodes that the world, or a person at it, marks as success as positives. Of the last
     `watch` ends of episodes without success, a share above `limit` that passes for success is
     warned of."""
@@ -52,7 +53,7 @@ class Config:
     training: Training = field(default_factory=Training)
     refit_every: int = 1000
     refit_updates: int = 100
-    own: int = 4096
+    recent_size: int = 4096
     marked: bool = False
     watch: int = 100
     limit: float = 0.05
@@ -69,16 +70,16 @@ class Classifier:
         self.config, self.device, self.folder = config, device, folder
         if distributed.world() > 1:
             raise ConfigError("processes would each learn a reward of their own; train in one")
-        self.data: Labelled | None = None
+        self.data: LabelledFrames | None = None
         self.sources: tuple[str, ...] = ()
         self.seed = seed
         if config.trained is None:
             self._begin()
         else:
             self._read(Path(config.trained))
-        require_seen(self.leaves, spec)
+        require_observed(self.leaves, spec)
         self.net.to(device).eval()
-        self.own, self.won = Newest(config.own), Newest(config.own)
+        self.own, self.won = RecentBuffer(config.recent_size), RecentBuffer(config.recent_size)
         self.updates = 0
         self.mistakes: list[bool] = []
         self.warned = 0
@@ -87,7 +88,7 @@ class Classifier:
         """Pictures of the world, where they are looked at and not there already."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
-        return pictured(env, self.leaves[PICTURE].shape[0])
+        return with_render(env, self.leaves[PICTURE].shape[0])
 
     @torch.no_grad()
     def probability(self, obs: Tensors) -> Tensor:
@@ -156,7 +157,7 @@ class Classifier:
                 "reward.trained=DIR of `embodied reward classifier`"
             )
         how, first = self.config.training, self.folder / "v1"
-        self.data, self.leaves = labelled(_several(self.config.data), how, self.seed)
+        self.data, self.leaves = load_labelled(_several(self.config.data), how, self.seed)
         mark = fingerprint(self.data, how, self.seed)
         if (first / "card.json").exists() and read_card(first)["fingerprint"] == mark:
             self._read(first)
@@ -172,7 +173,9 @@ class Classifier:
         self.version, self.mark = card["version"], card["fingerprint"]
         self.sources = tuple(card["data"])
         if self.config.refit_every and self.data is None:
-            self.data, _ = labelled(_several(self.config.data or card["data"]), self.how, self.seed)
+            self.data, _ = load_labelled(
+                _several(self.config.data or card["data"]), self.how, self.seed
+            )
 
     def _write(self, name: str) -> None:
         facts = {

@@ -45,7 +45,7 @@ class Interventions:
         """The same world with somebody at its side."""
         context = {"spec": env.spec, "num_envs": env.num_envs, "seed": self.seed}
         intervener: Intervener = build(self.config.intervener, **context)
-        return Watched(env, intervener, self.config.pay == "interventions")
+        return InterventionWrapper(env, intervener, self.config.pay == "interventions")
 
     def __call__(self, rows: Tensors) -> Tensor:
         if self.config.pay == "world":
@@ -57,7 +57,7 @@ class Interventions:
         return {}
 
 
-class Watched(Wrapper):
+class InterventionWrapper(Wrapper):
     """`log`: `intervened` (this step was somebody's), `taken` (from the next one on it is),
     `executed` [B, A]."""
 

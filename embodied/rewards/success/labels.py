@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.rewards.demonstrations.observations import all_moments, shared_leaves
+from embodied.rewards.demonstrations.observations import all_frames, shared_leaves
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,20 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledFrames:
     """Moments (leaves [N, ...]), `label` [N] (float: 1 is success) and `episode` [N] (int64)."""
 
     moments: Tensors
     label: Tensor
     episode: Tensor
 
-    def at(self, index: Tensor) -> Labelled:
-        return Labelled(tt.take(self.moments, index), self.label[index], self.episode[index])
+    def at(self, index: Tensor) -> LabelledFrames:
+        return LabelledFrames(tt.take(self.moments, index), self.label[index], self.episode[index])
 
 
-def labelled(folders: Sequence[str], how: Training, seed: int) -> tuple[Labelled, dict[str, Leaf]]:
+def load_labelled(
+    folders: Sequence[str], how: Training, seed: int
+) -> tuple[LabelledFrames, dict[str, Leaf]]:
     """The labels that datasets hold, and what their leaves are."""
     parts = [read_episodes(Path(folder)) for folder in folders]
     leaves = shared_leaves(how.views, [part.spec for part in parts])
@@ -62,7 +64,7 @@ def labelled(folders: Sequence[str], how: Training, seed: int) -> tuple[Labelled
     for folder, part in zip(folders, parts, strict=True):
         made.append(_labels(part, folder, leaves, how, count))
         count += len(part)
-    whole = Labelled(
+    whole = LabelledFrames(
         tt.cat([one.moments for one in made]),
         torch.cat([one.label for one in made]),
         torch.cat([one.episode for one in made]),
@@ -75,32 +77,32 @@ def labelled(folders: Sequence[str], how: Training, seed: int) -> tuple[Labelled
 
 def _labels(
     episodes: Episodes, folder: str, leaves: Mapping[str, Leaf], how: Training, first: int
-) -> Labelled:
+) -> LabelledFrames:
     if "success" not in episodes.steps:
         raise ConfigError(f"{folder} does not say which episodes succeeded (a column `success`)")
-    moments, episode = all_moments(episodes, leaves)
+    moments, episode = all_frames(episodes, leaves)
     ends = episodes.start + episodes.length - 1
     won = episodes.steps["success"][ends].bool()
     length = episodes.length + 1
     left = (length.cumsum(0) - 1)[episode] - torch.arange(len(episode))  # 0 is the last moment
     success = won[episode] & (left < how.last)
     kept = (success | ~won[episode] | (left >= how.last + how.margin)).nonzero().flatten()
-    return Labelled(moments, success.float(), episode + first).at(kept)
+    return LabelledFrames(moments, success.float(), episode + first).at(kept)
 
 
-def with_successes(whole: Labelled, moments: Tensors) -> Labelled:
+def with_successes(whole: LabelledFrames, moments: Tensors) -> LabelledFrames:
     """The same and `moments` (leaves [M, ...]; none: {}) of success, each an episode of its own."""
     if not moments:
         return whole
     count = tt.length(moments)
-    return Labelled(
+    return LabelledFrames(
         tt.cat([whole.moments, moments]),
         torch.cat([whole.label, torch.ones(count)]),
         torch.cat([whole.episode, int(whole.episode.max()) + 1 + torch.arange(count)]),
     )
 
 
-def split(whole: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
+def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrames, LabelledFrames]:
     """Training and held-out moments; an episode is in one of them. Both hold successes."""
     won = torch.unique(whole.episode[whole.label > 0])
     every = torch.unique(whole.episode)

@@ -24,9 +24,9 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
-from embodied.rewards.demonstrations.observations import shifted
+from embodied.rewards.demonstrations.observations import shift_images
 from embodied.rewards.success.calibration import Calibration, calibrate
-from embodied.rewards.success.labels import Labelled, Training, split
+from embodied.rewards.success.labels import LabelledFrames, Training, split
 from embodied.vision.contrastive import open_image_text
 from policies.networks.encoders import Encoder
 from policies.networks.image_encoders import ImageConfig
@@ -63,7 +63,7 @@ class SuccessNet(nn.Module):
 
 
 def train(
-    net: SuccessNet, data: Labelled, own: Tensors, how: Training, updates: int, seed: int
+    net: SuccessNet, data: LabelledFrames, own: Tensors, how: Training, updates: int, seed: int
 ) -> float:
     """`updates` of half successes and half others (where there are moments of the policy's `own`,
     half of those); returns the log loss of the last tenth."""
@@ -80,7 +80,7 @@ def train(
         parts += [_drawn(data.moments, no, half - mine, random)]
         if mine:
             parts += [_drawn(own, torch.arange(tt.length(own)), mine, random)]
-        logits = net(shifted(tt.cat(parts), how.shift, random))
+        logits = net(shift_images(tt.cat(parts), how.shift, random))
         loss = binary_cross_entropy_with_logits(logits, label)
         adam.zero_grad()
         loss.backward()
@@ -98,7 +98,7 @@ def _drawn(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> 
 
 def learn(
     net: SuccessNet,
-    whole: Labelled,
+    whole: LabelledFrames,
     own: Tensors,
     how: Training,
     updates: int,
@@ -120,7 +120,7 @@ def learn(
 
 
 def made(
-    whole: Labelled, leaves: Mapping[str, Leaf], how: Training, seed: int
+    whole: LabelledFrames, leaves: Mapping[str, Leaf], how: Training, seed: int
 ) -> tuple[SuccessNet, Calibration]:
     """A network from nothing; torch's own random numbers are left as they were."""
     with torch.random.fork_rng(devices=[]):
@@ -130,7 +130,7 @@ def made(
         return net, learn(net, whole, {}, how, how.updates, seed)
 
 
-def fingerprint(whole: Labelled, how: Training, seed: int) -> str:
+def fingerprint(whole: LabelledFrames, how: Training, seed: int) -> str:
     """Of everything that a first version depends on."""
     digest = hashlib.sha256(json.dumps([asdict(how), seed]).encode())
     for value in (*whole.moments.values(), whole.label, whole.episode):

@@ -10,7 +10,7 @@ from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
 
 
-class Newest:
+class RecentBuffer:
     """A ring of `size` moments (leaves [N, ...]), on the CPU; `seen` counts all there ever were."""
 
     def __init__(self, size: int) -> None:

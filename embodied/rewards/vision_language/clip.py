@@ -27,8 +27,8 @@ from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.rewards.wrappers.no_termination import Endless
-from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 from embodied.vision.simclip import BLANK, SimClip
@@ -86,8 +86,8 @@ class Clip:
         """The world with its picture, and without its ends."""
         config = self.config
         if config.picture is None:
-            env = pictured(env, config.size or self.model.side)
-        return Endless(env) if config.ends == "hidden" else env
+            env = with_render(env, config.size or self.model.side)
+        return NoTerminationWrapper(env) if config.ends == "hidden" else env
 
     def score(self, pictures: Tensor) -> Tensor:
         """How much uint8 pictures [N, H, W, 3] are as the prompt says, [N]; at most 1."""
@@ -95,11 +95,11 @@ class Clip:
 
     def __call__(self, rows: Tensors) -> Tensor:
         leaf, config = self.config.picture or PICTURE, self.config
-        after = self.score(seen(rows, f"next_obs/{leaf}"))
+        after = self.score(images_of(rows, f"next_obs/{leaf}"))
         if config.value == "level":
             paid = after - 1
         else:
-            before = self.score(seen(rows, f"obs/{leaf}"))
+            before = self.score(images_of(rows, f"obs/{leaf}"))
             paid = rows["discount"].to(after.device) * after - before
         return (config.scale * paid).to(rows["reward"].device)
 
@@ -147,7 +147,7 @@ def readout_of(config: Config, model: ImageText, goal: tuple[str, ...]) -> Proje
             raise ConfigError("reward.ladder needs at least two sentences, from worst to best")
         return Ladders([model.texts(config.ladder)], scale)
     if config.ladder == "auto" and isinstance(model, SimClip) and config.baseline is None:
-        if known := taught(model, goal):
+        if known := known_ladders(model, goal):
             return Ladders(
                 [torch.stack([mean(model, rung) for rung in each]) for each in known], scale
             )
@@ -158,7 +158,7 @@ def readout_of(config: Config, model: ImageText, goal: tuple[str, ...]) -> Proje
     return Projected(model.texts(goal).mean(0), away, config.alpha)
 
 
-def taught(model: SimClip, goal: tuple[str, ...]) -> list[list[list[str]]]:
+def known_ladders(model: SimClip, goal: tuple[str, ...]) -> list[list[list[str]]]:
     """The ladders that end in what each sentence says; those of its parts ("A and B") where every
     part has one; none where a sentence has none."""
     found: dict[str, list[list[str]]] = {}
@@ -192,7 +192,7 @@ def require_picture(name: str | None, spec: Spec) -> None:
         )
 
 
-def seen(rows: Tensors, key: str) -> Tensor:
+def images_of(rows: Tensors, key: str) -> Tensor:
     """The pictures in `rows`; ConfigError where there are none."""
     if key not in rows:
         raise ConfigError(

@@ -20,8 +20,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.datasets.lerobot.video import decode_image
-from embodied.rewards.wrappers.no_termination import Endless
-from embodied.rewards.wrappers.render_caption import PICTURE, pictured
+from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 
@@ -65,13 +65,13 @@ class Goal:
             if config.goal is None:
                 raise ConfigError("reward.state is of a vector: reward.leaf=state")
             self.model = open_image_text(config.model, device)
-            self.goal = self.model.images(shown(config, config.goal)[None])
+            self.goal = self.model.images(goal_image(config, config.goal)[None])
             return
         names = names_of(spec.obs[config.leaf])
         if config.goal is None:
             wanted, every = vector(config.state or {}, names, 0.0), config.state or {}
         else:
-            wanted, every = shown(config, config.goal).float().flatten(), names
+            wanted, every = goal_image(config, config.goal).float().flatten(), names
         if len(wanted) != len(names):
             raise ConfigError(f"the goal has {len(wanted)} numbers, {config.leaf} has {len(names)}")
         weights = vector(config.weights, names, 1.0)
@@ -81,8 +81,8 @@ class Goal:
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The world with its picture where one is needed, and without its ends."""
         if self.config.leaf is None and self.model is not None:
-            env = pictured(env, self.config.size or self.model.side)
-        return Endless(env) if self.config.ends == "hidden" else env
+            env = with_render(env, self.config.size or self.model.side)
+        return NoTerminationWrapper(env) if self.config.ends == "hidden" else env
 
     def __call__(self, rows: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"
@@ -99,7 +99,7 @@ class Goal:
         return {}
 
 
-def shown(config: Config, goal: str) -> Tensor:
+def goal_image(config: Config, goal: str) -> Tensor:
     """What was shown: a picture [H, W, 3] or an observation; ConfigError where there is none."""
     path = Path(goal).expanduser()
     if path.is_file():

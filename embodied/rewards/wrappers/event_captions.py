@@ -1,13 +1,15 @@
-"""What happened in each step as a caption by number, and how often in this episode.
+"""Wrappers that add captions of events, and how often each one occurred in the episode.
 
-A world that can say what happened has a method
+An environment that implements `core.env.HasEventCaptions` has a method
 
     event_captions(before: Tensors, after: Tensors) -> list[str]
 
-over the observations before and after a step, one sentence a row and "" for nothing. Any other is
-asked to `describe` every row after every step, which costs more and repeats itself less. Added are
-`privileged/caption` (a number in Captions; 0: nothing was said) and `privileged/times` (how often
-it was said in this episode, this time included). `next_obs` has those of the step that led there.
+of the observations before and after a step: one sentence per parallel env, "" for no event. Any
+other environment is captioned with `describe` after every step, which is slower. Added observations
+(those in `next_obs` belong to the step that led there):
+
+    privileged/caption   int64, number of the caption in a `CaptionVocabulary`; 0: the empty caption
+    privileged/times     int64, occurrences of the caption in this episode, this one included
 """
 
 from __future__ import annotations
@@ -22,29 +24,32 @@ from embodied.core.env import HasEventCaptions, Step, VecEnv
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
-from embodied.rewards.wrappers.render_caption import CAPTION, Captions, captioned
+from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary, with_captions
 
 TIMES = "privileged/times"
 MOST = 2**31 - 1
 
 
-def told(env: VecEnv, captions: Captions) -> VecEnv:
-    """`env` with captions of its steps and their counts; number 0 is the empty caption."""
+def with_event_captions(env: VecEnv, captions: CaptionVocabulary) -> VecEnv:
+    """`env` with captions of its steps and their counts; caption 0 is the empty one."""
     captions.of("")
     source = find_protocol(env, HasEventCaptions)
     if source is None:
-        return Counted(captioned(env, captions))
-    return Counted(Told(env, captions, source.event_captions))
+        return CaptionCountWrapper(with_captions(env, captions))
+    return CaptionCountWrapper(EventCaptionWrapper(env, captions, source.event_captions))
 
 
-class Told(Wrapper):
-    """Adds the caption of the step that led to an observation; the first of an episode has 0."""
+class EventCaptionWrapper(Wrapper):
+    """Adds the caption of the step that led to an observation; initial states have caption 0."""
 
     def __init__(
-        self, env: VecEnv, captions: Captions, happened: Callable[[Tensors, Tensors], list[str]]
+        self,
+        env: VecEnv,
+        captions: CaptionVocabulary,
+        describe_step: Callable[[Tensors, Tensors], list[str]],
     ) -> None:
         super().__init__(env, env.spec.with_obs(**{CAPTION: Leaf((), "int64", 0, MOST)}))
-        self.captions, self.happened = captions, happened
+        self.captions, self.describe_step = captions, describe_step
         self.before: Tensors = {}
 
     def reset(
@@ -58,7 +63,7 @@ class Told(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        said = self.happened(self.before, step.next_obs)
+        said = self.describe_step(self.before, step.next_obs)
         numbers = torch.tensor([self.captions.of(text) for text in said], device=self.device)
         following = {**step.next_obs, CAPTION: numbers}
         self.before = step.obs
@@ -73,8 +78,8 @@ class Told(Wrapper):
         return {**obs, CAPTION: self.memory["caption"]}
 
 
-class Counted(Wrapper):
-    """Adds how often the caption of an observation came up in its episode."""
+class CaptionCountWrapper(Wrapper):
+    """Adds the number of occurrences of an observation's caption in its episode."""
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__(env, env.spec.with_obs(**{TIMES: Leaf((), "int64", 0, MOST)}))
@@ -84,14 +89,14 @@ class Counted(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
-        self._begin(self.rows(mask))
+        self._reset_counts(self.rows(mask))
         return self._with(obs)
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         numbers, counts = step.next_obs[CAPTION], self.memory["counts"]
         if (room := int(numbers.max()) + 1) > counts.shape[1]:
-            # Twice the room that is needed, so that it seldom grows.
+            # Twice the size needed, so that it grows rarely.
             more = counts.new_zeros(self.num_envs, 2 * room - counts.shape[1])
             counts = self.memory["counts"] = torch.cat([counts, more], 1)
         counts[self.every, numbers] += 1
@@ -99,14 +104,14 @@ class Counted(Wrapper):
         following = {**step.next_obs, TIMES: times}
         self.memory["times"] = times
         if step.ended.any():
-            self._begin(step.ended)
+            self._reset_counts(step.ended)
         return replace(step, obs=self._with(step.obs), next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         return self._with(obs)
 
-    def _begin(self, rows: Tensor) -> None:
-        """Forget the episodes of `rows` [B] (bool)."""
+    def _reset_counts(self, rows: Tensor) -> None:
+        """Reset the counts of the envs `rows` [B] (bool)."""
         if "counts" not in self.memory:
             counts = torch.zeros(self.num_envs, 64, dtype=torch.int32, device=self.device)
             self.memory = {"counts": counts, "times": counts[:, 0].long()}

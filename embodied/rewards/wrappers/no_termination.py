@@ -1,7 +1,8 @@
-"""Endless: no end is told to the learner, so that nothing but the reward says what success is.
+"""NoTerminationWrapper: terminations are treated as truncations.
 
-A world that ends at success pays, to a learner that sees the end, for finishing or for not
-finishing, whatever its reward; VLM-RM (Rocamonde et al., 2024) trains without terminations.
+If an environment terminates on success, a learner that sees terminations is rewarded or punished
+for finishing, whatever the reward function says. VLM-RM (Rocamonde et al., 2024) trains without
+terminations.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from embodied.core.env import Step
 from embodied.core.wrapper import Wrapper
 
 
-class Endless(Wrapper):
-    """Rows still begin again where they ended, but as if the clock had run out: the value of what
-    would have followed counts."""
+class NoTerminationWrapper(Wrapper):
+    """Turns `terminated` into `truncated`. Episodes end as before, but the value of the final
+    state is bootstrapped."""
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)

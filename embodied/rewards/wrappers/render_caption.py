@@ -1,13 +1,14 @@
-"""What rewards look at beside a policy's observations: pictures and sentences of every row.
+"""Wrappers that add rendered images or text descriptions of the environment to its observations.
 
-The leaves are `privileged/picture` and `privileged/caption`. `next_obs` shows the end of an episode
-itself, not the start of the next one: a row that ends is drawn before the world begins it again.
+Rewards read them; policies do not. The keys are `privileged/picture` and `privileged/caption`. At
+the end of an episode `next_obs` shows the final state, not the next initial state: it is rendered
+before the environment resets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
+from embodied.core.reward import AugmentsEnv, Reward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -23,23 +25,25 @@ PICTURE = "privileged/picture"
 CAPTION = "privileged/caption"
 
 
-class Watched(Wrapper):
-    """Adds `name`: what `look(index [n])` returns of rows, [n, ...]."""
+class RenderObservation(Wrapper):
+    """Adds the observation `name`, computed by `render(index [n]) -> [n, ...]` for the parallel
+    envs `index`."""
 
     def __init__(
-        self, env: VecEnv, name: str, leaf: Leaf, look: Callable[[Tensor], Tensor]
+        self, env: VecEnv, name: str, leaf: Leaf, render: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__(env, env.spec.with_obs(**{name: leaf}))
-        self.name, self.look = name, look
+        self.name, self.compute = name, render
         self.every = torch.arange(self.num_envs)
-        self.ends: dict[int, Tensor] = {}
-        env.add_pre_reset_hook(self._keep)
+        self.final: dict[int, Tensor] = {}
+        env.add_pre_reset_hook(self._render_final)
 
-    def _keep(self, rows: Tensor) -> None:
-        """The first time in a step counts: a repeated action may end a row twice."""
-        index = torch.tensor([i for i in rows.nonzero().flatten().tolist() if i not in self.ends])
+    def _render_final(self, rows: Tensor) -> None:
+        """Render the envs that are about to reset. Only the first call in a step counts: with
+        action repeat, an env may reset twice."""
+        index = torch.tensor([i for i in rows.nonzero().flatten().tolist() if i not in self.final])
         if len(index):
-            self.ends |= dict(zip(index.tolist(), self.look(index), strict=True))
+            self.final |= dict(zip(index.tolist(), self.compute(index), strict=True))
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -47,35 +51,57 @@ class Watched(Wrapper):
         return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
-        self.ends = {}
+        self.final = {}
         step = self.env.step(action)
-        now = self.look(self.every).to(self.device)
+        now = self.compute(self.every).to(self.device)
         after = now
         if step.ended.any():
             after = now.clone()
             for row in step.ended.nonzero().flatten().tolist():
-                if row not in self.ends:
+                if row not in self.final:
                     raise ConfigError(
-                        f"this world cannot be looked at before it begins again ({self.name}); "
-                        "give the reward a picture that is among the observations (reward.picture)"
+                        f"this environment cannot be rendered before it resets ({self.name}); "
+                        "set reward.picture to an image among its observations"
                     )
-                after[row] = self.ends[row].to(self.device)
+                after[row] = self.final[row].to(self.device)
         obs = {**step.obs, self.name: now}
         following = {**step.next_obs, self.name: after}
         return replace(step, obs=obs, next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, self.name: self.look(self.every).to(self.device)}
+        return {**obs, self.name: self.compute(self.every).to(self.device)}
 
 
-def pictured(env: VecEnv, size: int) -> Watched:
-    """`env` with its photographs, uint8 [B, size, V size, 3] of V views."""
-    leaf = Leaf((size, env.views * size, 3), "uint8", 0, 255)
-    return Watched(env, PICTURE, leaf, lambda index: env.photographs(index, size))
+@dataclass(frozen=True)
+class Config:
+    """Images of `size` x `size` pixels for each camera view."""
+
+    size: int = 64
 
 
-class Captions:
-    """Sentences by number, in the order in which they were first met."""
+class AddRenderObservation(RenderObservation):
+    """Adds `privileged/picture`, uint8 [B, size, V size, 3] of V views, for use in YAML.
+
+    Datasets collected in such an environment contain the images, so that a reward can be learned
+    from them and then applied to the environment without them.
+    """
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        super().__init__(env, PICTURE, *_render_batch(env, config.size))
+
+
+def with_render(env: VecEnv, size: int) -> RenderObservation:
+    """`env` with `privileged/picture`: its rendered images, uint8 [B, size, V size, 3]."""
+    return RenderObservation(env, PICTURE, *_render_batch(env, size))
+
+
+def _render_batch(env: VecEnv, size: int) -> tuple[Leaf, Callable[[Tensor], Tensor]]:
+    leaf = Leaf((size, env.num_views * size, 3), "uint8", 0, 255)
+    return leaf, lambda index: env.render_batch(index, size)
+
+
+class CaptionVocabulary:
+    """Maps captions to integers, in the order of their first appearance."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -85,7 +111,7 @@ class Captions:
         return len(self.texts)
 
     def of(self, text: str) -> int:
-        """The number of `text`; a new one gets the next."""
+        """The number of `text`; a new caption gets the next free one."""
         if text not in self.number:
             self.number[text] = len(self.texts)
             self.texts.append(text)
@@ -99,10 +125,32 @@ class Captions:
         self.number = {text: number for number, text in enumerate(self.texts)}
 
 
-def captioned(env: VecEnv, captions: Captions) -> Watched:
-    """`env` with what `describe` says of each row, as a number in `captions` (int64 [B])."""
+def with_captions(env: VecEnv, captions: CaptionVocabulary) -> RenderObservation:
+    """`env` with `privileged/caption`: `describe(row)` of each env, as its number in `captions`
+    (int64 [B])."""
 
-    def look(index: Tensor) -> Tensor:
+    def describe(index: Tensor) -> Tensor:
         return torch.tensor([captions.of(env.describe(row)) for row in index.tolist()])
 
-    return Watched(env, CAPTION, Leaf((), "int64", 0, 2**31 - 1), look)
+    return RenderObservation(env, CAPTION, Leaf((), "int64", 0, 2**31 - 1), describe)
+
+
+def augment_shared(env: VecEnv, reward: Reward, name: str) -> VecEnv:
+    """`env` as `reward` augments it, where another reward may have augmented it already: images
+    of the same size are rendered once.
+
+    Raises ConfigError if both want the same observation with different settings; `name` says
+    which reward this one is.
+    """
+    if not isinstance(reward, AugmentsEnv):
+        return env
+    after, old = reward.augment_env(env), env.spec.obs
+    added = after.name if isinstance(after, RenderObservation) else ""
+    if after is env or added not in old:
+        return after
+    if old[added] == after.spec.obs[added] and old[added].is_image:
+        return env
+    raise ConfigError(
+        f"{name} renders {added} with other settings than a reward before it; give both the same "
+        "size, or let both use an image among the observations"
+    )

@@ -1,7 +1,7 @@
-"""Visits: how often an episode has been where it is now, as one more observation of the world.
+"""VisitCountWrapper: episodic visit counts as an additional observation.
 
-The leaf is `privileged/visits`: 1 at the first time. Observations are compared by a 64-bit hash of
-what policies see (numbers rounded to a thousandth), kept for one episode of each row.
+The key is `privileged/visits`, 1 at the first visit. States are compared by a 64-bit hash of the
+policy's observations (floats rounded to 1/1000) and counted per episode and env.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
 VISITS = "privileged/visits"
-GRID = 1000.0  # a number's thousandths are told apart
-ROOM = 64  # steps of an episode that are made room for at once
+GRID = 1000.0  # floats are rounded to 1 / GRID
+ROOM = 64  # steps by which the history grows
 
 
-class Visits(Wrapper):
-    """`leaf`: the observation that counts (None: all that policies see)."""
+class VisitCountWrapper(Wrapper):
+    """`leaf`: the observation that is counted (None: all policy observations)."""
 
     def __init__(self, env: VecEnv, leaf: str | None = None) -> None:
         super().__init__(env, env.spec.with_obs(**{VISITS: Leaf((), "int64", 1, 2**31 - 1)}))
         seen = [k for k in sorted(env.spec.obs) if not k.startswith(("critic/", "privileged/"))]
         if leaf is not None and leaf not in env.spec.obs:
-            raise ConfigError(f"there is no observation {leaf}{nearest(leaf, env.spec.obs)}")
+            raise ConfigError(f"no observation {leaf}{nearest(leaf, env.spec.obs)}")
         self.leaves = seen if leaf is None else [leaf]
         size = sum(env.spec.obs[name].size for name in self.leaves)
         generator = torch.Generator().manual_seed(0)
         self.salt = torch.randint(2**62, (size,), generator=generator) * 2 + 1
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         rows = self.num_envs
         self.memory = {
             "past": torch.zeros(rows, ROOM, dtype=torch.int64),
@@ -49,25 +49,25 @@ class Visits(Wrapper):
         obs = self.env.reset(seed, task, mask)
         began = self.rows(mask).cpu()
         self.memory["age"][began] = 0
-        return {**obs, VISITS: self._counted(obs, began)}
+        return {**obs, VISITS: self._record(obs, began)}
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         every = torch.ones(self.num_envs, dtype=torch.bool)
-        after = self._counted(step.next_obs, every)
+        after = self._record(step.next_obs, every)
         ended = step.ended.cpu()
         now = after
         if ended.any():
             self.memory["age"][ended] = 0
-            now = torch.where(step.ended, self._counted(step.obs, ended), after)
+            now = torch.where(step.ended, self._record(step.obs, ended), after)
         obs, following = {**step.obs, VISITS: now}, {**step.next_obs, VISITS: after}
         return replace(step, obs=obs, next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, VISITS: self._look(obs)[1].to(self.device)}
+        return {**obs, VISITS: self._counts(obs)[1].to(self.device)}
 
-    def _counted(self, obs: Tensors, who: Tensor) -> Tensor:
-        """Enter what rows `who` see now, and how often each row's episode has seen what it sees."""
+    def _record(self, obs: Tensors, who: Tensor) -> Tensor:
+        """Record the observations of the envs `who` [B] (bool); returns all visit counts [B]."""
         age, past = self.memory["age"], self.memory["past"]
         if int(age.max()) >= past.shape[1]:
             past = torch.cat([past, torch.zeros_like(past)], 1)
@@ -76,9 +76,9 @@ class Visits(Wrapper):
         index = who.nonzero().flatten()
         past[index, age[index]] = words[index]
         age[index] += 1
-        return self._look(obs)[1].to(self.device)
+        return self._counts(obs)[1].to(self.device)
 
-    def _look(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+    def _counts(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         words, age, past = self._hash(obs), self.memory["age"], self.memory["past"]
         lived = torch.arange(past.shape[1]) < age[:, None]
         return words, ((past == words[:, None]) & lived).sum(1).clamp(min=1)
@@ -89,5 +89,5 @@ class Visits(Wrapper):
             (part * GRID).round().long() if part.is_floating_point() else part.long()
             for part in parts
         ]
-        # Sums of products wrap around: that is what makes it a hash.
+        # Integer overflow wraps around, which makes this a hash.
         return (torch.cat(whole, 1) * self.salt).sum(1)

@@ -16,8 +16,8 @@ from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.wrappers.no_termination import Endless
-from embodied.rewards.wrappers.render_caption import Watched
+from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
+from embodied.rewards.wrappers.render_caption import RenderObservation
 from embodied.viewer.session.snapshot import Packed
 
 SCORE = "picture score"
@@ -42,7 +42,7 @@ class Lookout:
     """Takes the picture of row 0 that `layer` adds to the observations in training (None: the
     reward needs none). With `endless`, it was never told of an end."""
 
-    layer: Watched | None
+    layer: RenderObservation | None
     endless: bool
 
     def take(self) -> Packed | None:
@@ -67,13 +67,13 @@ def lookout_of(reward: Reward, env: VecEnv) -> Lookout:
     while outer is not env and isinstance(outer, Wrapper):
         layers.append(outer)
         outer = outer.env
-    pictures = [layer for layer in layers if isinstance(layer, Watched)]
-    known = all(isinstance(layer, Watched | Endless) for layer in layers)
+    pictures = [layer for layer in layers if isinstance(layer, RenderObservation)]
+    known = all(isinstance(layer, RenderObservation | NoTerminationWrapper) for layer in layers)
     if not known or len(pictures) > 1 or not all(is_picture(layer) for layer in pictures):
         raise Unseen("this reward looks at more than a picture")
-    endless = any(isinstance(layer, Endless) for layer in layers)
+    endless = any(isinstance(layer, NoTerminationWrapper) for layer in layers)
     return Lookout(pictures[0] if pictures else None, endless)
 
 
-def is_picture(layer: Watched) -> bool:
+def is_picture(layer: RenderObservation) -> bool:
     return layer.spec.obs[layer.name].is_image

@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Stateful
 from embodied.core.tensors import Tensors, nest
 from embodied.llm.chat import Answer, ChatError
-from embodied.rewards.language.subgoal_bonus import BONUS, Beacons, Led
+from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
 from envs.minigrid.env import Config, MiniGrid
 from policies.scripted.minigrid import Config as PlannerConfig
 from policies.scripted.minigrid import Planner
@@ -27,18 +27,20 @@ def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> M
     return MiniGrid(Config(id, "gymnasium", num_envs=count, privileged=True, **more))
 
 
-def made(folder: Path, seed: int = 0, **settings: Any) -> Beacons:
-    node = {"_target_": "embodied.rewards.language.subgoal_bonus.Beacons", **settings}
+def made(folder: Path, seed: int = 0, **settings: Any) -> SubgoalBonus:
+    node = {"_target_": "embodied.rewards.language.subgoal_bonus.SubgoalBonus", **settings}
     return build(node, folder=folder, seed=seed)
 
 
-def led(reward: Beacons, env: MiniGrid) -> Led:
+def led(reward: SubgoalBonus, env: MiniGrid) -> SubgoalBonusWrapper:
     watched = reward.augment_env(env)
-    assert isinstance(watched, Led)
+    assert isinstance(watched, SubgoalBonusWrapper)
     return watched
 
 
-def episodes(env: Led, planner: Planner, steps: int) -> list[list[tuple[int, float]]]:
+def episodes(
+    env: SubgoalBonusWrapper, planner: Planner, steps: int
+) -> list[list[tuple[int, float]]]:
     """The paid steps (number in the episode, bonus) of every episode that ended."""
     obs = env.reset(0)
     age = [0] * env.num_envs
@@ -153,7 +155,7 @@ def test_without_answers_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_recording_leads_as_it_says(tmp_path: Path) -> None:
     """What a scripted planner said through a real endpoint; see scripted_planner.py."""
-    chat = {"_target_": "embodied.llm.cached_chat.Recorded", "cache": str(RECORDED)}
+    chat = {"_target_": "embodied.llm.cached_chat.CachedChat", "cache": str(RECORDED)}
     for id in ("MiniGrid-DoorKey-8x8-v0", "MiniGrid-UnlockPickup-v0"):
         reward = made(tmp_path / id, chat=chat)
         env = led(reward, inner := world(id, count=16))
@@ -193,7 +195,7 @@ def test_wrong_cells_are_near_or_nowhere(tmp_path: Path) -> None:
 
 
 def test_going_on_pays_the_same(tmp_path: Path) -> None:
-    def play(env: Led, first: int, last: int) -> list[Tensor]:
+    def play(env: SubgoalBonusWrapper, first: int, last: int) -> list[Tensor]:
         """A planner that often slips, the same way at the same step."""
         planner, paid = Planner(PlannerConfig(0.5), env.spec), []
         obs = {"privileged/" + key: value for key, value in env.whole.items()}

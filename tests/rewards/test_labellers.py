@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.rewards.preferences.judges import (
+from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
     SECOND,
     TIE,
-    Embedding,
     EmbeddingConfig,
-    Simulated,
+    EmbeddingLabeller,
     SimulatedConfig,
-    VisionLanguage,
+    SimulatedLabeller,
     VisionLanguageConfig,
+    VisionLanguageLabeller,
     label_of,
 )
 from tests.llm.server import Server, Told, says, serving
@@ -35,27 +35,27 @@ def rewards(*values: float) -> dict[str, Tensor]:
 
 
 def test_a_simulated_judge_knows_the_reward() -> None:
-    judge = Simulated(SimulatedConfig(tie=0.1))
+    judge = SimulatedLabeller(SimulatedConfig(tie=0.1))
     labels = judge(rewards(0, 1, 2, 2), rewards(1, 0, 2.05, 1.95))
     assert labels.tolist() == [SECOND, FIRST, TIE, TIE]
-    ledger = judge.ledger
-    assert (ledger.asked, ledger.labelled, ledger.tied, ledger.abstained) == (4, 2, 2, 0)
+    counts = judge.counts
+    assert (counts.asked, counts.labelled, counts.tied, counts.abstained) == (4, 2, 2, 0)
 
 
 def test_errors_and_abstentions_come_as_often_as_said() -> None:
-    judge = Simulated(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
+    judge = SimulatedLabeller(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
     zeros = torch.zeros(20_000)
     labels = judge({"reward": zeros}, {"reward": zeros + 1})
     share = [float((labels == kind).float().mean()) for kind in (FIRST, SECOND, TIE, ABSTAIN)]
     assert share == pytest.approx([0.27, 0.63, 0.0, 0.1], abs=0.012)  # three deviations
-    again = Simulated(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
-    again.set_state(Simulated(SimulatedConfig(), seed=1).get_state())
+    again = SimulatedLabeller(SimulatedConfig(error=0.3, unsure=0.1), seed=1)
+    again.set_state(SimulatedLabeller(SimulatedConfig(), seed=1).get_state())
     assert again({"reward": zeros}, {"reward": zeros + 1}).equal(labels)
 
 
 def test_a_chance_is_a_chance() -> None:
     with pytest.raises(ConfigError, match=r"error=1.5 should be from 0 to 1"):
-        Simulated(SimulatedConfig(error=1.5))
+        SimulatedLabeller(SimulatedConfig(error=1.5))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Colours:
         return torch.tensor([known[sentence] for sentence in sentences])
 
 
-COLOURS = {"_target_": "tests.rewards.test_judges.Colours"}
+COLOURS = {"_target_": "tests.rewards.test_labellers.Colours"}
 
 
 def flat(*colours: tuple[int, int, int]) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def test_an_encoder_judges_by_likeness(
     rungs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
-    judge = Embedding(EmbeddingConfig("red", rungs, COLOURS, tie=0.01))
+    judge = EmbeddingLabeller(EmbeddingConfig("red", rungs, COLOURS, tie=0.01))
     red, violet, blue = (250, 0, 0), (120, 0, 120), (0, 0, 250)
     labels = judge(flat(red, violet, blue, red), flat(blue, red, violet, red))
     assert labels.tolist() == [FIRST, SECOND, SECOND, TIE]
@@ -105,8 +105,8 @@ def test_an_encoder_judges_by_likeness(
 
 
 def test_a_goal_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"judge.goal is empty"):
-        Embedding(EmbeddingConfig(""))
+    with pytest.raises(ConfigError, match=r"labeller.goal is empty"):
+        EmbeddingLabeller(EmbeddingConfig(""))
 
 
 class Steps(Colours):
@@ -118,9 +118,9 @@ class Steps(Colours):
 
 def test_an_encoder_may_bring_its_own_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embodied.core.build.ALLOWED", ["tests."])
-    node = {"_target_": "tests.rewards.test_judges.Steps"}
-    assert Embedding(EmbeddingConfig("red", (), node)).texts.tolist() == [[0, 1], [1, 0]]
-    assert Embedding(EmbeddingConfig("blue", (), node)).texts.tolist() == [[0, 1]]
+    node = {"_target_": "tests.rewards.test_labellers.Steps"}
+    assert EmbeddingLabeller(EmbeddingConfig("red", (), node)).texts.tolist() == [[0, 1], [1, 0]]
+    assert EmbeddingLabeller(EmbeddingConfig("blue", (), node)).texts.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_only_a_whole_line_is_a_label(text: str, label: int | None) -> None:
     assert label_of(text) == label
 
 
-def model(server: Server, tmp_path: Path, **more: Any) -> VisionLanguage:
+def model(server: Server, tmp_path: Path, **more: Any) -> VisionLanguageLabeller:
     limits = {"retries": 0, "backoff": 0.001, **more.pop("limits", {})}
     chat = {
-        "_target_": "embodied.llm.client.Endpoint",
+        "_target_": "embodied.llm.client.ChatClient",
         "url": server.url,
         "model": "m",
         "cache": str(tmp_path / "cache.jsonl"),
         "limits": limits,
     }
-    return VisionLanguage(VisionLanguageConfig(chat, "touch the ball", **more))
+    return VisionLanguageLabeller(VisionLanguageConfig(chat, "touch the ball", **more))
 
 
 def nearer(word: str) -> Told:
@@ -184,7 +184,7 @@ def test_both_orders_have_to_agree(one: str, two: str, label: int, tmp_path: Pat
     assert shown[0] == shown[1][::-1]
     assert "touch the ball" in server.asked[0]["messages"][0]["content"][0]["text"]
     assert "dark, light" in server.asked[1]["messages"][0]["content"]
-    assert judge.ledger.tokens == 40
+    assert judge.counts.tokens == 40
 
 
 def test_an_unsure_first_order_needs_no_second(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_refusal_costs_one_label_and_the_run_goes_on(tmp_path: Path) -> None:
         judge = model(server, tmp_path, swap=False)
         labels = judge(flat(DARK, LIGHT), flat(LIGHT, DARK))
     assert labels.tolist() == [ABSTAIN, FIRST]
-    assert (judge.ledger.failed, judge.ledger.abstained, judge.stopped) == (1, 1, "")
+    assert (judge.counts.failed, judge.counts.abstained, judge.stopped) == (1, 1, "")
 
 
 def test_an_endpoint_that_is_down_ends_the_session_only(

@@ -36,7 +36,7 @@ SCHEMA: dict[str, Any] = {
 
 
 @dataclass
-class Ledger:
+class LabelCounts:
     """Pairs asked about, and what came of them; `failed` of the abstentions had no answer at all.
     `tokens` are those of fresh answers."""
 
@@ -55,12 +55,13 @@ class Ledger:
         self.labelled = self.asked - self.tied - self.abstained
 
 
-class Judge(Protocol):
-    """`looks`: rows need a `picture` (uint8 [n, H, W, 3]); without it they need the world's own
-    `reward` [n]. `stopped`: why no more can be asked, for good ("": it can)."""
+class Labeller(Protocol):
+    """Compares pairs of observations. `needs_images`: it is given `picture` (uint8 [n, H, W, 3]),
+    otherwise the environment's `reward` [n]. `stopped`: why it gives no more labels ("": it does).
+    """
 
-    looks: bool
-    ledger: Ledger
+    needs_images: bool
+    counts: LabelCounts
     stopped: str
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
@@ -79,22 +80,22 @@ class Ladders(Protocol):
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
 
-class _Booked:
+class CountingLabeller:
     """A judge's books, and what it saves of itself."""
 
     def __init__(self, seed: int) -> None:
-        self.ledger, self.stopped = Ledger(), ""
+        self.counts, self.stopped = LabelCounts(), ""
         self.random = torch.Generator().manual_seed(seed)
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "ledger": asdict(self.ledger),
+            "ledger": asdict(self.counts),
             "stopped": self.stopped,
             "random": self.random.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.ledger, self.stopped = Ledger(**state["ledger"]), state["stopped"]
+        self.counts, self.stopped = LabelCounts(**state["ledger"]), state["stopped"]
         self.random.set_state(state["random"])
 
 
@@ -108,16 +109,16 @@ class SimulatedConfig:
     unsure: float = 0.0
 
 
-class Simulated(_Booked):
+class SimulatedLabeller(CountingLabeller):
     """Knows the world's own reward: a stand-in for experiments, never evidence about a model."""
 
-    looks = False
+    needs_images = False
 
     def __init__(self, config: SimulatedConfig, seed: int = 0) -> None:
         super().__init__(seed)
         for name in ("error", "unsure"):
             if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"judge.{name}={getattr(config, name)} should be from 0 to 1")
+                raise ConfigError(f"labeller.{name}={getattr(config, name)} should be from 0 to 1")
         self.config = config
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
@@ -126,7 +127,7 @@ class Simulated(_Booked):
         labels = ((gain > 0) ^ (wrong < self.config.error)).long()
         labels[gain.abs() <= self.config.tie] = TIE
         labels[unsure < self.config.unsure] = ABSTAIN
-        self.ledger.count(labels)
+        self.counts.count(labels)
         return labels
 
 
@@ -145,15 +146,15 @@ class EmbeddingConfig:
     tie: float = 0.0
 
 
-class Embedding(_Booked):
+class EmbeddingLabeller(CountingLabeller):
     """Scores each picture by itself, so that the order of a pair can't matter."""
 
-    looks = True
+    needs_images = True
 
     def __init__(self, config: EmbeddingConfig, seed: int = 0) -> None:
         super().__init__(seed)
         if not config.goal and not config.rungs:
-            raise ConfigError('judge.goal is empty: say what is wanted, judge.goal="..."')
+            raise ConfigError('labeller.goal is empty: say what is wanted, labeller.goal="..."')
         self.config, self.model = config, _encoder(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
         if not rungs and isinstance(self.model, Ladders):
@@ -175,7 +176,7 @@ class Embedding(_Booked):
         gain = self.score(second["picture"]) - self.score(first["picture"])
         labels = (gain > 0).long()
         labels[gain.abs() <= self.config.tie] = TIE
-        self.ledger.count(labels)
+        self.counts.count(labels)
         return labels
 
 
@@ -192,15 +193,15 @@ class VisionLanguageConfig:
     patience: int = 3
 
 
-class VisionLanguage(_Booked):
+class VisionLanguageLabeller(CountingLabeller):
     """Describes both pictures first, then decides from the description alone."""
 
-    looks = True
+    needs_images = True
 
     def __init__(self, config: VisionLanguageConfig, seed: int = 0) -> None:
         super().__init__(seed)
         if not config.goal:
-            raise ConfigError('judge.goal is empty: say what is wanted, judge.goal="..."')
+            raise ConfigError('labeller.goal is empty: say what is wanted, labeller.goal="..."')
         self.config, self.chat = config, _chat(config.chat)
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
@@ -212,16 +213,16 @@ class VisionLanguage(_Booked):
                 lost = 0
             except BudgetSpent as error:
                 self.stopped = str(error)
-                logger.warning("judge: %s; the %d labels before it are kept", error, len(labels))
+                logger.warning("labeller: %s; the %d labels before it are kept", error, len(labels))
                 break
             except ChatError as error:
                 labels.append(ABSTAIN)
-                lost, self.ledger.failed = lost + 1, self.ledger.failed + 1
+                lost, self.counts.failed = lost + 1, self.counts.failed + 1
                 if lost >= self.config.patience:
-                    logger.warning("judge: %s; asking goes on in the next session", error)
+                    logger.warning("labeller: %s; asking goes on in the next session", error)
                     break
         found = torch.tensor(labels, dtype=torch.int64)
-        self.ledger.count(found)
+        self.counts.count(found)
         return found
 
     def _label(self, one: Tensor, two: Tensor) -> int:
@@ -244,7 +245,7 @@ class VisionLanguage(_Booked):
     def _ask(self, messages: Sequence[Message], schema: dict[str, Any] | None = None) -> Any:
         answer = self.chat.ask(messages, schema)
         if not answer.cached:
-            self.ledger.tokens += answer.tokens
+            self.counts.tokens += answer.tokens
         return answer
 
 

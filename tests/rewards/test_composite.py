@@ -14,20 +14,20 @@ from embodied.core.build import ConfigError, allow
 from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Scheduled, Stateful
 from embodied.core.tensors import Tensors
-from embodied.rewards.handcrafted.composite import Mixed, correlation
-from embodied.rewards.wrappers.render_caption import pictured
-from embodied.rewards.wrappers.visit_counts import VISITS, Visits
+from embodied.rewards.handcrafted.composite import CompositeReward, correlation
+from embodied.rewards.wrappers.render_caption import with_render
+from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
 allow("tests")
 NEAR = {
-    "_target_": "embodied.rewards.handcrafted.weighted_sum.Summed",
+    "_target_": "embodied.rewards.handcrafted.weighted_sum.WeightedSum",
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
-    "own": 0.0,
+    "env_weight": 0.0,
 }
-RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "own": 0.0, "hidden": [8]}
+RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
 class Looking:
@@ -37,7 +37,7 @@ class Looking:
     size = 4
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        return pictured(env, self.size)
+        return with_render(env, self.size)
 
     def __call__(self, rows: Tensors) -> Tensor:
         return rows["next_obs/privileged/picture"].float().flatten(1).mean(1)
@@ -50,24 +50,28 @@ class Sharper(Looking):
     size = 8
 
 
-def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> Mixed:
-    node = {"_target_": "embodied.rewards.handcrafted.composite.Mixed", "terms": terms, **settings}
+def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> CompositeReward:
+    node = {
+        "_target_": "embodied.rewards.handcrafted.composite.CompositeReward",
+        "terms": terms,
+        **settings,
+    }
     return make(node, folder=tmp_path)
 
 
 def test_weights_clips_and_thresholds_by_hand(tmp_path: Path) -> None:
     """Distances 1, 3: w clip(d, 2) [d > 1.5] and 2 times the world's 0.5."""
     terms = {"near": {"reward": NEAR, "weight": 10.0, "clip": 2.0, "threshold": 1.5}}
-    reward = mixed(tmp_path, terms, own=2.0)
+    reward = mixed(tmp_path, terms, env_weight=2.0)
     now = torch.stack([state(1.0), state(3.0)])
     assert reward(rows(now, now)).tolist() == [1.0, 21.0]
     assert reward.frozen
-    assert set(reward.components(rows(now, now))) == {"own", "near"}
+    assert set(reward.components(rows(now, now))) == {"env", "near"}
 
 
 def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
     """Distances 1, 3, 5: mean 3, deviation sqrt(8/3), all of it from `update`, none from a call."""
-    reward = mixed(tmp_path, {"near": {"reward": NEAR, "normalise": True}}, own=0.0)
+    reward = mixed(tmp_path, {"near": {"reward": NEAR, "normalise": True}}, env_weight=0.0)
     now = torch.stack([state(1.0), state(3.0), state(5.0)])
     batch = rows(now, now)
     assert not reward.frozen
@@ -77,7 +81,7 @@ def test_a_normalised_term_has_mean_0_and_deviation_1(tmp_path: Path) -> None:
     torch.testing.assert_close(reward(batch), torch.tensor([-2.0, 0.0, 2.0]) / unit)
     assert metrics["near"].item() == pytest.approx(0.0, abs=1e-6)
     assert metrics["near_share"].item() == pytest.approx(2 / 3)
-    assert metrics["near_like_own"].item() == 0.0
+    assert metrics["near_corr_env"].item() == 0.0
 
 
 def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
@@ -96,18 +100,20 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
         "start": {"position": 1.0},
     }
     assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Scheduled)
-    looking = {"reward": {"_target_": "tests.rewards.test_mixed.Looking"}}
+    looking = {"reward": {"_target_": "tests.rewards.test_composite.Looking"}}
     assert isinstance(mixed(tmp_path, {"looks": looking}), AugmentsEnv)
 
 
 def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
-    one = {"reward": {"_target_": "tests.rewards.test_mixed.Looking"}}
-    other = {"reward": {"_target_": "tests.rewards.test_mixed.Sharper"}}
+    one = {"reward": {"_target_": "tests.rewards.test_composite.Looking"}}
+    other = {"reward": {"_target_": "tests.rewards.test_composite.Sharper"}}
     world = Counter(CounterConfig())
     same: Any = mixed(tmp_path, {"a": one, "b": one})
     assert same.augment_env(world).depth == 1
     different: Any = mixed(tmp_path, {"a": one, "b": other})
-    with pytest.raises(ConfigError, match=r"reward\.terms\.b looks at the world in another way"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.terms\.b renders privileged.picture with other settings"
+    ):
         different.augment_env(world)
 
 
@@ -159,7 +165,7 @@ class Circle(Counter):
 
 def test_visits_are_counted_within_an_episode_of_each_row() -> None:
     """0 1 0 1 0 ...: row 0 ends after 3 steps, row 1 after 5; each begins again at one visit."""
-    env = Visits(Circle(CounterConfig()))
+    env = VisitCountWrapper(Circle(CounterConfig()))
     assert env.reset()[VISITS].tolist() == [1, 1]
     seen, ends = [], []
     for _ in range(5):
@@ -171,7 +177,10 @@ def test_visits_are_counted_within_an_episode_of_each_row() -> None:
 
 
 def test_visits_go_on_exactly_and_hash_apart() -> None:
-    env, other = Visits(Circle(CounterConfig())), Visits(Circle(CounterConfig()))
+    env, other = (
+        VisitCountWrapper(Circle(CounterConfig())),
+        VisitCountWrapper(Circle(CounterConfig())),
+    )
     env.reset()
     for _ in range(4):
         env.step(torch.zeros(2, 1))
@@ -180,12 +189,12 @@ def test_visits_go_on_exactly_and_hash_apart() -> None:
         one, two = env.step(torch.zeros(2, 1)), other.step(torch.zeros(2, 1))
         assert torch.equal(one.next_obs[VISITS], two.next_obs[VISITS])
     numbers = {"state": torch.arange(20_000.0).view(-1, 1) / 500}
-    long = Visits(Counter(CounterConfig(num_envs=20_000)))
+    long = VisitCountWrapper(Counter(CounterConfig(num_envs=20_000)))
     assert len(long._hash(numbers).unique()) == 20_000
 
 
 def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
-    reward: Any = mixed(tmp_path, {"near": {"reward": NEAR, "decay": 2.0}}, own=0.0)
+    reward: Any = mixed(tmp_path, {"near": {"reward": NEAR, "decay": 2.0}}, env_weight=0.0)
     now = torch.stack([state(4.0), state(4.0)])
     batch = rows(now, now) | {f"next_obs/{VISITS}": torch.tensor([1, 4])}
     assert reward(batch).tolist() == [4.0, 0.25]

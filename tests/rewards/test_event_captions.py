@@ -10,8 +10,8 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.rewards.wrappers.event_captions import TIMES, told
-from embodied.rewards.wrappers.render_caption import CAPTION, Captions
+from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
+from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 from envs.minigrid.env import Config, MiniGrid
 from envs.minigrid.events import happened
 from policies.scripted.minigrid import Config as PlannerConfig
@@ -75,8 +75,8 @@ def test_a_way_to_the_goal_is_told(backend: Any) -> None:
     if backend == "envpool":
         pytest.importorskip("envpool")
     config = Config("MiniGrid-DoorKey-5x5-v0", backend, num_envs=4, privileged=True)
-    captions = Captions()
-    env = told(world := MiniGrid(config), captions)
+    captions = CaptionVocabulary()
+    env = with_event_captions(world := MiniGrid(config), captions)
     planner = Planner(PlannerConfig(), world.spec)
     obs = env.reset(0)
     assert obs[CAPTION].tolist() == [0] * 4 and captions.texts == [""]
@@ -100,8 +100,8 @@ def test_a_way_to_the_goal_is_told(backend: Any) -> None:
 def test_counts_begin_again_with_an_episode() -> None:
     """Picking up and putting down: the first time, the second, the third; anew after a reset."""
     config = Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=1, privileged=True)
-    captions = Captions()
-    env = told(world := MiniGrid(config), captions)
+    captions = CaptionVocabulary()
+    env = with_event_captions(world := MiniGrid(config), captions)
     planner = Planner(PlannerConfig(), world.spec)
     obs = env.reset(0)
     while obs["privileged/agent"][0, 3] == EMPTY:
@@ -118,8 +118,8 @@ def test_counts_begin_again_with_an_episode() -> None:
 
 def test_going_on_from_a_saved_row_counts_on() -> None:
     config = Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=3)
-    captions = Captions()
-    env = told(MiniGrid(config), captions)
+    captions = CaptionVocabulary()
+    env = with_event_captions(MiniGrid(config), captions)
     env.reset(0)
     generator = torch.Generator().manual_seed(0)
     moves = torch.randint(0, 6, (80, 3), generator=generator)
@@ -135,14 +135,16 @@ def test_going_on_from_a_saved_row_counts_on() -> None:
 
 
 class Silent(MiniGrid):
-    """A world that only describes itself."""
+    """An environment without event captions."""
 
-    happened = None  # pyright: ignore[reportAssignmentType]
+    event_captions = None  # pyright: ignore[reportAssignmentType]
 
 
 def test_a_world_without_events_is_described() -> None:
-    captions = Captions()
-    env = told(Silent(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2)), captions)
+    captions = CaptionVocabulary()
+    env = with_event_captions(
+        Silent(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2)), captions
+    )
     step = (env.reset(0), env.step(torch.tensor([0, 6])))[1]
     assert captions.texts[0] == "" and int(step.next_obs[CAPTION].min()) > 0
     assert "You face" in captions.texts[int(step.next_obs[CAPTION][0])]
