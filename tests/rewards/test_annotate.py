@@ -131,8 +131,8 @@ def test_errors_depend_on_the_words_alone() -> None:
     texts = [f"you picked up thing {number}" for number in range(400)]
     questions = [(text,) for text in texts]
     reader = CaptionLabeller(RuleReader(Rules(("picked up",), error=0.1, refusal=0.05)), "goal")
-    one = {label.question: label.value for label in reader.judge(questions)}
-    two = {q: label.value for q in questions[::-1] for label in reader.judge([q])}
+    one = {label.question: label.value for label in reader.label(questions)}
+    two = {q: label.value for q in questions[::-1] for label in reader.label([q])}
     assert one == two
     values = list(one.values())
     assert 20 <= values.count(0.0) <= 60 and 8 <= values.count(None) <= 34
@@ -148,9 +148,9 @@ class Biased(RuleReader):
 def test_pairs_are_asked_in_both_orders() -> None:
     rules = Rules(("unlocked", "picked up"))
     pairs = [("you unlocked it", "you picked up a key"), ("you wait", "you turn")]
-    fair = CaptionLabeller(RuleReader(rules), "goal").judge(pairs)
+    fair = CaptionLabeller(RuleReader(rules), "goal").label(pairs)
     assert [label.value for label in fair] == [1.0, 0.5]
-    biased = CaptionLabeller(Biased(rules), "goal").judge(pairs)
+    biased = CaptionLabeller(Biased(rules), "goal").label(pairs)
     assert [label.value for label in biased] == [None, None]
     assert all(label.why == CONTRADICTED for label in biased)
 
