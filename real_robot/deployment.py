@@ -15,12 +15,12 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build, nearest, parse, resolve
 from real_robot.control.arm_state import Floats, Limits
-from real_robot.control.chunk_follower import Follower
+from real_robot.control.chunk_follower import ChunkFollower
 from real_robot.control.homing import Homing
 from real_robot.control.loop import Control
 from real_robot.drivers.driver import Driver
-from real_robot.drivers.dry_run import Dry
-from real_robot.ipc.channels import Boxes
+from real_robot.drivers.dry_run import DryRunDriver
+from real_robot.ipc.channels import Channels
 from real_robot.ipc.messages import state_record
 from real_robot.ipc.ring_buffer import BlackBox
 from real_robot.safety.chain import Chain, Stage
@@ -88,7 +88,7 @@ class Deployment:
     what the driver knows beyond joints. Success is what is sensed by that name, or the tool within
     `goal_within` m of the goal (`goal_x`, `goal_y`, `goal_z` given or sensed). `recording` is a
     folder for a dataset of what was done (empty: none). `dry`: all is done, but the arm is held
-    where it stands, and an imaginary one follows. `counterpart` is a node of something with
+    where it stands, and an imaginary one follows. `emulator` is a node of something with
     `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
     `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
     `onboard`: what the robot's own computer can run (None: nothing of ours). `cameras` are the
@@ -130,7 +130,7 @@ class Deployment:
     goal_within: float | None = None
     recording: str = ""
     dry: bool = False
-    counterpart: Node | None = None
+    emulator: Node | None = None
     onboard: Onboard | None = None
     chunks: Literal["guided", "hard"] | None = None
     cameras: dict[str, Node] = field(default_factory=dict[str, Node])
@@ -226,9 +226,9 @@ class Deployment:
         record = state_record(self.joints, stages, len(self.sensed))
         return BlackBox(folder / "ring", record, slots, create)
 
-    def boxes(self, folder: Path, create: bool = False) -> Boxes:
+    def channels(self, folder: Path, create: bool = False) -> Channels:
         """The mailboxes in `folder`; MailboxError where they should be there and are not."""
-        make = Boxes.make if create else Boxes.open
+        make = Channels.make if create else Channels.open
         return make(folder, self.joints, len(self.chain().names), len(self.sensed))
 
     def control(self, folder: Path) -> Control:
@@ -240,12 +240,12 @@ class Deployment:
             )
         chain = self.chain()
         stages = len(chain.names)
-        follower = Follower(controller, self.step, self.blend, self.grace)
+        follower = ChunkFollower(controller, self.step, self.blend, self.grace)
         return Control(
             driver,
             chain,
             follower,
-            self.boxes(folder),
+            self.channels(folder),
             ring=self.ring(folder, stages, create=False),
             homing=Homing(np.asarray(self.home), self.limits) if self.home else None,
             open_at_home=self.home_width,
@@ -260,7 +260,7 @@ class Deployment:
             raise ConfigError(
                 f"sensed is {list(self.sensed)}, the driver senses {list(driver.sensed)}"
             )
-        return Dry(driver) if self.dry else driver
+        return DryRunDriver(driver) if self.dry else driver
 
     def target(self) -> Callable[[Floats], Floats]:
         """Where the tool is sent [3] (m) when the joints are sent to q [n]."""

@@ -39,7 +39,7 @@ from real_robot.drivers.servos.driver import Config as BusConfig
 from real_robot.drivers.servos.driver import Joint, ServoBus
 from real_robot.emulators.servos.bus import FakeBus, Faults
 from real_robot.ipc.mailbox import memory_folder
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.checks import FreshConfig
 
 HERTZ = (100, 200, 500)
@@ -195,7 +195,7 @@ def bridge(hertz: int) -> Iterator[Control]:
         folder = Path(name)
         settings = deployment(hertz, folder)
         settings.write(folder)
-        settings.boxes(folder, create=True)
+        settings.channels(folder, create=True)
         settings.ring(folder, len(settings.chain().names), create=True)
         control, policy = (
             settings.control(folder),
@@ -207,7 +207,7 @@ def bridge(hertz: int) -> Iterator[Control]:
             begin(control, policy)
             yield control
         finally:
-            policy.end(2.0)
+            policy.stop(2.0)
             control.driver.close()
 
 
@@ -227,12 +227,12 @@ def deployment(hertz: int, folder: Path) -> Deployment:
 def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
     """Until the policy moves the arm. RuntimeError where it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
-    request = control.boxes.request
+    request = control.channels.request
     while control.mode != Mode.RUNNING:
         rate.wait()
-        if policy.watch() or time.monotonic() > deadline:
+        if policy.has_died() or time.monotonic() > deadline:
             raise RuntimeError(policy.died or f"the arm never moved: {control.fault}")
-        request.fields["wish"] = Wish.ARM if control.mode == Mode.IDLE else Wish.START
+        request.fields["command"] = Command.ARM if control.mode == Mode.IDLE else Command.START
         request.fields["number"] += 1
         request.send()
         control.turn()

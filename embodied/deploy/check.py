@@ -14,12 +14,17 @@ from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
 from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import Eyes, sizes
-from real_robot.cameras.sources import FIRST
+from real_robot.cameras.policy_images import PolicyImages, image_sizes
+from real_robot.cameras.sources import FIRST_IMAGE
 from real_robot.control.arm_state import Floats
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.policy.compatibility import joined, observer, require_actions, require_rate
-from real_robot.recording.recorder import seen_spec
+from real_robot.policy.compatibility import (
+    observer,
+    require_actions,
+    require_rate,
+    with_real_time_chunking,
+)
+from real_robot.recording.recorder import recorded_spec
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
@@ -98,7 +103,11 @@ def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
     ticks = made.step * made.hertz
     if ticks < 1:
         return False, f"{made.hertz:g} Hz is slower than the policy's {1 / made.step:g} Hz"
-    how = "" if joined(policy, made) is policy else f", chunks joined ({made.chunks})"
+    how = (
+        ""
+        if with_real_time_chunking(policy, made) is policy
+        else f", real-time chunking ({made.chunks})"
+    )
     return True, f"{made.hertz:g} Hz, the policy decides {1 / made.step:g} times a second{how}"
 
 
@@ -118,15 +127,15 @@ def _observations(site: Site, policy: Policy) -> tuple[bool | None, str]:
 
 
 def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
-    eyes, cameras = sizes(policy.spec), site.deployment.cameras
-    Eyes(policy.spec, cameras, site.deployment.picture)
-    filmed = {name: size for name, size in site.deployment.filmed.items() if name not in eyes}
-    if spare := [name for name in cameras if name not in {**eyes, **filmed}]:
+    images, cameras = image_sizes(policy.spec), site.deployment.cameras
+    PolicyImages(policy.spec, cameras, site.deployment.picture)
+    filmed = {name: size for name, size in site.deployment.filmed.items() if name not in images}
+    if spare := [name for name in cameras if name not in {**images, **filmed}]:
         return False, (
-            f"{spare[0]} is no picture that the policy sees{nearest(spare[0], eyes)}; "
+            f"{spare[0]} is no picture that the policy sees{nearest(spare[0], images)}; "
             f"to record it: robot.filmed.{spare[0]}=[96, 96]"
         )
-    said = [f"{name} ({high} x {wide})" for name, (high, wide) in eyes.items()]
+    said = [f"{name} ({high} x {wide})" for name, (high, wide) in images.items()]
     said += [f"{name} ({high} x {wide}, filmed)" for name, (high, wide) in filmed.items()]
     return True, ", ".join(said) if said else "the policy sees no pictures"
 
@@ -134,11 +143,11 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
 def _pictures(site: Site, policy: Policy) -> Line:
     """One of each, as the policy would see it, or the recording."""
     try:
-        spec = seen_spec(policy.spec, site.deployment.filmed)
-        with Eyes(spec, site.deployment.cameras, FIRST) as eyes:
-            if eyes.scenes:
+        spec = recorded_spec(policy.spec, site.deployment.filmed)
+        with PolicyImages(spec, site.deployment.cameras, FIRST_IMAGE) as images:
+            if images.scenes:
                 return Line("pictures", None, "drawn from what is measured, not taken")
-            dark = [name for name, frame in eyes.look().items() if int(frame.max()) < DARK]
+            dark = [name for name, frame in images.read().items() if int(frame.max()) < DARK]
     except (CameraError, ConfigError) as error:
         return Line("pictures", False, str(error))
     return Line("pictures", None if dark else True, f"{dark[0]} is black" if dark else "they come")

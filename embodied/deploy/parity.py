@@ -11,7 +11,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
-from real_robot.cameras.policy_images import sizes
+from real_robot.cameras.policy_images import image_sizes
 from real_robot.policy.compatibility import observer
 
 SEED = 7
@@ -37,7 +37,7 @@ def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
     here = _through(site, policy, shown)
     there = {name: obs[name] for name in here}
     apart = max(float((here[k] - there[k]).abs().max()) for k in here)
-    pictures = {name: obs[name] for name in sizes(policy.spec)}  # the same for both
+    pictures = {name: obs[name] for name in image_sizes(policy.spec)}  # the same for both
     return apart, _acts_apart(policy, here | pictures, there | pictures)
 
 

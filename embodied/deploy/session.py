@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ToolError, ask
+from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.daemon.server import private
 from real_robot.deployment import Deployment
@@ -102,8 +102,8 @@ class Session:
 
     @property
     def status(self) -> Status:
-        """ToolError where the daemon is gone."""
-        return ask(self.folder, Verb.STATUS, PATIENCE).status
+        """ClientError where the daemon is gone."""
+        return call(self.folder, Verb.STATUS, PATIENCE).status
 
     def ready(self) -> Status:
         """The status once the arm is held, the policy decides and the recorder looks; Stopped."""
@@ -127,12 +127,12 @@ class Session:
     def stop(self) -> None:
         """To rest, from whatever it does; a second Ctrl-C is an emergency stop."""
         try:
-            ask(self.folder, Verb.STOP, PATIENCE)
+            call(self.folder, Verb.STOP, PATIENCE)
             self._until(lambda s: s["mode"] in AT_REST, "the arm rests", watch=False)
             self._recorded()
         except KeyboardInterrupt:
-            ask(self.folder, Verb.ESTOP, PATIENCE)
-        except (ToolError, RequestError, Stopped):
+            call(self.folder, Verb.ESTOP, PATIENCE)
+        except (ClientError, RequestError, Stopped):
             return  # there is no one to stop any more: closing waits for the control process
 
     def summary(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Session:
     def _begin(self) -> None:
         """Started as soon as the policy has spoken for an armed arm."""
         deadline = time.monotonic() + PATIENCE
-        while not (reply := ask(self.folder, Verb.START, PATIENCE)).ok:
+        while not (reply := call(self.folder, Verb.START, PATIENCE)).ok:
             self._alive(reply.status)
             if reply.status["mode"] != "ARMED" or time.monotonic() > deadline:
                 raise Stopped(f"it does not start: {reply.reason}")
@@ -207,7 +207,7 @@ class Session:
         return gone or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
-        reply = ask(self.folder, verb, PATIENCE)
+        reply = call(self.folder, verb, PATIENCE)
         if not reply.ok:
             raise Stopped(f"{verb} was refused: {reply.reason}")
 
@@ -236,7 +236,7 @@ class Session:
                 raise ConfigError(self.errors.read_text().strip() or "the daemon died")
             try:
                 status = self.status
-            except ToolError:
+            except ClientError:
                 status = None  # it has not begun yet
             if status is not None:
                 if so(status):

@@ -25,14 +25,14 @@ class Site:
     deployment: Deployment
     trained: Node | None
     played: bool
-    """Whether a counterpart plays the robot, or a simulation is it."""
+    """Whether a emulator plays the robot, or a simulation is it."""
     behind: Callable[[], float] = lambda: 0.0
-    """s that the counterpart's world has lost to real time so far. DriverError."""
+    """s that the emulator's world has lost to real time so far. DriverError."""
 
 
 @contextmanager
 def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
-    """The site that a composed `deploy` node describes, with its counterpart at work; ConfigError.
+    """The site that a composed `deploy` node describes, with its emulator at work; ConfigError.
 
     Without `policy`, the script `node["demonstrator"]` is made one, below `output`.
     """
@@ -48,23 +48,23 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     if policy is not None and onboard is not None and _says(policy) == onboard.names:
         robot = _aboard(onboard, robot, policy, output)
         node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
-    counterpart: Any = build(robot["counterpart"]) if robot.get("counterpart") else None
+    emulator: Any = build(robot["emulator"]) if robot.get("emulator") else None
     try:
-        if counterpart is not None:
-            robot["driver"] = {**robot["driver"], **counterpart.start()}
+        if emulator is not None:
+            robot["driver"] = {**robot["driver"], **emulator.start()}
         driver = build(robot["driver"])
         robot["sensed"] = list(driver.sensed)
         if policy is None:
             policy = _scripted(node, robot, output)
         made = Deployment.parse({**robot, "policy": str(Path(policy).resolve())})
         trained = None if trained is script else trained
-        if counterpart is None:
+        if emulator is None:
             yield Site(made, trained, hasattr(driver, "world"))
         else:
-            yield Site(made, trained, True, counterpart.behind)
+            yield Site(made, trained, True, emulator.behind)
     finally:
-        if counterpart is not None:
-            counterpart.stop()
+        if emulator is not None:
+            emulator.stop()
 
 
 def _says(policy: str) -> tuple[str, ...]:
@@ -76,12 +76,12 @@ def _says(policy: str) -> tuple[str, ...]:
 
 
 def _aboard(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
-    """`robot` with that policy on its own computer (where a counterpart plays it, on that)."""
+    """`robot` with that policy on its own computer (where a emulator plays it, on that)."""
     folder, export = output / "onboard", resolve(onboard.export)
     told = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
     told["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
-    if robot.get("counterpart"):
-        told["counterpart"] = {**robot["counterpart"], "onboard": str(folder.resolve())}
+    if robot.get("emulator"):
+        told["emulator"] = {**robot["emulator"], "onboard": str(folder.resolve())}
     return told
 
 
@@ -97,7 +97,7 @@ def _as_trained(robot: Node, trained: Node | None) -> Node:
     """Where a world's task is "as_trained": the task, and its ranges, of the policy's run; ranges
     that the robot names for itself count."""
     made = dict(robot)
-    for part in ("driver", "counterpart"):
+    for part in ("driver", "emulator"):
         world = (made.get(part) or {}).get("world")
         if world and world.get("task") == AS_TRAINED:
             task = _task_of(trained, part)

@@ -26,7 +26,7 @@ from real_robot.emulators.crazyflie.firmware import Firmware, Measured
 from real_robot.emulators.crazyflie.server import Server
 from real_robot.emulators.crazyflie.setpoint import Setpoint, Vector
 from real_robot.emulators.physics_link import Pace
-from real_robot.ipc.external_state import Seer
+from real_robot.ipc.external_state import ExternalStateWriter
 
 STEP = 0.01  # s of physics, and between two looks of the firmware
 BEHIND = 0.25  # s that are caught up with at most: after a stall the world goes on late
@@ -164,7 +164,7 @@ class Air:
         self.firmware = Firmware(made, self.body, 0.0)
         onboard = self.body.onboard
         self.server = Server(self.firmware, None if onboard is None else onboard.hash)
-        self.seer = None if folder is None else Seer(folder, PLACES)
+        self.writer = None if folder is None else ExternalStateWriter(folder, PLACES)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
         self.socket.setblocking(False)
@@ -190,8 +190,8 @@ class Air:
     def step(self) -> None:
         """One look of the firmware, and what is due to be told."""
         self.firmware.tick(self.firmware.now + STEP)
-        if self.seer is not None:
-            self.seer.tell(self.body.state[:3, 0].double().numpy(), time.monotonic())
+        if self.writer is not None:
+            self.writer.publish(self.body.state[:3, 0].double().numpy(), time.monotonic())
         for frame in self.server.tell(self.firmware.now):
             self._say(frame)
 

@@ -20,7 +20,7 @@ def main(folder: str) -> None:
     air = Air(config, Path(folder) if config.external else None)
     said: dict[str, Any] = {"uri": air.uri}
     if config.external:
-        target = "real_robot.ipc.external_state.Seen"
+        target = "real_robot.ipc.external_state.ExternalStateReader"
         said["tracker"] = {"_target_": target, "folder": folder, "names": PLACES, "age": AGE}
     over = threading.Event()
     threading.Thread(target=answer, args=(said, air.pace.behind, over), daemon=True).start()

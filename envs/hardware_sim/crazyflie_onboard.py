@@ -1,6 +1,6 @@
 """A learned policy on board of a Crazyflie that is not there: the exported C code, compiled here.
 
-What would run in the firmware runs in the counterpart's process: the same two headers, called at
+What would run in the firmware runs in the emulator's process: the same two headers, called at
 the same rate, kept from the same distance.
 """
 
@@ -77,7 +77,7 @@ def _floats(values: list[float] | Vector) -> ctypes.Array[ctypes.c_float]:
 def _compiled(source: Path) -> ctypes.CDLL:
     compiler = shutil.which("cc")
     if compiler is None:
-        raise ConfigError("a policy on board of a counterpart needs a C compiler (cc)")
+        raise ConfigError("a policy on board of a emulator needs a C compiler (cc)")
     with tempfile.TemporaryDirectory() as scratch:
         main, library = Path(scratch) / "main.c", Path(scratch) / "onboard.so"
         main.write_text(MAIN)

@@ -28,7 +28,7 @@ from envs.hardware_sim.fr3_task import Wired
 from envs.hardware_sim.franka import Config
 from envs.hardware_sim.franka_hand import answer_all
 from real_robot.emulators.physics_link import Pace, answer, settings
-from real_robot.ipc.external_state import Seer
+from real_robot.ipc.external_state import ExternalStateWriter
 
 STEP = 0.001  # s of physics
 LOOK = 0.01  # s from one look at the things to the next
@@ -41,7 +41,7 @@ class Things:
     """What stands before the arm, as the simulator knows it, told to whoever looks."""
 
     def __init__(self, world: Wired, folder: Path, seed: int) -> None:
-        self.world, self.seer = world, Seer(folder, world.names)
+        self.world, self.writer = world, ExternalStateWriter(folder, world.names)
         self.random = np.random.default_rng(seed)
 
     def put(self, worldbody: ElementTree.Element) -> None:
@@ -59,10 +59,10 @@ class Things:
 
     def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         """Tell what is so now; lay out again where that was asked for."""
-        if self.seer.asked():
+        if self.writer.renew_requested():
             self._lay(model, data)
-            self.seer.renewed()
-        self.seer.tell(self.world.sense(data), time.monotonic())
+            self.writer.acknowledge_renew()
+        self.writer.publish(self.world.sense(data), time.monotonic())
 
     def _lay(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         self.world.begin(model, data, self.random)
@@ -88,7 +88,7 @@ def main(folder: Path) -> None:
                 things.begin(model, data)
                 things.look(model, data)
                 said["senses"] = {
-                    "_target_": "real_robot.ipc.external_state.Seen",
+                    "_target_": "real_robot.ipc.external_state.ExternalStateReader",
                     "folder": str(folder),
                     "names": things.world.names,
                     "age": AGE,

@@ -1,4 +1,4 @@
-"""Sight: what RealEnv sees: the pictures of the policy, and those that rewards look at."""
+"""EnvImages: what RealEnv sees: the pictures of the policy, and those that rewards look at."""
 
 from __future__ import annotations
 
@@ -12,53 +12,64 @@ from typing import Any
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from real_robot.cameras.camera import Camera, CameraError, Frame
-from real_robot.cameras.policy_images import Eyes
-from real_robot.cameras.rendered import Posed, posed
-from real_robot.cameras.sources import FIRST, lent
+from real_robot.cameras.policy_images import PolicyImages
+from real_robot.cameras.rendered import MeasuredScene, measured_scene
+from real_robot.cameras.sources import FIRST_IMAGE, shared_camera
 from real_robot.deployment import Deployment
 
 AGAIN = 0.5  # s between two tries to open a camera
 
 
-class Sight:
+class EnvImages:
     """The deployment's cameras for the pictures of `spec`, and `watch` for rewards (both may be one
     device); none of a picture older than `age` s. ConfigError where a picture has no camera."""
 
-    def __init__(self, spec: Spec, deployment: Deployment, watch: Node | None, age: float) -> None:
-        self.eyes, self.deployment, self.age = Eyes(spec, deployment.cameras, age), deployment, age
-        self.watch: Camera | None = None if watch is None else lent(watch)
-        self.watching, self.looks = ExitStack(), False
-        self.drawn: list[tuple[Any, Posed]] = []
+    def __init__(
+        self, spec: Spec, deployment: Deployment, reward_camera: Node | None, age: float
+    ) -> None:
+        self.images, self.deployment, self.age = (
+            PolicyImages(spec, deployment.cameras, age),
+            deployment,
+            age,
+        )
+        self.reward_camera: Camera | None = (
+            None if reward_camera is None else shared_camera(reward_camera)
+        )
+        self._opened_reward_camera, self.reward_opened = ExitStack(), False
+        self.scenes: list[tuple[Any, MeasuredScene]] = []
 
-    def follow(self, folder: Path, given: Mapping[str, float]) -> None:
+    def attach_state(self, folder: Path, given: Mapping[str, float]) -> None:
         """Drawn pictures are of what is measured in the daemon's `folder`, and `given`."""
-        cameras = [*self.eyes.own, *([] if self.watch is None else [self.watch])]
+        cameras = [
+            *self.images.local_cameras,
+            *([] if self.reward_camera is None else [self.reward_camera]),
+        ]
         for each in cameras:
-            state = self.deployment.boxes(folder).state
-            if (scene := posed(each, state, self.deployment.sensed, given)) is not None:
-                self.drawn.append((each.source, scene))
-        self.mine()
+            state = self.deployment.channels(folder).state
+            if (scene := measured_scene(each, state, self.deployment.sensed, given)) is not None:
+                self.scenes.append((each.source, scene))
+        self.use_own_state()
 
-    def mine(self) -> None:
+    def use_own_state(self) -> None:
         """Drawn pictures are of this one's episode from now on, where others look as well."""
-        for source, scene in self.drawn:
+        for source, scene in self.scenes:
             source.scene = scene
 
-    def begin(self, rest: Callable[[], None]) -> None:
+    def open(self, rest: Callable[[], None]) -> None:
         """Open the policy's cameras, where they are not; that takes its time, and so the arm comes
         to `rest` before. ConfigError where one cannot be opened."""
-        if self.eyes.opened:
+        if self.images.opened:
             return
         rest()
         try:
-            self.eyes.begin()
+            self.images.open()
         except CameraError as error:
             self.close()
             raise ConfigError(str(error)) from error
 
-    def look(self) -> dict[str, Frame]:
+    def read(self) -> dict[str, Frame]:
         """The newest pictures of the policy, as large as it wants them; CameraError."""
-        return self.eyes.look()
+        return self.images.read()
 
     def wait(self, error: CameraError, patience: float) -> dict[str, Frame]:
         """What is seen once whoever looks after the cameras has put right what `error` says;
@@ -68,30 +79,30 @@ class Sight:
         while True:
             self.close()
             try:
-                return self.look()
+                return self.read()
             except CameraError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(AGAIN)
 
-    def after(self, t: float) -> Frame:
+    def reward_image(self, t: float) -> Frame:
         """What rewards look at, taken at `t` (s, monotonic clock) or later; the first look opens
         it. CameraError where none comes within `age` s."""
-        if self.watch is None:
+        if self.reward_camera is None:
             raise NotImplementedError("this arm has no camera: env.camera")
-        if not self.looks:
-            self.looks = True
-            self.watching.enter_context(self.watch)
-            self.watch.next(0, FIRST)
-        last = self.watch.newest(FIRST)
-        if hasattr(self.watch.source, "scene"):  # the next one may have been begun before
-            return self.watch.next(last.number + 1, self.age).frame
+        if not self.reward_opened:
+            self.reward_opened = True
+            self._opened_reward_camera.enter_context(self.reward_camera)
+            self.reward_camera.next(0, FIRST_IMAGE)
+        last = self.reward_camera.newest(FIRST_IMAGE)
+        if hasattr(self.reward_camera.source, "scene"):  # the next one may have been begun before
+            return self.reward_camera.next(last.number + 1, self.age).frame
         if last.t >= t:
             return last.frame
-        return self.watch.next(last.number, self.age).frame
+        return self.reward_camera.next(last.number, self.age).frame
 
     def close(self) -> None:
         """Let go of the devices; the next look opens them again."""
-        self.looks = self.eyes.opened = False
-        self.watching.close()
-        self.eyes.open.close()
+        self.reward_opened = False
+        self._opened_reward_camera.close()
+        self.images.close()

@@ -1,4 +1,4 @@
-"""Album: the pictures of the last moments, as large as a recording keeps them, by when they were
+"""FrameHistory: the pictures of the last moments, as large as a recording keeps them, by when they were
 taken.
 
 A row gets the newest picture that is not later than its measurement, with the picture's own time,
@@ -15,32 +15,37 @@ from typing import Any
 import numpy as np
 
 from real_robot.cameras.camera import Frame, fitted
-from real_robot.cameras.shared_frames import View
+from real_robot.cameras.shared_frames import FrameReader
 
-KEPT = 256  # pictures of each camera that are looked back upon
+KEPT = 256  # pictures of each camera that are taken_at back upon
 
 
-class Album:
-    """`take` often. Of each view height and width as in `sizes`; `seen` are those that the policy
+class FrameHistory:
+    """`take` often. Of each reader height and width as in `sizes`; `seen` are those that the policy
     looks at as well; `age` in s."""
 
     def __init__(
         self,
-        views: Mapping[str, View],
+        readers: Mapping[str, FrameReader],
         sizes: Mapping[str, tuple[int, int]],
-        seen: Sequence[str],
+        policy_names: Sequence[str],
         age: float,
     ) -> None:
-        self.views, self.sizes, self.seen, self.age = views, dict(sizes), tuple(seen), age
+        self.readers, self.sizes, self.policy_names, self.age = (
+            readers,
+            dict(sizes),
+            tuple(policy_names),
+            age,
+        )
         self.kept: dict[str, OrderedDict[float, Frame]] = {name: OrderedDict() for name in sizes}
 
-    def take(self) -> None:
+    def update(self) -> None:
         """What has come since."""
-        for name, view in self.views.items():
-            for picture in view.since():
-                self.keep(name, picture.t, fitted(picture.frame, *self.sizes[name]))
+        for name, reader in self.readers.items():
+            for picture in reader.since():
+                self.add(name, picture.t, fitted(picture.frame, *self.sizes[name]))
 
-    def keep(self, name: str, t: float, frame: Frame) -> None:
+    def add(self, name: str, t: float, frame: Frame) -> None:
         """`frame` as large as it is kept; pictures come in the order of their times."""
         kept = self.kept[name]
         kept[t] = frame
@@ -56,12 +61,12 @@ class Album:
             made |= {f"obs/{name}": self._frame(name, t), f"stamp/{name}": t}
         return made
 
-    def decided(self, looked: Mapping[str, float]) -> dict[str, Any]:
+    def decided(self, taken_at: Mapping[str, float]) -> dict[str, Any]:
         """`decided/NAME` and `stamp/decided/NAME` of the pictures that the policy saw, by their
         times; black and 0 where one is not here any more, or was never known."""
         made: dict[str, Any] = {}
-        for name in self.seen:
-            t = looked.get(name, 0.0)
+        for name in self.policy_names:
+            t = taken_at.get(name, 0.0)
             t = t if t in self.kept[name] else 0.0
             made |= {f"decided/{name}": self._frame(name, t), f"stamp/decided/{name}": t}
         return made

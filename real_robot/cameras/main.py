@@ -14,10 +14,10 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 from real_robot.cameras.camera import CameraError
-from real_robot.cameras.rendered import posed
-from real_robot.cameras.shared_frames import Shown
-from real_robot.cameras.sources import FIRST, camera
-from real_robot.control.main import when_left_alone
+from real_robot.cameras.rendered import measured_scene
+from real_robot.cameras.shared_frames import FrameWriter
+from real_robot.cameras.sources import FIRST_IMAGE, make_camera
+from real_robot.control.main import on_daemon_exit
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError
 
@@ -26,28 +26,28 @@ SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens
 
 def main(folder: Path, name: str) -> None:
     """Until the daemon is gone, or the camera; CameraError, ConfigError, MailboxError."""
-    when_left_alone(lambda reason: os._exit(0))  # also out of a device that never comes back
-    shown = Shown(folder, name)
+    on_daemon_exit(lambda reason: os._exit(0))  # also out of a device that never comes back
+    writer = FrameWriter(folder, name)
     try:
-        show(folder, name, shown)
+        show(folder, name, writer)
     except (CameraError, ConfigError) as error:
-        shown.fail(str(error))
+        writer.fail(str(error))
         raise
 
 
-def show(folder: Path, name: str, shown: Shown) -> None:
+def show(folder: Path, name: str, writer: FrameWriter) -> None:
     """Every picture as it comes; a drawn one is of what the arm's process measured last."""
     deployment, number = Deployment.read(folder), 0
-    eye = camera(deployment.cameras[name])
-    source: Any = eye.source
-    state = deployment.boxes(folder).state
-    if (scene := posed(eye, state, deployment.sensed, deployment.given)) is not None:
+    device = make_camera(deployment.cameras[name])
+    source: Any = device.source
+    state = deployment.channels(folder).state
+    if (scene := measured_scene(device, state, deployment.sensed, deployment.given)) is not None:
         source.scene = scene
-    with eye:
+    with device:
         while True:
-            picture = eye.next(number, SILENT if number else FIRST)
+            picture = device.next(number, SILENT if number else FIRST_IMAGE)
             number = picture.number
-            shown.add(picture)
+            writer.add(picture)
 
 
 if __name__ == "__main__":

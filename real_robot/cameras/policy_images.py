@@ -1,4 +1,4 @@
-"""Eyes: the pictures of a policy that sees, from the cameras that a deployment names for them."""
+"""PolicyImages: the pictures of a policy that sees, from the cameras that a deployment names for them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any, Self
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from real_robot.cameras.camera import Camera, Frame, fitted
-from real_robot.cameras.shared_frames import View
-from real_robot.cameras.sources import FIRST, lent
+from real_robot.cameras.shared_frames import FrameReader
+from real_robot.cameras.sources import FIRST_IMAGE, shared_camera
 from real_robot.ipc.messages import MOST_CAMERAS
 
 
-class Eyes:
+class PolicyImages:
     """As a context: a camera for every picture of `spec`, opened by the first `look`; with `folder`
     what the cameras' own processes of the daemon there show. ConfigError where a picture has no
     camera, or is none that one takes (of other than 3 channels).
 
-    `looked` are the times (s, monotonic clock) of the pictures of the last `look`, by name."""
+    `taken_at` are the times (s, monotonic clock) of the pictures of the last `look`, by name."""
 
     def __init__(
         self, spec: Spec, cameras: Mapping[str, Node], age: float, folder: Path | None = None
     ) -> None:
-        self.age, self.open = age, ExitStack()
-        self.looked: dict[str, float] = {}
-        self.sizes = sizes(spec)
+        self.age, self._devices = age, ExitStack()
+        self.taken_at: dict[str, float] = {}
+        self.sizes = image_sizes(spec)
         if missing := [name for name in self.sizes if name not in cameras]:
             raise ConfigError(
                 f"the policy sees pictures ({missing[0]}): name a camera for it "
                 f"(robot.cameras.{missing[0]}={{_target_: "
                 "real_robot.cameras.sources.Video, device: ...}})"
             )
-        self.cameras: dict[str, Camera | View] = {
-            name: lent(cameras[name]) if folder is None else View(folder, name)
+        self.cameras: dict[str, Camera | FrameReader] = {
+            name: shared_camera(cameras[name]) if folder is None else FrameReader(folder, name)
             for name in self.sizes
         }
         self.opened = False
@@ -50,38 +50,43 @@ class Eyes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.open.close()
+        self._devices.close()
 
     @property
-    def own(self) -> list[Camera]:
+    def local_cameras(self) -> list[Camera]:
         """The cameras that this process has opened, or will."""
         return [each for each in self.cameras.values() if isinstance(each, Camera)]
 
     @property
     def scenes(self) -> list[Any]:
         """What is drawn and not taken."""
-        found = (getattr(each.source, "scene", None) for each in self.own)
+        found = (getattr(each.source, "scene", None) for each in self.local_cameras)
         return [scene for scene in found if scene is not None]
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Open what is not open, and wait until all have shown something; CameraError."""
         if not self.opened:
             self.opened = True
             for each in self.cameras.values():
-                self.open.enter_context(each)
+                self._devices.enter_context(each)
             for each in self.cameras.values():
-                each.next(0, FIRST)
+                each.next(0, FIRST_IMAGE)
 
-    def look(self) -> dict[str, Frame]:
+    def close(self) -> None:
+        """Close the cameras; the next `read` opens them again."""
+        self.opened = False
+        self._devices.close()
+
+    def read(self) -> dict[str, Frame]:
         """The middle of each one's newest picture, uint8 [height, width, 3], as large as the policy
         wants it. CameraError where that is older than `age` s."""
-        self.begin()
+        self.open()
         seen = {name: each.newest(self.age) for name, each in self.cameras.items()}
-        self.looked = {name: picture.t for name, picture in seen.items()}
+        self.taken_at = {name: picture.t for name, picture in seen.items()}
         return {name: fitted(seen[name].frame, *size) for name, size in self.sizes.items()}
 
 
-def sizes(spec: Spec) -> dict[str, tuple[int, int]]:
+def image_sizes(spec: Spec) -> dict[str, tuple[int, int]]:
     """Height and width of every picture that a policy of `spec` sees; ConfigError."""
     found: dict[str, tuple[int, int]] = {}
     for name, leaf in spec.obs.items():

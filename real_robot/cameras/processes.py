@@ -1,4 +1,4 @@
-"""Lookouts: the processes of a deployment's cameras, one each: none takes another with it."""
+"""CameraProcesses: the processes of a deployment's cameras, one each: none takes another with it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.cameras.shared_frames import box
+from real_robot.cameras.shared_frames import camera_mailbox
 from real_robot.daemon.child import Child
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox
 from real_robot.ipc.messages import CAMERA
 
 
-class Lookouts:
+class CameraProcesses:
     """The daemon's. Where a guest decides (no policy) there are none: it looks for itself."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
@@ -27,7 +27,7 @@ class Lookouts:
             )
             for name in names
         }
-        self.told: dict[str, Mailbox] = {}
+        self.mailboxes: dict[str, Mailbox] = {}
 
     def __iter__(self) -> Iterator[Child]:
         return iter(self.children.values())
@@ -35,23 +35,23 @@ class Lookouts:
     def start(self) -> None:
         """All of them, where none is and nothing is left."""
         for name, child in self.children.items():
-            self.told[name] = box(self.folder, name, create=True)
+            self.mailboxes[name] = camera_mailbox(self.folder, name, create=True)
             child.start()
 
-    def again(self) -> None:
+    def restart_failed(self) -> None:
         """Those that died, or have said that they will."""
         for name, child in self.children.items():
-            self.told[name].receive()
-            if child.died or self.told[name].fields["fault"][0]:
-                child.end(0.0)
-                self.told[name].fields[:] = np.zeros(1, CAMERA)
-                self.told[name].send()
+            self.mailboxes[name].receive()
+            if child.died or self.mailboxes[name].fields["fault"][0]:
+                child.stop(0.0)
+                self.mailboxes[name].fields[:] = np.zeros(1, CAMERA)
+                self.mailboxes[name].send()
                 child.start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """They have nothing to put in order."""
         for child in self.children.values():
-            child.end(0.0)
+            child.stop(0.0)
 
     def clear(self) -> None:
         """What they, or those of a daemon that was killed, left in the folder."""

@@ -1,4 +1,4 @@
-"""Posed: a rendered camera beside an arm's processes draws what was measured last."""
+"""MeasuredScene: a rendered camera beside an arm's processes draws what was measured last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from real_robot.ipc.mailbox import Mailbox
 LOOK = 0.02  # s
 
 
-class Posed:
+class MeasuredScene:
     """`scene` at the joints of the newest `state` message, with the things that are `sensed` there
     by name, and `given` (which counts before that, and may change)."""
 
@@ -35,16 +35,18 @@ class Posed:
 
     def close(self) -> None:
         """The scene lets go of what it holds."""
-        if (let_go := getattr(self.scene, "close", None)) is not None:
-            let_go()
+        if (close := getattr(self.scene, "close", None)) is not None:
+            close()
 
 
-def posed(
+def measured_scene(
     camera: Camera, state: Mailbox, sensed: Sequence[str], given: Mapping[str, float]
-) -> Posed | None:
+) -> MeasuredScene | None:
     """For a `camera` that draws; None for one that takes pictures."""
     source: Any = camera.source
     scene = getattr(source, "scene", None)
     if scene is None:
         return None
-    return Posed(scene.scene if isinstance(scene, Posed) else scene, state, sensed, given)
+    return MeasuredScene(
+        scene.scene if isinstance(scene, MeasuredScene) else scene, state, sensed, given
+    )

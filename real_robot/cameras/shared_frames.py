@@ -1,4 +1,4 @@
-"""View: what a camera's own process sees, for all who look on this machine, in shared memory.
+"""FrameReader: what a camera's own process sees, for all who look on this machine, in shared memory.
 
     camera.NAME   since when it shows something, or why it does not any more
     frames.NAME   its newest pictures as they came, in a ring: number, time, frame
@@ -27,14 +27,14 @@ FEWEST, MANY = 8, 64  # pictures in one
 LOOK = 0.003  # s
 
 
-def box(folder: Path, name: str, create: bool = False) -> Mailbox:
+def camera_mailbox(folder: Path, name: str, create: bool = False) -> Mailbox:
     """Where the process of that camera says how it does."""
-    return Mailbox(folder / f"camera.{_plain(name)}", CAMERA, VERSION, create)
+    return Mailbox(folder / f"camera.{_file_name(name)}", CAMERA, VERSION, create)
 
 
-def ring(folder: Path, name: str) -> Path:
+def frames_path(folder: Path, name: str) -> Path:
     """The file of its pictures."""
-    return folder / f"frames.{_plain(name)}"
+    return folder / f"frames.{_file_name(name)}"
 
 
 def frame_record(height: int, width: int) -> np.dtype[Any]:
@@ -42,11 +42,11 @@ def frame_record(height: int, width: int) -> np.dtype[Any]:
     return np.dtype([("number", "<i8"), ("t", "<f8"), ("frame", "u1", (height, width, 3))])
 
 
-class Shown:
+class FrameWriter:
     """The writer's side, of the camera `name` of the daemon in `folder`."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.path, self.told = ring(folder, name), box(folder, name)
+        self.path, self.mailbox = frames_path(folder, name), camera_mailbox(folder, name)
         self.ring: BlackBox | None = None
 
     def add(self, picture: Picture) -> None:
@@ -63,14 +63,14 @@ class Shown:
         self.record["number"], self.record["t"] = picture.number, picture.t
         frame[:] = picture.frame
         self.ring.add(self.record)
-        if not self.told.fields["began"][0]:
-            self.told.fields["began"] = time.monotonic_ns()
-            self.told.send()
+        if not self.mailbox.fields["began"][0]:
+            self.mailbox.fields["began"] = time.monotonic_ns()
+            self.mailbox.send()
 
     def fail(self, reason: str) -> None:
         """Say why there are no more."""
-        self.told.fields["fault"] = reason.encode()[:239]
-        self.told.send()
+        self.mailbox.fields["fault"] = reason.encode()[:239]
+        self.mailbox.send()
 
     def _begin(self, first: Picture) -> None:
         """A new ring, which is there at once and whole."""
@@ -83,14 +83,14 @@ class Shown:
         part.replace(self.path)
 
 
-class View:
+class FrameReader:
     """A reader's side; as a context, like a Camera. It also finds a camera that begins anew."""
 
     def __init__(
         self, folder: Path, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name, self.clock = name, clock
-        self.path, self.told = ring(folder, name), box(folder, name)
+        self.path, self.mailbox = frames_path(folder, name), camera_mailbox(folder, name)
         self.ring: BlackBox | None = None
         self._opened, self._began, self._count = clock(), 0, 0
 
@@ -103,21 +103,21 @@ class View:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.told.close()
-        self._let_go()
+        self.mailbox.close()
+        self._release()
 
     def newest(self, age: float) -> Picture:
         """The newest picture, which must not be older than `age` s; CameraError."""
-        self._look()
-        if fault := bytes(self.told.fields["fault"][0]).decode(errors="replace"):
+        self._update()
+        if fault := bytes(self.mailbox.fields["fault"][0]).decode(errors="replace"):
             raise CameraError(fault)
         return fresh(self._newest(), age, self.clock(), self._opened, self.name)
 
     def next(self, number: int, patience: float) -> Picture:
         """The first picture after number `number`, waited for up to `patience` s; CameraError."""
         deadline = self.clock() + patience
-        while self.clock() < deadline and not self.told.fields["fault"][0]:
-            self._look()
+        while self.clock() < deadline and not self.mailbox.fields["fault"][0]:
+            self._update()
             picture = self._newest()
             if picture is not None and picture.number > number:
                 return picture
@@ -126,18 +126,18 @@ class View:
 
     def since(self) -> list[Picture]:
         """Those that came since this was asked last, as far as they are still there."""
-        self._look()
+        self._update()
         if self.ring is None:
             return []
         records, self._count = self.ring.since(self._count)
         return [_picture(record) for record in records]
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """At the ring of whoever shows pictures now."""
-        if not self.told.receive() or int(self.told.fields["began"][0]) in (0, self._began):
+        if not self.mailbox.receive() or int(self.mailbox.fields["began"][0]) in (0, self._began):
             return
-        self._let_go()
-        self._began, self._count = int(self.told.fields["began"][0]), 0
+        self._release()
+        self._began, self._count = int(self.mailbox.fields["began"][0]), 0
         self.ring = BlackBox.left(self.path)
 
     def _newest(self) -> Picture | None:
@@ -147,7 +147,7 @@ class View:
                 return _picture(records[-1])
         return None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self.ring is not None:
             self.ring.close()
             self.ring = None
@@ -157,5 +157,5 @@ def _picture(record: np.void) -> Picture:
     return Picture(record["frame"], float(record["t"]), int(record["number"]))
 
 
-def _plain(name: str) -> str:
+def _file_name(name: str) -> str:
     return name.replace("/", ".")

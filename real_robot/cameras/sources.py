@@ -13,25 +13,25 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from real_robot.cameras.camera import Camera, CameraError, Frame, Source, opencv
 
-FIRST = 30.0  # s until a camera has shown something
+FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit
 
 
-def camera(node: Node) -> Camera:
+def make_camera(node: Node) -> Camera:
     """Of a source's node; what is rendered repeats itself where nothing moves, and so do files."""
     source: Source = build(node)
     return Camera(source, 0 if isinstance(source, Rendered | Folder) else FROZEN)
 
 
-LENT: dict[str, Camera] = {}
+SHARED: dict[str, Camera] = {}
 
 
-def lent(node: Node) -> Camera:
+def shared_camera(node: Node) -> Camera:
     """The camera that this process has for the node: a device can be opened once only."""
     key = json.dumps(node, sort_keys=True)
-    if key not in LENT:
-        LENT[key] = camera(node)
-    return LENT[key]
+    if key not in SHARED:
+        SHARED[key] = make_camera(node)
+    return SHARED[key]
 
 
 @dataclass(frozen=True)
@@ -195,5 +195,5 @@ class Rendered:
 
     def close(self) -> None:
         """A scene that holds something lets go of it."""
-        if (let_go := getattr(self.scene, "close", None)) is not None:
-            let_go()
+        if (close := getattr(self.scene, "close", None)) is not None:
+            close()

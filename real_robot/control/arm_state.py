@@ -1,4 +1,4 @@
-"""Arm: what is measured of a robot's joints, and what they may never exceed."""
+"""ArmState: what is measured of a robot's joints, and what they may never exceed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Arm:
+class ArmState:
     """A measurement: joint positions `q` [n] (rad; m for sliding joints), velocities `dq` [n],
     torques `tau` [n] (N m, N; zero where they are not measured), and when it was true, `t` (s,
     monotonic clock of the control process)."""

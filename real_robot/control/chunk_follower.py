@@ -1,4 +1,4 @@
-"""Follower: from chunks of actions to a joint target at any time; the clock says which action.
+"""ChunkFollower: from chunks of actions to a joint target at any time; the clock says which action.
 
     seen      start                  now
      |         |a0 |a1 |a2 |a3 |a4 |  a chunk made from what was seen at `seen`
@@ -40,7 +40,7 @@ class Chunk:
     seen: float
 
 
-class Follower:
+class ChunkFollower:
     """Steps of `dt` s on a grid of its own from `begin` on; between two steps the joint target
     moves in a straight line. The last action of a chunk goes on for up to `grace` steps: a policy
     that decides on every step is always a little late."""

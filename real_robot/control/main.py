@@ -25,7 +25,7 @@ from real_robot.ipc.mailbox import MailboxError
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm
 
 
-def own(folder: Path) -> int:
+def lock_arm(folder: Path) -> int:
     """Become the only control process of `folder`; the handle to keep. DriverError."""
     handle = os.open(folder / "arm.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + PATIENCE
@@ -39,7 +39,7 @@ def own(folder: Path) -> int:
             time.sleep(0.05)
 
 
-def when_left_alone(do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
+def on_daemon_exit(do: Callable[[str], None], told: Callable[[], None] = lambda: None) -> None:
     """Call `do` with a reason when the daemon is gone or wants this process to go, and `told` when
     it says anything else."""
 
@@ -58,14 +58,14 @@ def when_left_alone(do: Callable[[str], None], told: Callable[[], None] = lambda
 
 def main(folder: Path) -> None:
     """Until the end; DriverError, MailboxError, ConfigError."""
-    lock = own(folder)
+    lock = lock_arm(folder)
     deployment = Deployment.read(folder)
     control = deployment.control(folder)
 
     def leave(reason: str) -> None:
         control.leave = control.leave or reason
 
-    when_left_alone(leave)
+    on_daemon_exit(leave)
     try:
         control.connect()
         with ahead_of_others() as granted:

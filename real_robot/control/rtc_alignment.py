@@ -1,4 +1,4 @@
-"""Seam: where a newer chunk joins the one that the arm follows, when the policy continues its plan.
+"""RtcAlignment: where a newer chunk joins the one that the arm follows, when the policy continues its plan.
 
     start      measured            there
      |a0 |a1 |a2 |a3 |a4 |a5 |a6 |        the plan before
@@ -19,7 +19,7 @@ import torch
 from embodied.core.actor import Actor
 
 
-class Seam:
+class RtcAlignment:
     """`join` before a decision, `there` when its chunk was posted; `clock` is that of the stamps.
 
     The delay is the largest of the last `KEPT` decisions, to the nearest step: each that is fixed
@@ -33,9 +33,9 @@ class Seam:
         self.dt, self.chunk, self.clock = dt, chunk, clock
         self.start = 0.0
         """When the newest plan's first action begins (s)."""
-        self.late: deque[float] = deque(maxlen=self.KEPT)
+        self.latencies: deque[float] = deque(maxlen=self.KEPT)
 
-    def join(self, actor: Actor, measured: float, moves: bool) -> bool:
+    def align(self, actor: Actor, measured: float, moves: bool) -> bool:
         """Tell the policy where it is at `measured` (s); False where it begins anew, because the
         arm does not follow what it said (it does not move, or nothing was left)."""
         followed = max(1, round((measured - self.start) / self.dt))
@@ -52,8 +52,8 @@ class Seam:
         """Steps from the beginning of a plan to the last that is done without it. A chunk counts
         from the arm's next step on, half a step later on average, and the middle of that step says
         which action it is."""
-        return min(int(max(self.late, default=0.0) / self.dt + 1.0), self.chunk - 1)
+        return min(int(max(self.latencies, default=0.0) / self.dt + 1.0), self.chunk - 1)
 
-    def there(self) -> None:
+    def chunk_posted(self) -> None:
         """The newest plan was posted."""
-        self.late.append(self.clock() - self.start)
+        self.latencies.append(self.clock() - self.start)

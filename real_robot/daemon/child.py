@@ -44,7 +44,7 @@ class Child:
         """0 where it does not live."""
         return self.process.pid if self.process is not None and self.alive else 0
 
-    def watch(self) -> bool:
+    def has_died(self) -> bool:
         """Whether it has died since the last look; `died` says how."""
         if self.process is None or self.died or self.process.poll() is None:
             return False
@@ -53,14 +53,14 @@ class Child:
         self.died = f"the {self.name} process died ({how}){': ' + words if words else ''}"
         return True
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         """Write a few bytes to its standard input; one that is gone hears nothing."""
         if self.process is not None and self.process.stdin is not None:
             with suppress(OSError):
                 self.process.stdin.write(word)
                 self.process.stdin.flush()
 
-    def end(self, patience: float) -> None:
+    def stop(self, patience: float) -> None:
         """Ask it to go, and kill it after `patience` s."""
         if self.process is None:
             return

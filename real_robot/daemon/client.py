@@ -11,10 +11,10 @@ from real_robot.daemon.requests import Reply, Request, RequestError, Verb, parse
 from real_robot.daemon.server import SOCKET
 from real_robot.ipc.mailbox import memory_folder
 
-MOST_REPLY = 1 << 20
+MAX_REPLY_BYTES = 1 << 20
 
 
-class ToolError(RuntimeError):
+class ClientError(RuntimeError):
     """The daemon cannot be asked: one line that says what to look at."""
 
 
@@ -23,9 +23,9 @@ def default_folder() -> Path:
     return memory_folder() / f"embodied-robot-{os.geteuid()}"
 
 
-def ask(folder: Path, verb: Verb | str, timeout: float = 5.0, policy: str = "") -> Reply:
+def call(folder: Path, verb: Verb | str, timeout: float = 5.0, policy: str = "") -> Reply:
     """What the daemon in `folder` says to `verb`, within `timeout` s; `policy` is what to load.
-    ToolError, RequestError."""
+    ClientError, RequestError."""
     if verb not in list(Verb):
         raise RequestError(f"nobody knows the verb {verb!r} (known: {', '.join(Verb)})")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -35,14 +35,14 @@ def ask(folder: Path, verb: Verb | str, timeout: float = 5.0, policy: str = "") 
             line.sendall(Request(1, time.monotonic(), Verb(verb), policy).line())
             return parse_reply(_line(line, time.monotonic() + timeout))
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise ToolError(f"no daemon is at work in {folder}; start one first") from error
+            raise ClientError(f"no daemon is at work in {folder}; start one first") from error
         except TimeoutError as error:
-            raise ToolError(
+            raise ClientError(
                 f"the daemon in {folder} did not answer within {timeout:.0f} s; if the arm moves, "
                 "use the robot's own stop"
             ) from error
         except OSError as error:
-            raise ToolError(f"the daemon in {folder} cannot be asked: {error}") from error
+            raise ClientError(f"the daemon in {folder} cannot be asked: {error}") from error
 
 
 def connect(line: socket.socket, path: Path, deadline: float) -> None:
@@ -62,7 +62,7 @@ def _line(line: socket.socket, deadline: float) -> bytes:
     while not came.endswith(b"\n"):
         line.settimeout(max(1e-3, deadline - time.monotonic()))
         more = line.recv(1 << 16)
-        if not more or len(came) > MOST_REPLY:
-            raise ToolError("the daemon closed the line before it answered")
+        if not more or len(came) > MAX_REPLY_BYTES:
+            raise ClientError("the daemon closed the line before it answered")
         came += more
     return came

@@ -1,4 +1,4 @@
-"""Daemon: the operator's side of an arm: starts its processes, watches them, passes wishes on.
+"""Daemon: the operator's side of an arm: starts its processes, watches them, passes sent_commands on.
 
 It never touches the arm. What an operator asks goes to the control process through a mailbox, and
 the answer is what the control process says that it did. When that process dies, the robot's own
@@ -23,19 +23,19 @@ from types import FrameType
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.processes import Lookouts
+from real_robot.cameras.processes import CameraProcesses
 from real_robot.daemon.child import Child
 from real_robot.daemon.prometheus import Endpoint, render
-from real_robot.daemon.requests import WISHES, Reply, Request, Verb
-from real_robot.daemon.server import Client, Desk, DeskError, private
-from real_robot.daemon.status import Watch, recording
+from real_robot.daemon.requests import COMMANDS, Reply, Request, Verb
+from real_robot.daemon.server import Client, RpcServer, RpcServerError, private
+from real_robot.daemon.status import StatusMonitor, recorder_status
 from real_robot.daemon.systemd import Notifier
 from real_robot.deployment import Deployment
-from real_robot.ipc.blackbox_files import Records
+from real_robot.ipc.blackbox_files import BlackBoxFiles
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import READY, RECORDED, VERSION, Wish
+from real_robot.ipc.messages import READY, RECORDED, VERSION, Command
 from real_robot.ipc.ring_buffer import BlackBoxError
-from real_robot.policy.hot_swap import Succession
+from real_robot.policy.hot_swap import HotSwap
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
@@ -43,7 +43,7 @@ ANSWER = 2.0  # s that the control process has for one
 AFTER = 0.5  # s from a fault to the black box, so that the stop is in it
 SHOW = 0.5  # s between two pictures for whoever reads the metrics
 MOST_QUEUED, MOST_NOTES = 32, 30
-BOXES = ("state", "chunk", "request", "ring", "recorded", READY)
+SHARED_FILES = ("state", "chunk", "request", "ring", "recorded", READY)
 LOST = "; the robot's own watchdog acts, then `reset` starts again"
 
 
@@ -53,34 +53,34 @@ class Pending:
 
     client: Client
     request: Request
-    wish: int
+    command: int
     deadline: float
 
 
 class Daemon:
-    """`serve` until an operator quits or `done` is set. DeskError where another one is at work."""
+    """`serve` until an operator quits or `done` is set. RpcServerError where another one is at work."""
 
     def __init__(
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.folder, self.deployment, self.clock = private(folder), deployment, clock
         self.names = deployment.chain().names
-        self.desk = Desk(folder, clock)
+        self.server = RpcServer(folder, clock)
         self.control = Child("control", "real_robot.control.main", folder)
         self.policy = Child("policy", "real_robot.policy.main", folder)
         self.recorder = Child("recorder", "real_robot.recording.main", folder)
-        self.lookouts = Lookouts(folder, deployment)
+        self.cameras = CameraProcesses(folder, deployment)
         self.remote = Child("remote", "real_robot.remote.server", folder, log="remote.out")
-        self.succession = Succession(folder, clock)
-        self.records = Records(folder, deployment)
+        self.hot_swap = HotSwap(folder, clock)
+        self.records = BlackBoxFiles(folder, deployment)
         self.loading: tuple[Client, Request] | None = None
         self.queue: deque[tuple[Client, Request]] = deque(maxlen=MOST_QUEUED)
         self.pending: Pending | None = None
         self.notes: deque[str] = deque(maxlen=MOST_NOTES)
-        self.wishes, self.done = 0, False
+        self.sent_commands, self.done = 0, False
         self.endpoint: Endpoint | None = None
         self.systemd = Notifier(clock=clock)
-        self.shown = 0.0
+        self.metrics_at = 0.0
         self.save_at: float | None = None
 
     def serve(self) -> None:
@@ -90,68 +90,70 @@ class Daemon:
             left = self.records.rescue()
             self._start()
             if left:
-                self.watch.note(left)
+                self.monitor.note(left)
             if self.deployment.metrics is not None:
                 self.endpoint = Endpoint(self.deployment.metrics)
-                self.watch.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
+                self.monitor.note(f"metrics: http://127.0.0.1:{self.endpoint.port}/metrics")
             if self.deployment.remote is not None:
                 self.remote.start()
             self.systemd.ready()
             while not self.done:
-                self.turn()
+                self.poll()
                 self.systemd.alive()
         finally:
             self.systemd.ending()
             if self.endpoint is not None:
                 self.endpoint.close()
             # The control process brings the arm to rest before it goes.
-            self.control.end(patience=10.0)
+            self.control.stop(patience=10.0)
             if self.save_at is not None:
                 self.save()
-            self.succession.end()
-            self.policy.end(patience=2.0)
-            self.recorder.end(patience=30.0)  # it has an episode to write, and files to join
-            self.lookouts.end()
-            self.remote.end(patience=2.0)
-            self.desk.close()
+            self.hot_swap.cancel()
+            self.policy.stop(patience=2.0)
+            self.recorder.stop(patience=30.0)  # it has an episode to write, and files to join
+            self.cameras.stop()
+            self.remote.stop(patience=2.0)
+            self.server.close()
             if self.done:  # else there was a mistake of ours, and what is there says more of it
                 self._clear()
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Look once at everyone."""
-        asked = self.desk.poll(SOON if self.pending else POLL)
+        asked = self.server.poll(SOON if self.pending else POLL)
         self._supervise()
         for client, request in asked:
-            self._hear(client, request)
-        self._settle()
-        self._hand_over()
+            self._handle_request(client, request)
+        self._answer_pending()
+        self._finish_hot_swap()
         if self.pending is None and self.queue:
-            self._pass_on(*self.queue.popleft())
-        if self.endpoint is not None and self.clock() > self.shown + SHOW:
-            self.shown = self.clock()
-            self.endpoint.text = render(self.watch.status(self.control, self.policy))
+            self._forward(*self.queue.popleft())
+        if self.endpoint is not None and self.clock() > self.metrics_at + SHOW:
+            self.metrics_at = self.clock()
+            self.endpoint.text = render(self.monitor.status(self.control, self.policy))
 
     def save(self) -> Path | None:
         """The black box, to a file; None, and a note, where that cannot be done."""
         self.save_at = None
         try:
-            path, count = self.records.keep(self.ring)
+            path, count = self.records.save(self.ring)
         except (BlackBoxError, OSError) as error:
-            self.watch.note(str(error))
+            self.monitor.note(str(error))
             return None
-        self.watch.note(f"the last {count} records are in {path}")
+        self.monitor.note(f"the last {count} records are in {path}")
         return path
 
     def _start(self) -> None:
         """Both processes, on new mailboxes: one that died may have left the old ones half
         written."""
         self._clear()
-        self.boxes = self.deployment.boxes(self.folder, create=True)
+        self.channels = self.deployment.channels(self.folder, create=True)
         self.ring = self.deployment.ring(self.folder, len(self.names), create=True)
         self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
-        self.watch = Watch(self.boxes, self.names, self.notes, self.deployment.step, self.clock)
+        self.monitor = StatusMonitor(
+            self.channels, self.names, self.notes, self.deployment.step, self.clock
+        )
         self.control.start()
-        self.lookouts.start()
+        self.cameras.start()
         self.policy.start()
         self._record()
 
@@ -163,30 +165,30 @@ class Daemon:
             self.recorder.start()
 
     def _clear(self) -> None:
-        for name in BOXES:
+        for name in SHARED_FILES:
             (self.folder / name).unlink(missing_ok=True)
-        self.lookouts.clear()
+        self.cameras.clear()
 
     def _supervise(self) -> None:
         now = self.clock()
-        if self.control.watch():
-            self.watch.note(self.control.died + LOST)
+        if self.control.has_died():
+            self.monitor.note(self.control.died + LOST)
             self._drop_all(self.control.died + LOST)
             self.save()
-        for child in (self.policy, self.recorder, self.remote, *self.lookouts):
-            if child.watch():
-                self.watch.note(child.died)
-        if self.watch.look():
+        for child in (self.policy, self.recorder, self.remote, *self.cameras):
+            if child.has_died():
+                self.monitor.note(child.died)
+        if self.monitor.update():
             self.save_at = now + AFTER
         if self.save_at is not None and now >= self.save_at:
             self.save()
 
-    def _hear(self, client: Client, request: Request) -> None:
+    def _handle_request(self, client: Client, request: Request) -> None:
         verb = request.verb
         if verb != Verb.STATUS:
-            self.watch.note(f"an operator asks: {verb}")
+            self.monitor.note(f"an operator asks: {verb}")
         if verb == Verb.RESET:
-            self.lookouts.again()
+            self.cameras.restart_failed()
         if verb == Verb.RESET and self.recorder.died:
             self._record()
         if verb == Verb.RESET and self.remote.died:
@@ -197,11 +199,11 @@ class Daemon:
             self._without_control(client, request)
         elif verb == Verb.LOAD:
             self._load(client, request)
-        elif verb == Verb.RESET and (self.watch.mute or not self.policy.alive):
-            self._revive(client, request)
+        elif verb == Verb.RESET and (self.monitor.policy_silent or not self.policy.alive):
+            self._restart_policy(client, request)
         elif verb == Verb.ESTOP:
             self._drop_all("overtaken by a stop")
-            self._pass_on(client, request)
+            self._forward(client, request)
         elif len(self.queue) == MOST_QUEUED:
             self._answer(client, request, False, "too many requests are waiting")
         else:
@@ -212,69 +214,72 @@ class Daemon:
             self.done = True
             self._answer(client, request, True)
         elif request.verb == Verb.RESET:
-            self.control.end(0.0)
-            self.policy.end(0.0)
-            self.recorder.end(10.0)
-            self.lookouts.end()
+            self.control.stop(0.0)
+            self.policy.stop(0.0)
+            self.recorder.stop(10.0)
+            self.cameras.stop()
             self._start()
             self._answer(client, request, True, "starting the arm's processes again")
         else:
             self._answer(client, request, False, (self.control.died or "no control process") + LOST)
 
-    def _revive(self, client: Client, request: Request) -> None:
+    def _restart_policy(self, client: Client, request: Request) -> None:
         """The policy anew; an arm that latched meanwhile is reset as well."""
-        self.policy.end(0.0)
+        self.policy.stop(0.0)
         self.policy.start()
-        self.watch.begin_policy()
-        if self.watch.latched:
+        self.monitor.policy_started()
+        if self.monitor.latched:
             self.queue.append((client, request))
         else:
             self._answer(client, request, True, "starting the policy again")
 
     def _load(self, client: Client, request: Request) -> None:
-        if self.succession.child is not None:
+        if self.hot_swap.child is not None:
             self._answer(client, request, False, "another policy is being loaded; wait for it")
             return
-        self.succession.begin(request.policy, self.policy)
+        self.hot_swap.start(request.policy, self.policy)
         self.loading = (client, request)
 
-    def _hand_over(self) -> None:
+    def _finish_hot_swap(self) -> None:
         """To the policy that is to take over, once it is ready."""
-        if self.succession.child is None or (problem := self.succession.look()) is None:
+        if self.hot_swap.child is None or (problem := self.hot_swap.poll()) is None:
             return
         if not problem:
             try:
-                made = self.succession.replace(self.policy, self.deployment)
+                made = self.hot_swap.swap(self.policy, self.deployment)
                 self.policy, self.deployment = made
-                self.watch.begin_policy()
-                self.watch.note(f"the policy is now {self.deployment.policy}")
+                self.monitor.policy_started()
+                self.monitor.note(f"the policy is now {self.deployment.policy}")
             except OSError as error:
-                self.succession.end()
+                self.hot_swap.cancel()
                 problem = f"{error}; the one before goes on"
         if self.loading is not None:
             self._answer(*self.loading, not problem, problem)
         self.loading = None
 
-    def _pass_on(self, client: Client, request: Request) -> None:
+    def _forward(self, client: Client, request: Request) -> None:
         if client.gone and request.verb in (Verb.ARM, Verb.START):
             return  # who asked for it no longer looks
-        self.wishes += 1
-        fields = self.boxes.request.fields
-        fields["number"], fields["wish"] = self.wishes, WISHES.get(request.verb, Wish.NOTHING)
-        self.boxes.request.send()
-        self.pending = Pending(client, request, self.wishes, self.clock() + ANSWER)
+        self.sent_commands += 1
+        fields = self.channels.request.fields
+        fields["number"], fields["command"] = (
+            self.sent_commands,
+            COMMANDS.get(request.verb, Command.NOTHING),
+        )
+        self.channels.request.send()
+        self.pending = Pending(client, request, self.sent_commands, self.clock() + ANSWER)
 
-    def _settle(self) -> None:
+    def _answer_pending(self) -> None:
         """Answer the pending request, if the control process has, or had time enough."""
         pending = self.pending
         if pending is None:
             return
-        done = self.watch.answered(pending.wish)
+        done = self.monitor.answered(pending.command)
         if done is None and self.clock() < pending.deadline:
             return
         self.pending = None
         verb = pending.request.verb
-        reason = "" if done else self.watch.why_not(verb)
+        reason = "" if done else self.monitor.why_not(verb)
         if done is None:
             reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
         self._answer(pending.client, pending.request, bool(done), reason)
@@ -290,22 +295,22 @@ class Daemon:
         self.queue.clear()
 
     def _answer(self, client: Client, request: Request, ok: bool, reason: str = "") -> None:
-        status, about = self.watch.status(self.control, self.policy), self.deployment
+        status, about = self.monitor.status(self.control, self.policy), self.deployment
         status |= {"robot": about.robot, "dry": about.dry, "acting": about.policy}
         status["now"] = self.clock()
         if about.recording:
-            status["recorder"] = recording(self.recorder, self.recorded)
+            status["recorder"] = recorder_status(self.recorder, self.recorded)
         if about.cameras:
-            status["cameras"] = self.lookouts.status()
+            status["cameras"] = self.cameras.status()
         if about.remote is not None:
             status["remote"] = {"pid": self.remote.pid, "died": self.remote.died}
-        status |= {"clients": len(self.desk.clients), "refused": self.desk.refused}
-        self.desk.answer(client, Reply(request.number, ok, reason, status))
+        status |= {"clients": len(self.server.clients), "refused": self.server.refused}
+        self.server.answer(client, Reply(request.number, ok, reason, status))
 
 
 def serve(folder: Path, deployment: Deployment, tied: bool = False) -> None:
     """A daemon in `folder` until an operator quits or this process is told to end (SIGTERM,
-    Ctrl-C; `tied`: its standard input ends, as when whoever started it is gone). DeskError,
+    Ctrl-C; `tied`: its standard input ends, as when whoever started it is gone). RpcServerError,
     ConfigError."""
     daemon = Daemon(folder, deployment)
     logging.raiseExceptions = False  # a log that cannot be written stops nothing
@@ -331,5 +336,5 @@ def serve(folder: Path, deployment: Deployment, tied: bool = False) -> None:
 if __name__ == "__main__":
     try:
         serve(Path(sys.argv[1]), Deployment.read(Path(sys.argv[1])), "tied" in sys.argv[2:])
-    except (ConfigError, DeskError) as error:
+    except (ConfigError, RpcServerError) as error:
         sys.exit(f"daemon: {error}")

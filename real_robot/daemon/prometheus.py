@@ -14,7 +14,7 @@ from real_robot.ipc.messages import Mode
 
 
 def render(status: dict[str, Any]) -> str:
-    """What `Watch.status` says, as numbers."""
+    """What `StatusMonitor.status` says, as numbers."""
     control, policy = status["control"], status["policy"]
     mode, modes = status["mode"], [each.name for each in Mode]
     lines = [

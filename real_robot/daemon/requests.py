@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NoReturn, cast
 
 from embodied.core.build import nearest
-from real_robot.ipc.messages import Wish
+from real_robot.ipc.messages import Command
 
 PROTOCOL = 1
 MOST_BYTES = 4096  # of a request's line, its end included
@@ -34,14 +34,14 @@ class Verb(StrEnum):
     QUIT = "quit"
 
 
-WISHES = {
-    Verb.ARM: Wish.ARM,
-    Verb.START: Wish.START,
-    Verb.STOP: Wish.STOP,
-    Verb.ESTOP: Wish.ESTOP,
-    Verb.RESET: Wish.RESET,
-    Verb.HOME: Wish.HOME,
-    Verb.QUIT: Wish.QUIT,
+COMMANDS = {
+    Verb.ARM: Command.ARM,
+    Verb.START: Command.START,
+    Verb.STOP: Command.STOP,
+    Verb.ESTOP: Command.ESTOP,
+    Verb.RESET: Command.RESET,
+    Verb.HOME: Command.HOME,
+    Verb.QUIT: Command.QUIT,
 }
 ALWAYS = (Verb.STATUS, Verb.STOP, Verb.ESTOP)  # however old, they make nothing move
 

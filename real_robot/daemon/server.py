@@ -1,4 +1,4 @@
-"""Desk: a Unix socket at which several operators' tools can ask, for this user alone.
+"""RpcServer: a Unix socket at which several operators' tools can ask, for this user alone.
 
 The folder is 0700, the socket 0600, and who connects has to be the same user. What is no request is
 refused with a reason; who goes on with it is let go. Nothing here blocks, and what one client does
@@ -28,7 +28,7 @@ PER_SECOND = 100  # requests of a client
 PATIENCE = 8  # lines that are refused before a client is let go
 
 
-class DeskError(RuntimeError):
+class RpcServerError(RuntimeError):
     """The socket cannot be had: one line that says why and what to do."""
 
 
@@ -48,18 +48,18 @@ class Client:
 
 
 def private(folder: Path) -> Path:
-    """`folder`, made where it is not there, for this user alone; DeskError where it is not so."""
+    """`folder`, made where it is not there, for this user alone; RpcServerError where it is not so."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise DeskError(f"{folder} is not a folder of yours; name another one")
+        raise RpcServerError(f"{folder} is not a folder of yours; name another one")
     if about.st_mode & 0o077:
-        raise DeskError(f"{folder} is open to others; type: chmod 700 {folder}")
+        raise RpcServerError(f"{folder} is open to others; type: chmod 700 {folder}")
     return folder
 
 
-class Desk:
-    """`refused` counts lines and clients. DeskError where a daemon is at work in `folder`."""
+class RpcServer:
+    """`refused` counts lines and clients. RpcServerError where a daemon is at work in `folder`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.clock, self.refused = private(folder) / SOCKET, clock, 0
@@ -68,7 +68,9 @@ class Desk:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
-            raise DeskError(f"a daemon is at work in {folder} already; quit it first") from error
+            raise RpcServerError(
+                f"a daemon is at work in {folder} already; quit it first"
+            ) from error
         self._listen()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.server, selectors.EVENT_READ)
@@ -82,7 +84,7 @@ class Desk:
         try:
             self.server.bind(str(self.path))
         except OSError as error:
-            raise DeskError(
+            raise RpcServerError(
                 f"{self.path} cannot be a socket ({error}); use a shorter one"
             ) from error
         finally:
@@ -101,7 +103,7 @@ class Desk:
             if events & selectors.EVENT_WRITE:
                 self._flush(client)
             if events & selectors.EVENT_READ and not client.gone:
-                self._hear(client, asked)
+                self._receive(client, asked)
         return asked
 
     def answer(self, client: Client, reply: Reply) -> None:
@@ -140,7 +142,7 @@ class Desk:
         self.clients.append(client)
         self.selector.register(line, selectors.EVENT_READ, client)
 
-    def _hear(self, client: Client, asked: list[tuple[Client, Request]]) -> None:
+    def _receive(self, client: Client, asked: list[tuple[Client, Request]]) -> None:
         try:
             came = client.line.recv(MOST_BYTES)
         except BlockingIOError:
@@ -154,12 +156,12 @@ class Desk:
         *lines, client.came = (client.came + came).split(b"\n")
         for line in lines:
             if not client.gone:
-                self._read(client, line, asked)
+                self._parse_line(client, line, asked)
         if len(client.came) >= MOST_BYTES and not client.gone:
             self._refuse(client, 0, f"a line should have at most {MOST_BYTES} bytes")
             self._drop(client, "it sent a line without an end")
 
-    def _read(self, client: Client, line: bytes, asked: list[tuple[Client, Request]]) -> None:
+    def _parse_line(self, client: Client, line: bytes, asked: list[tuple[Client, Request]]) -> None:
         try:
             request = parse(line)
         except RequestError as error:

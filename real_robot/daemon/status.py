@@ -1,4 +1,4 @@
-"""Watch: what the daemon knows of the control and policy processes, from what they say."""
+"""StatusMonitor: what the daemon knows of the control and policy processes, from what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from real_robot.daemon.child import Child
 from real_robot.daemon.requests import Verb
-from real_robot.ipc.channels import Boxes
+from real_robot.ipc.channels import Channels
 from real_robot.ipc.mailbox import Mailbox
 from real_robot.ipc.messages import Mode
 
@@ -28,40 +28,40 @@ WHEN = {
 }
 
 
-class Watch:
+class StatusMonitor:
     """`look` often; the rest tells what was seen. `names` are the chain's stages; `notes` are
     lines for people, with their time (s); a policy decides every `step` s."""
 
     def __init__(
         self,
-        boxes: Boxes,
+        channels: Channels,
         names: Sequence[str],
         notes: deque[str],
         step: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.boxes, self.names, self.notes, self.clock = boxes, names, notes, clock
+        self.channels, self.names, self.notes, self.clock = channels, names, notes, clock
         self.patience = max(SILENT, 3 * step)
         self.mode: Mode = Mode.DISCONNECTED
         self.fault = ""
         self.began = self.ticked = self.spoke = clock()
         self.first = 0.0  # when the first tick was
         self.ticks = self.chunks = 0
-        self.hangs = self.mute = False
+        self.control_silent = self.policy_silent = False
 
     def note(self, text: str) -> None:
         """For the status, and the log."""
         self.notes.append(f"{self.clock():.3f} {text}")
         LOG.info(text)
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Read what is new; True where a fault has just come."""
         now, before = self.clock(), self.fault
-        if self.boxes.state.receive():
-            self._take(now)
-        if self.boxes.chunk.receive():
-            self.chunks, self.spoke = int(self.boxes.chunk.fields["number"][0]), now
-        self._silence(now)
+        if self.channels.state.receive():
+            self._read_state(now)
+        if self.channels.chunk.receive():
+            self.chunks, self.spoke = int(self.channels.chunk.fields["number"][0]), now
+        self._note_silence(now)
         return bool(self.fault) and self.fault != before
 
     @property
@@ -69,24 +69,24 @@ class Watch:
         """Whether only a reset leads on."""
         return self.mode == Mode.ESTOP
 
-    def begin_policy(self) -> None:
+    def policy_started(self) -> None:
         """A new one was started: it has said nothing yet."""
-        self.chunks, self.spoke, self.mute = 0, self.clock(), False
+        self.chunks, self.spoke, self.policy_silent = 0, self.clock(), False
 
-    def answered(self, wish: int) -> bool | None:
-        """Whether the control process did what wish number `wish` says; None: not answered yet."""
-        fields = self.boxes.state.fields[0]
-        if int(fields["answered"]) == wish:
+    def answered(self, command: int) -> bool | None:
+        """Whether the control process did what command number `command` says; None: not answered yet."""
+        fields = self.channels.state.fields[0]
+        if int(fields["answered"]) == command:
             return True
-        return False if int(fields["refused"]) == wish else None
+        return False if int(fields["refused"]) == command else None
 
     def why_not(self, verb: Verb) -> str:
-        """One line for a wish that was refused."""
+        """One line for a command that was refused."""
         return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
 
     def status(self, control: Child, policy: Child) -> dict[str, Any]:
         """All that an operator may want to know, as JSON can say it. Ages in s."""
-        fields, now = self.boxes.state.fields[0], self.clock()
+        fields, now = self.channels.state.fields[0], self.clock()
         ran = float(fields["now"]) - self.first
         stages = zip(self.names, fields["counts"], fields["changed"], strict=True)
         alive = control.alive
@@ -122,8 +122,8 @@ class Watch:
             "notes": list(self.notes),
         }
 
-    def _take(self, now: float) -> None:
-        fields = self.boxes.state.fields[0]
+    def _read_state(self, now: float) -> None:
+        fields = self.channels.state.fields[0]
         if not self.ticks:
             self.first = float(fields["now"])
         self.ticks, self.ticked = int(fields["tick"]), now
@@ -134,15 +134,15 @@ class Watch:
             self.note(f"{self.mode.name} -> {mode.name}")
         self.mode, self.fault = mode, fault
 
-    def _silence(self, now: float) -> None:
+    def _note_silence(self, now: float) -> None:
         """Note once that someone who has spoken before does not any more."""
-        hangs = self.ticks > 0 and now - self.ticked > SILENT
-        if hangs and not self.hangs:
+        control_silent = self.ticks > 0 and now - self.ticked > SILENT
+        if control_silent and not self.control_silent:
             self.note(f"the control process has not ticked for {SILENT:.0f} s")
-        mute = self.chunks > 0 and now - self.spoke > self.patience
-        if mute and not self.mute:
+        policy_silent = self.chunks > 0 and now - self.spoke > self.patience
+        if policy_silent and not self.policy_silent:
             self.note(f"the policy has said nothing for {self.patience:.1f} s")
-        self.hangs, self.mute = hangs, mute
+        self.control_silent, self.policy_silent = control_silent, policy_silent
 
 
 def _finite(value: float) -> float | None:
@@ -150,10 +150,10 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def recording(recorder: Child, told: Mailbox) -> dict[str, Any]:
+def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
     """How the recorder does: episodes that `ended`, `episodes` of them that are on the disk."""
-    told.receive()
-    fields = told.fields[0]
+    status.receive()
+    fields = status.fields[0]
     return {
         "pid": recorder.pid,
         "died": recorder.died,

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 
 
 class DriverError(RuntimeError):
@@ -30,7 +30,7 @@ class Driver(ABC):
         """Open the wire and check who is there; nothing moves. DriverError with what to look at."""
 
     @abstractmethod
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         """The newest measurement, stamped on this machine's monotonic clock. DriverError."""
 
     @abstractmethod

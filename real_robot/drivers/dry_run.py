@@ -1,14 +1,14 @@
-"""Dry: a driver that holds its arm where it stands; what would have moved it is only imagined."""
+"""DryRunDriver: a driver that holds its arm where it stands; what would have moved it is only imagined."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.drivers.driver import Driver
 
 
-class Dry(Driver):
+class DryRunDriver(Driver):
     """The wire, its stamps and its faults are those of `driver`; the joints are where they were
     sent, as of an arm that follows at once."""
 
@@ -25,10 +25,10 @@ class Dry(Driver):
         self._q, self._held, self._t, self._then = arm.q.copy(), arm.q.copy(), arm.t, arm.t
         self._width = self._wide = self.driver.width
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         arm = self.driver.read()
         self._t = arm.t
-        return Arm(self._q.copy(), self._dq.copy(), arm.tau, arm.t)
+        return ArmState(self._q.copy(), self._dq.copy(), arm.tau, arm.t)
 
     def write(self, q: Floats, width: float) -> None:
         self.driver.write(self._held, self._wide)

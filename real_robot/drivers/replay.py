@@ -15,7 +15,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.drivers.driver import Driver, DriverError
 
 
@@ -64,7 +64,7 @@ class Replay(Driver):
             )
         self.recording, self._began, self._at = made, self.clock(), 0
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         made = self._made()
         since = self.clock() - self._began
         if self.config.again and len(made.t) > 1:
@@ -74,7 +74,7 @@ class Replay(Driver):
         k = self._at
         ended = since > made.t[-1]
         t = self.clock() if ended else self.clock() - (since - made.t[k])
-        return Arm(made.q[k].copy(), made.dq[k] * (not ended), made.tau[k].copy(), float(t))
+        return ArmState(made.q[k].copy(), made.dq[k] * (not ended), made.tau[k].copy(), float(t))
 
     def write(self, q: Floats, width: float) -> None:
         self._made()

@@ -18,7 +18,7 @@ import numpy as np
 
 from embodied.core.build import Node, build
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.drivers.driver import Driver, DriverError
 
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
@@ -66,7 +66,7 @@ class Sim(Driver):
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock
         self.random = np.random.default_rng(config.seed)
-        self.kept: deque[tuple[Arm, float]] = deque()
+        self.kept: deque[tuple[ArmState, float]] = deque()
         self.connected = False
         self.world: World | None = None if config.world is None else build(config.world)
         self.sensed = () if self.world is None else self.world.names
@@ -90,10 +90,10 @@ class Sim(Driver):
         self.kept.clear()
         self.connected = True
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         now = self._run()
         data, noise = self.data, self.random.normal(0, self.config.noise, len(self.at))
-        measured = Arm(
+        measured = ArmState(
             data.qpos[self.at] + noise,
             data.qvel[self.dof].copy(),
             data.actuator_force[self.servos].copy(),

@@ -1,4 +1,4 @@
-"""Played: a counterpart's side, in its own process: what it is asked, and when steps are due."""
+"""Played: a emulator's side, in its own process: what it is asked, and when steps are due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = TypeVar("S")
 
 def settings(kind: type[S]) -> S:
     """The dataclass `kind`, from the first line of standard input."""
-    return parse(kind, json.loads(sys.stdin.readline()), "counterpart")
+    return parse(kind, json.loads(sys.stdin.readline()), "emulator")
 
 
 def answer(

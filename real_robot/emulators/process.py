@@ -1,4 +1,4 @@
-"""Process: a counterpart in a process of its own, which ends with the one that started it."""
+"""Process: a emulator in a process of its own, which ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Process:
     def start(self) -> dict[str, Any]:
         """Settings for the driver. DriverError where it does not come up."""
         self.stop()
-        self.folder = Path(tempfile.mkdtemp(prefix="embodied-counterpart-", dir=memory_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="embodied-emulator-", dir=memory_folder()))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(self.folder)],
@@ -89,6 +89,4 @@ class Process:
             ):
                 return json.loads(said)
         words = last_words(self.folder / "log")
-        raise DriverError(
-            f"the counterpart of the {self.name} {problem}{': ' * bool(words)}{words}"
-        )
+        raise DriverError(f"the emulator of the {self.name} {problem}{': ' * bool(words)}{words}")

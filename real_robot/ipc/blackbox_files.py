@@ -1,4 +1,4 @@
-"""Records: the files that black boxes are kept in, also of a daemon that could not keep its own."""
+"""BlackBoxFiles: the files that black boxes are kept in, also of a daemon that could not keep its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from real_robot.control.main import own
+from real_robot.control.main import lock_arm
 from real_robot.deployment import Deployment
 from real_robot.drivers.driver import DriverError
 from real_robot.ipc.mailbox import MailboxError
@@ -17,14 +17,14 @@ from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest
 KILLED = "-of-a-killed-daemon"
 
 
-class Records:
+class BlackBoxFiles:
     """Of the daemon in `folder`; the newest files stay, as many as the deployment says."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder, self.newest = folder, deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
 
-    def keep(self, ring: BlackBox, name: str = "") -> tuple[Path, int]:
+    def save(self, ring: BlackBox, name: str = "") -> tuple[Path, int]:
         """The file with that `name` behind its time, and how many records it has; BlackBoxError,
         OSError."""
         path = self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
@@ -38,10 +38,10 @@ class Records:
         if not file.exists():
             return ""
         with suppress(DriverError):  # its control process may still be bringing the arm to rest
-            os.close(own(self.folder))
+            os.close(lock_arm(self.folder))
         try:
             ring = BlackBox.left(file)
-            path, count = self.keep(ring, KILLED)
+            path, count = self.save(ring, KILLED)
             ring.close()
         except (MailboxError, BlackBoxError, OSError) as error:
             aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))

@@ -1,4 +1,4 @@
-"""Seen: numbers that another process measures of what stands before an arm, by shared memory.
+"""ExternalStateReader: numbers that another process measures of what stands before an arm, by shared memory.
 
 A pose tracker, a camera's detector or a simulated table writes; the control process reads, and
 waits for nobody. What was measured too long ago is an error, not a number.
@@ -20,7 +20,7 @@ from real_robot.drivers.driver import DriverError
 from real_robot.ipc.mailbox import Mailbox, MailboxError
 
 VERSION = 1
-WISH = np.dtype([("number", "<u8")])
+RENEW = np.dtype([("number", "<u8")])
 
 
 def record(count: int) -> np.dtype[Any]:
@@ -29,26 +29,26 @@ def record(count: int) -> np.dtype[Any]:
     return np.dtype([("t", "<f8"), ("renewed", "<u8"), ("values", "<f8", (count,))])
 
 
-class Seer:
+class ExternalStateWriter:
     """The writer's side, in a `folder` of its own that is private to the user."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._seen = Mailbox(folder / "seen", record(len(names)), VERSION, create=True)
-        self._wish = Mailbox(folder / "renew", WISH, VERSION, create=True)
+        self._values_mailbox = Mailbox(folder / "seen", record(len(names)), VERSION, create=True)
+        self._renew = Mailbox(folder / "renew", RENEW, VERSION, create=True)
 
-    def tell(self, values: Floats, t: float) -> None:
+    def publish(self, values: Floats, t: float) -> None:
         """Values [names] that were true at `t` (s, monotonic)."""
-        fields = self._seen.fields
+        fields = self._values_mailbox.fields
         fields["t"], fields["values"] = t, values
-        self._seen.send()
+        self._values_mailbox.send()
 
-    def asked(self) -> bool:
+    def renew_requested(self) -> bool:
         """Whether the reader wants things laid out again (it has not asked before)."""
-        return self._wish.receive()
+        return self._renew.receive()
 
-    def renewed(self) -> None:
+    def acknowledge_renew(self) -> None:
         """What is told from now on was measured after that."""
-        self._seen.fields["renewed"] = self._wish.fields["number"]
+        self._values_mailbox.fields["renewed"] = self._renew.fields["number"]
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,29 @@ class Config:
             raise ConfigError("seen: names of what is measured, and an age above 0 s, please")
 
 
-class Seen:
+class ExternalStateReader:
     """The reader's side: `names`, `read`, `renew`. DriverError where nobody measures."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock, self.names = config, clock, config.names
         self._values = np.zeros(len(config.names))
-        self._seen: Mailbox | None = None
-        self._wish: Mailbox | None = None
+        self._values_mailbox: Mailbox | None = None
+        self._renew: Mailbox | None = None
 
     def connect(self) -> None:
         """Open what the writer made."""
         folder, size = Path(self.config.folder), len(self.names)
         try:
-            self._seen = Mailbox(folder / "seen", record(size), VERSION, create=False)
-            self._wish = Mailbox(folder / "renew", WISH, VERSION, create=False)
+            self._values_mailbox = Mailbox(folder / "seen", record(size), VERSION, create=False)
+            self._renew = Mailbox(folder / "renew", RENEW, VERSION, create=False)
         except (MailboxError, OSError) as error:
             raise DriverError(f"nobody measures {self.names[0]} in {folder}: {error}") from error
 
     def read(self) -> Floats:
         """The newest values [names]."""
-        assert self._seen is not None
-        self._seen.receive()
-        fields = self._seen.fields[0]
+        assert self._values_mailbox is not None
+        self._values_mailbox.receive()
+        fields = self._values_mailbox.fields[0]
         age = self.clock() - float(fields["t"])
         if age > self.config.age:
             raise DriverError(
@@ -98,6 +98,6 @@ class Seen:
 
     def renew(self) -> None:
         """Ask that things are laid out again."""
-        assert self._wish is not None
-        self._wish.fields["number"] += 1
-        self._wish.send()
+        assert self._renew is not None
+        self._renew.fields["number"] += 1
+        self._renew.send()

@@ -26,7 +26,7 @@ class Mode(IntEnum):
     HOMING = 6
 
 
-class Wish(IntEnum):
+class Command(IntEnum):
     """What an operator asks for."""
 
     NOTHING = 0
@@ -90,18 +90,18 @@ CHUNK = np.dtype(
         ("actions", "<f4", (MOST_STEPS, MOST_ACTION)),
         ("drawn", "<i4"),
         ("noise", "<f4", (MOST_NOISE,)),
-        ("looked", "<f8", (MOST_CAMERAS,)),
+        ("image_times", "<f8", (MOST_CAMERAS,)),
     ]
 )
 """From the policy process, at every decision: with the first `drawn` numbers of `noise` the same
-policy decides the same again (0: it has none, or more than fits). `looked` are the times of the
+policy decides the same again (0: it has none, or more than fits). `image_times` are the times of the
 pictures that it saw, in the order of its Spec."""
 
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """From a camera's process: since when it shows pictures (0: not yet), and why it does not any
 more."""
 
-REQUEST = np.dtype([("number", "<i8"), ("wish", "<i4")])
+REQUEST = np.dtype([("number", "<i8"), ("command", "<i4")])
 """From the daemon."""
 
 RECORDED = np.dtype(

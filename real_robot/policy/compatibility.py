@@ -17,8 +17,8 @@ def observer(spec: Spec, deployment: Deployment) -> Observer:
     """What fills the policy's observations; ConfigError for one that nobody here measures, or for a
     picture without a camera."""
     forward, given = deployment.forward(), deployment.given
-    pictures = tuple(deployment.cameras)
-    return Observer(spec, deployment.joints, forward, given, deployment.sensed, pictures)
+    images = tuple(deployment.cameras)
+    return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)
 
 
 def require_rate(spec: Spec, deployment: Deployment) -> None:
@@ -43,7 +43,7 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
         )
 
 
-def joined(policy: Policy, deployment: Deployment) -> Policy:
+def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
     """The policy whose chunks continue each other, where the deployment asks for that; ConfigError
     for one that cannot."""
     if deployment.chunks is None or "followed" in policy.initial(1):  # it does so already

@@ -19,9 +19,9 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from real_robot.cameras.policy_images import Eyes
+from real_robot.cameras.policy_images import PolicyImages
 from real_robot.control.arm_state import Floats
-from real_robot.control.rtc_alignment import Seam
+from real_robot.control.rtc_alignment import RtcAlignment
 from real_robot.ipc.mailbox import Mailbox
 from real_robot.ipc.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
 from real_robot.policy.observer import Observer
@@ -41,7 +41,7 @@ class Decider:
         state: Mailbox,
         chunk: Mailbox,
         target: Target,
-        eyes: Eyes | None = None,
+        images: PolicyImages | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         spec = policy.spec
@@ -52,14 +52,16 @@ class Decider:
             )
         if spec.act.dtype != "float32":
             raise ConfigError("a robot needs continuous actions")
-        self.policy, self.observer, self.target, self.eyes = policy, observer, target, eyes
+        self.policy, self.observer, self.target, self.images = policy, observer, target, images
         self.state, self.chunk, self.dt = state, chunk, spec.dt
-        self.drawn = Drawn(policy)
-        policy.draw = self.drawn
+        self.noise_recorder = NoiseRecorder(policy)
+        policy.draw = self.noise_recorder
         self.actor = Actor(policy, 1, execute=1)
         self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
         self.seen: Tensors = {}
-        self.seam = Seam(spec.dt, policy.chunk, clock) if "followed" in self.actor.carry else None
+        self.alignment = (
+            RtcAlignment(spec.dt, policy.chunk, clock) if "followed" in self.actor.carry else None
+        )
 
     def turn(self) -> bool:
         """Decide from the newest state; False where there is none that is new."""
@@ -74,7 +76,7 @@ class Decider:
         self._post(plan, fields)
         return True
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Decide, and tell nobody: what has to be loaded or compiled then is."""
         if self.state.receive():
             self._decide(self.state.fields[0])
@@ -83,14 +85,14 @@ class Decider:
     @torch.inference_mode()
     def _decide(self, fields: np.void) -> Floats:
         """The plan [chunk, A] for what the state message shows."""
-        leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
-        if self.eyes is not None:
-            leaves |= self.eyes.look()
+        leaves: dict[str, NDArray[Any]] = dict(observe_state(self.observer, fields, self.target))
+        if self.images is not None:
+            leaves |= self.images.read()
         self.seen = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         first = self.first
-        if self.seam is not None:
+        if self.alignment is not None:
             moves = not first and self.mode == Mode.RUNNING
-            first = not self.seam.join(self.actor, float(fields["measured"]), moves)
+            first = not self.alignment.align(self.actor, float(fields["measured"]), moves)
         self.actor(self.seen, torch.tensor([first]))
         return self.actor.plan[0].reshape(self.policy.chunk, -1).numpy()
 
@@ -99,20 +101,20 @@ class Decider:
         self.number += 1
         steps, size = plan.shape
         message["number"], message["seen"] = self.number, fields["measured"]
-        start = fields["measured"] if self.seam is None else self.seam.start
+        start = fields["measured"] if self.alignment is None else self.alignment.start
         message["start"], message["steps"], message["size"] = start, steps, size
         message["actions"][:steps, :size] = plan
-        noise = self.drawn.noise
+        noise = self.noise_recorder.noise
         message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
         message["noise"][: message["drawn"]] = noise[:MOST_NOISE]
-        if self.eyes is not None:
-            message["looked"][: len(self.eyes.looked)] = [*self.eyes.looked.values()]
+        if self.images is not None:
+            message["image_times"][: len(self.images.taken_at)] = [*self.images.taken_at.values()]
         self.chunk.send()
-        if self.seam is not None:
-            self.seam.there()
+        if self.alignment is not None:
+            self.alignment.chunk_posted()
 
 
-class Drawn:
+class NoiseRecorder:
     """Lets a policy draw its noise, and keeps the newest (flat), for the record."""
 
     def __init__(self, policy: Policy) -> None:
@@ -124,7 +126,9 @@ class Drawn:
         return drawn
 
 
-def observed(observer: Observer, fields: np.void, target: Target) -> dict[str, NDArray[np.float32]]:
+def observe_state(
+    observer: Observer, fields: np.void, target: Target
+) -> dict[str, NDArray[np.float32]]:
     """What a policy sees of a state message."""
     sent = np.array(fields["sent"])
     width, sensed = float(fields["width"]), fields["sensed"]

@@ -1,4 +1,4 @@
-"""Succession: another policy gets ready beside the one that acts, and takes over without a gap.
+"""HotSwap: another policy gets ready beside the one that acts, and takes over without a gap.
 
 The newcomer loads, decides a few times for itself and leaves a file that says so. Then the old one
 is let go of, and only then the newcomer is told to speak: two never do.
@@ -18,14 +18,14 @@ from real_robot.ipc.messages import READY
 LOADING = 120.0  # s that a newcomer has to get ready
 
 
-class Succession:
+class HotSwap:
     """One newcomer at a time: `begin`, then `look` often."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock
         self.child: Child | None = None
 
-    def begin(self, policy: str, acting: Child) -> None:
+    def start(self, policy: str, acting: Child) -> None:
         """Start a newcomer with the checkpoint or run `policy`."""
         (self.folder / READY).unlink(missing_ok=True)
         log = "policy.next" if acting.log.stem == "policy" else "policy"
@@ -33,33 +33,33 @@ class Succession:
         self.policy, self.deadline = policy, self.clock() + LOADING
         self.child.start()
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """None: not yet; a reason: it will not come, the old one goes on; "": it is ready."""
         assert self.child is not None
-        problem = self.child.died if self.child.watch() else ""
+        problem = self.child.died if self.child.has_died() else ""
         if not problem and self.clock() > self.deadline:
             problem = f"it was not ready within {LOADING:.0f} s"
         if problem:
-            self.end()
+            self.cancel()
             return f"{problem}; the one before goes on"
         return "" if self._ready(self.child) else None
 
-    def replace(self, acting: Child, deployment: Deployment) -> tuple[Child, Deployment]:
+    def swap(self, acting: Child, deployment: Deployment) -> tuple[Child, Deployment]:
         """Who acts from now on, and the deployment that says so. OSError: it cannot be written
         down, and nothing has changed."""
         assert self.child is not None
         deployment = replace(deployment, policy=self.policy)
         deployment.write(self.folder)
-        acting.end(0.0)
+        acting.stop(0.0)
         newcomer, self.child = self.child, None
         newcomer.words = ()  # should it have to be started again
-        newcomer.tell(b"g")
+        newcomer.send(b"g")
         return newcomer, deployment
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """Nobody comes."""
         if self.child is not None:
-            self.child.end(0.0)
+            self.child.stop(0.0)
         self.child = None
 
     def _ready(self, child: Child) -> bool:

@@ -17,16 +17,21 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_policy
 from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import Eyes
-from real_robot.control.main import when_left_alone
+from real_robot.cameras.policy_images import PolicyImages
+from real_robot.control.main import on_daemon_exit
 from real_robot.control.rate import Rate
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError
 from real_robot.ipc.messages import READY
-from real_robot.policy.compatibility import joined, observer, require_actions, require_rate
+from real_robot.policy.compatibility import (
+    observer,
+    require_actions,
+    require_rate,
+    with_real_time_chunking,
+)
 from real_robot.policy.decider import Decider
 
-REHEARSALS = 5
+WARM_UP_DECISIONS = 5
 
 
 def main(folder: Path, policy: str = "") -> None:
@@ -34,7 +39,7 @@ def main(folder: Path, policy: str = "") -> None:
     MailboxError, CameraError."""
     turn = threading.Event()
     # Also out of a policy that never comes back.
-    when_left_alone(lambda reason: os._exit(0), turn.set)
+    on_daemon_exit(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
     deployment = Deployment.read(folder)
     if not policy and not deployment.policy:  # a guest decides (real_robot.rl.session)
@@ -42,15 +47,18 @@ def main(folder: Path, policy: str = "") -> None:
     acting = load_policy(policy if policy else deployment.policy)
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
-    acting = joined(acting, deployment)
-    boxes, seen = deployment.boxes(folder), observer(acting.spec, deployment)
-    with Eyes(acting.spec, deployment.cameras, deployment.picture, folder) as eyes:
-        decider = Decider(acting, seen, boxes.state, boxes.chunk, deployment.target(), eyes)
+    acting = with_real_time_chunking(acting, deployment)
+    channels = deployment.channels(folder)
+    observations = observer(acting.spec, deployment)
+    with PolicyImages(acting.spec, deployment.cameras, deployment.picture, folder) as images:
+        decider = Decider(
+            acting, observations, channels.state, channels.chunk, deployment.target(), images
+        )
         rate = Rate(1 / acting.spec.dt)
         if policy:
-            for _ in range(REHEARSALS):
+            for _ in range(WARM_UP_DECISIONS):
                 rate.wait()
-                decider.rehearse()
+                decider.warm_up()
             (folder / READY).write_text(str(os.getpid()))
             turn.wait()
         while True:

@@ -21,10 +21,10 @@ from embodied.core.checkpoint import CheckpointError, load_spec
 from embodied.core.spec import Spec, SpecMismatch
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.writer import EpisodeWriter
-from real_robot.cameras.frame_history import Album
-from real_robot.cameras.policy_images import sizes
-from real_robot.cameras.shared_frames import View
-from real_robot.control.main import when_left_alone
+from real_robot.cameras.frame_history import FrameHistory
+from real_robot.cameras.policy_images import image_sizes
+from real_robot.cameras.shared_frames import FrameReader
+from real_robot.control.main import on_daemon_exit
 from real_robot.control.rate import Rate
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox, MailboxError
@@ -32,88 +32,90 @@ from real_robot.ipc.messages import RECORDED, VERSION
 from real_robot.ipc.ring_buffer import BlackBox
 from real_robot.policy.compatibility import observer
 from real_robot.policy.success import Success
-from real_robot.recording.recorder import Episode, Scribe, seen_spec
+from real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
 
 PER_STEP = 4  # looks in a step of the policy
 
 
 @dataclass
 class Recorder:
-    """`look` often; `tell` is where the daemon reads how it goes."""
+    """`look` often; `status` is where the daemon reads how it goes."""
 
     folder: Path
     ring: BlackBox
     chunk: Mailbox
-    tell: Mailbox
+    status: Mailbox
 
     def __post_init__(self) -> None:
         self.deployment = Deployment.read(self.folder)
         self.spec = self._spec(load_spec(self.deployment.policy))
         self.stages = list(self.deployment.chain().names)
-        self.noise = 0
-        self.scribe: Scribe | None = None
+        self.noise_size = 0
+        self.builder: EpisodeBuilder | None = None
         self.writer: EpisodeWriter | None = None
         self.place = Path(self.deployment.recording)
         self.number = 0
         _, self.count = self.ring.since(0)  # what was there before is another recorder's
-        self.tell.fields["alive"] = 1
-        self.tell.send()
+        self.status.fields["alive"] = 1
+        self.status.send()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Take what is new."""
         if self.chunk.receive():
-            self._hear(self.chunk.fields[0])
-        if self.scribe is None:
+            self._receive_chunk(self.chunk.fields[0])
+        if self.builder is None:
             return  # the ticks wait: the first decision was made upon one of them
         records, self.count = self.ring.since(self.count)
-        self.scribe.album.take()  # after the ticks: pictures of before them have come
+        self.builder.frames.update()  # after the ticks: pictures of before them have come
         for tick in records:
-            episode = self.scribe.take(tick)
+            episode = self.builder.add_tick(tick)
             if episode is not None:
-                self._keep(episode)
+                self._write_episode(episode)
 
     def close(self) -> None:
         """Keep what was under way, and let go of the dataset."""
-        if self.scribe is not None and (episode := self.scribe.finish()) is not None:
-            self._keep(episode)
+        if self.builder is not None and (episode := self.builder.finish()) is not None:
+            self._write_episode(episode)
         if self.writer is not None:
             self.writer.close()
 
-    def _hear(self, message: np.void) -> None:
+    def _receive_chunk(self, message: np.void) -> None:
         drawn, before = int(message["drawn"]), self.number
         self.number = int(message["number"])
-        if self.scribe is None or self.number < before:
+        if self.builder is None or self.number < before:
             self._begin(drawn)
-        if self.scribe is not None and (drawn or self.scribe.album.seen):
-            looked = message["looked"][: len(self.scribe.album.seen)]
-            self.scribe.hear(float(message["seen"]), message["noise"][:drawn], looked)
+        if self.builder is not None and (drawn or self.builder.frames.policy_names):
+            looked = message["image_times"][: len(self.builder.frames.policy_names)]
+            self.builder.add_decision(float(message["seen"]), message["noise"][:drawn], looked)
 
     def _begin(self, noise: int) -> None:
         """The first policy speaks, or another one: as before, where they see and draw the same."""
         self.deployment = Deployment.read(self.folder)
         full = load_spec(self.deployment.policy)
         spec = self._spec(full)
-        if self.scribe is not None and (spec, noise) == (self.spec, self.noise):
+        if self.builder is not None and (spec, noise) == (self.spec, self.noise_size):
             return
-        if self.scribe is not None:
-            self._elsewhere()
-        self.spec, self.noise = spec, noise
+        if self.builder is not None:
+            self._new_dataset()
+        self.spec, self.noise_size = spec, noise
         watch = observer(full, self.deployment)
-        success, before = Success(self.deployment), self.scribe
-        album = self._album(full, spec)
-        self.scribe = Scribe(spec, watch, self.deployment.target(), noise, success, album)
+        success, before = Success(self.deployment), self.builder
+        frames = self._frame_history(full, spec)
+        self.builder = EpisodeBuilder(spec, watch, self.deployment.target(), noise, success, frames)
         if before is not None:
-            self.scribe.ticks = before.ticks
+            self.builder.ticks = before.ticks
 
     def _spec(self, full: Spec) -> Spec:
-        return seen_spec(full, self.deployment.filmed)
+        return recorded_spec(full, self.deployment.filmed)
 
-    def _album(self, full: Spec, kept: Spec) -> Album:
+    def _frame_history(self, full: Spec, kept: Spec) -> FrameHistory:
         """Of what the policy sees, and what is filmed."""
-        views = {name: View(self.folder, name) for name in sizes(kept)}
-        return Album(views, sizes(kept), tuple(sizes(full)), self.deployment.picture)
+        views = {name: FrameReader(self.folder, name) for name in image_sizes(kept)}
+        return FrameHistory(
+            views, image_sizes(kept), tuple(image_sizes(full)), self.deployment.picture
+        )
 
-    def _elsewhere(self) -> None:
+    def _new_dataset(self) -> None:
         """What comes now does not fit into the dataset that was begun."""
         if self.writer is not None:
             self.writer.close()
@@ -122,8 +124,8 @@ class Recorder:
             number += 1
         self.writer, self.place = None, first.with_name(f"{first.name}-{number}")
 
-    def _keep(self, episode: Episode) -> None:
-        fields = self.tell.fields
+    def _write_episode(self, episode: Episode) -> None:
+        fields = self.status.fields
         try:
             if episode.rows:
                 self._write(episode)
@@ -134,7 +136,7 @@ class Recorder:
         fields["ended"] += 1
         fields["success"] = -1 if episode.success is None else int(episode.success)
         fields["steps"] = len(episode.rows["action"]) if episode.rows else 0
-        self.tell.send()
+        self.status.send()
 
     def _write(self, episode: Episode) -> None:
         about: dict[str, Any] = {
@@ -155,16 +157,16 @@ class Recorder:
 def main(folder: Path) -> None:
     """Until the daemon is gone. ConfigError, CheckpointError, MailboxError."""
     gone = threading.Event()
-    when_left_alone(lambda reason: gone.set())
+    on_daemon_exit(lambda reason: gone.set())
     deployment = Deployment.read(folder)
     ring = deployment.ring(folder, len(deployment.chain().names), create=False)
-    tell = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
-    recorder = Recorder(folder, ring, deployment.boxes(folder).chunk, tell)
+    status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
+    recorder = Recorder(folder, ring, deployment.channels(folder).chunk, status)
     rate = Rate(PER_STEP / deployment.step)
     while not gone.is_set():
         rate.wait()
-        recorder.look()
-    recorder.look()
+        recorder.update()
+    recorder.update()
     recorder.close()
 
 

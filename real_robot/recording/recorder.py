@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from real_robot.cameras.frame_history import Album
+from real_robot.cameras.frame_history import FrameHistory
 from real_robot.control.arm_state import Floats
 from real_robot.ipc.messages import Mode
-from real_robot.policy.decider import Target, observed
+from real_robot.policy.decider import Target, observe_state
 from real_robot.policy.observer import Observer
 
-Judge = Callable[[Floats, Floats], bool | None]
-KEPT = 4096  # ticks, and noises, that are looked back upon
+SuccessFunction = Callable[[Floats, Floats], bool | None]
+KEPT = 4096  # ticks, and noises, that are taken_at back upon
 
 
-def seen_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -> Spec:
+def recorded_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = None) -> Spec:
     """`spec` with the observations that are kept of a robot: none that only a simulator knows, and
     the `filmed` pictures (height, width) that the policy does not see."""
     hidden = ("critic/", "privileged/")
@@ -52,10 +52,10 @@ class Episode:
     lost: str = ""
 
 
-class Scribe:
+class EpisodeBuilder:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
     whole. A row whose decision was not heard, or which was made upon a tick that was not seen (the
-    recorder was late), has zeros for noise. Pictures come from the `album`."""
+    recorder was late), has zeros for noise. Pictures come from the `frames`."""
 
     def __init__(
         self,
@@ -63,29 +63,33 @@ class Scribe:
         observer: Observer,
         target: Target,
         noise: int,
-        success: Judge,
-        album: Album | None = None,
+        success: SuccessFunction,
+        frames: FrameHistory | None = None,
     ) -> None:
-        self.album = Album({}, {}, (), 0.0) if album is None else album
+        self.frames = FrameHistory({}, {}, (), 0.0) if frames is None else frames
         self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
         self.success = success
         self.ticks: OrderedDict[float, np.void] = OrderedDict()
         self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
-        self.looked: OrderedDict[float, dict[str, float]] = OrderedDict()
+        self.taken_at: OrderedDict[float, dict[str, float]] = OrderedDict()
         self.rows: list[dict[str, Any]] = []
         self.open: np.void | None = None
         self.last: np.void | None = None
 
-    def hear(self, seen: float, noise: NDArray[np.float32], looked: Floats | None = None) -> None:
+    def add_decision(
+        self, seen: float, noise: NDArray[np.float32], taken_at: Floats | None = None
+    ) -> None:
         """The policy drew `noise` for what it saw at `seen` (s); its pictures were taken at
-        `looked` (s)."""
+        `taken_at` (s)."""
         self.noises[seen] = noise.copy()
-        if looked is not None:
-            self.looked[seen] = dict(zip(self.album.seen, looked.tolist(), strict=True))
+        if taken_at is not None:
+            self.taken_at[seen] = dict(
+                zip(self.frames.policy_names, taken_at.tolist(), strict=True)
+            )
         _shorten(self.noises)
-        _shorten(self.looked)
+        _shorten(self.taken_at)
 
-    def take(self, tick: np.void) -> Episode | None:
+    def add_tick(self, tick: np.void) -> Episode | None:
         """The next tick; the episode that ended with it, if one did."""
         self.ticks[float(tick["measured"])] = tick
         _shorten(self.ticks)
@@ -95,21 +99,21 @@ class Scribe:
         if runs and not ran:
             self.rows, self.open = [], None
         if runs and (self.open is None or tick["step"] != self.open["step"]):
-            self._close(before if ran else None)
+            self._close_step(before if ran else None)
             self.open = tick if tick["size"] and not tick["starved"] else None
         if ran and not runs and before is not None:
-            self._close(before)
-            return self._whole(before, tick)
+            self._close_step(before)
+            return self._finish_episode(before, tick)
         return None
 
     def finish(self) -> Episode | None:
         """No tick will come any more: the episode that was under way, as far as it went."""
         if self.last is None or int(self.last["mode"]) != Mode.RUNNING:
             return None
-        self._close(self.last)
-        return self._whole(self.last, self.last)
+        self._close_step(self.last)
+        return self._finish_episode(self.last, self.last)
 
-    def _close(self, last: np.void | None) -> None:
+    def _close_step(self, last: np.void | None) -> None:
         """The step that was open ended with tick `last`."""
         if self.open is None or last is None:
             return
@@ -121,8 +125,8 @@ class Scribe:
         row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
         decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
         row |= {f"decided/{k}": v for k, v in decided.items()}
-        row |= self.album.at(float(begin["measured"]))
-        row |= self.album.decided(self.looked.get(followed, {}))
+        row |= self.frames.at(float(begin["measured"]))
+        row |= self.frames.decided(self.taken_at.get(followed, {}))
         row |= {"action": acted, "reward": 0.0}
         row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
         row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
@@ -138,17 +142,17 @@ class Scribe:
         self.rows.append(row)
 
     def _seen(self, tick: np.void) -> dict[str, NDArray[np.float32]]:
-        return observed(self.observer, tick, self.target)
+        return observe_state(self.observer, tick, self.target)
 
-    def _whole(self, last: np.void, after: np.void) -> Episode | None:
+    def _finish_episode(self, last: np.void, after: np.void) -> Episode | None:
         rows, self.rows, self.open = self.rows, [], None
         if not rows:
             return None
         fault = bytes(after["fault"]).decode(errors="replace")
         measured = float(last["measured"])
         final: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(last).items()}
-        final |= {**self.album.at(measured), "stamp/measured": measured}
-        lost = self.album.stale([*rows, final])
+        final |= {**self.frames.at(measured), "stamp/measured": measured}
+        lost = self.frames.stale([*rows, final])
         if lost is not None:  # the last moment with all its pictures is where it ends
             before, final = max(0, lost[0] - 1), rows[max(0, lost[0] - 1)]
             rows = rows[:before]

@@ -1,4 +1,4 @@
-"""Porter: says which keys may come in (ZAP, rfc.zeromq.org/spec/27), and writes down who may not.
+"""Authenticator: says which keys may come in (ZAP, rfc.zeromq.org/spec/27), and writes down who may not.
 
 The folder of public keys is read anew for everyone who comes: a file that is put there or taken
 away counts at once for whoever connects next.
@@ -42,24 +42,24 @@ def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[b
     return router
 
 
-class Porter:
+class Authenticator:
     """`look` whenever `asked` or `events` has something. Make it before the socket is bound."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: Path) -> None:
         self.clients = clients
-        self.asked = context.socket(zmq.REP)
-        self.asked.linger = 0
-        self.asked.bind(ZAP)
+        self.requests = context.socket(zmq.REP)
+        self.requests.linger = 0
+        self.requests.bind(ZAP)
 
-    def watch(self, router: zmq.Socket[bytes]) -> None:
+    def monitor(self, router: zmq.Socket[bytes]) -> None:
         """Write down what goes wrong at `router` before anyone is asked here."""
         self.router = router
         self.events = router.get_monitor_socket(sum(FAILED))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Answer all who ask, and write down all who went."""
-        while self.asked.poll(0):
-            self._admit(self.asked.recv_multipart())
+        while self.requests.poll(0):
+            self._admit(self.requests.recv_multipart())
         while self.events.poll(0):
             LOG.info(FAILED[zmq.Event(recv_monitor_message(self.events)["event"])])
 
@@ -67,7 +67,7 @@ class Porter:
         """Nobody comes in any more."""
         self.router.disable_monitor()
         self.events.close(0)
-        self.asked.close()
+        self.requests.close()
 
     def _admit(self, message: list[bytes]) -> None:
         _, number, _, address, _, mechanism, *credentials = message
@@ -80,7 +80,7 @@ class Porter:
         else:
             LOG.info("a client at %s is let in (key %s)", where, name)
             said = [b"200", b"", name.encode()]
-        self.asked.send_multipart([b"1.0", number, *said, b""])
+        self.requests.send_multipart([b"1.0", number, *said, b""])
 
     def _name(self, key: bytes) -> str | None:
         """Of the file that holds it."""

@@ -14,7 +14,7 @@ from types import TracebackType
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from real_robot.daemon.client import MOST_REPLY, ToolError
+from real_robot.daemon.client import MAX_REPLY_BYTES, ClientError
 from real_robot.daemon.requests import ALWAYS, Reply, Request, RequestError, Verb, parse_reply
 from real_robot.remote.keys import CLIENT, SERVER, Pair, public_of, secret_of
 
@@ -28,22 +28,22 @@ HAPPENS = {
 }
 
 
-def ask_remote(
+def call_remote(
     host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
 ) -> Reply:
     """What the daemon at `host` (ADDRESS:PORT) says to `verb` within `timeout` s, with the key
-    `name` of the folder `keys`; `policy` is a folder of the robot's machine. ToolError,
+    `name` of the folder `keys`; `policy` is a folder of the robot's machine. ClientError,
     RequestError, KeyFileError."""
     if verb not in list(Verb):
         raise RequestError(f"nobody knows the verb {verb!r} (known: {', '.join(Verb)})")
     own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
-    with Caller(host, own, public_of(server), timeout) as caller:
-        now = 0.0 if verb in ALWAYS else caller.now()
-        return caller.ask(Verb(verb), now, policy)
+    with RemoteClient(host, own, public_of(server), timeout) as client:
+        now = 0.0 if verb in ALWAYS else client.now()
+        return client.call(Verb(verb), now, policy)
 
 
-class Caller:
-    """One connection to `host`, for `timeout` s. ToolError."""
+class RemoteClient:
+    """One connection to `host`, for `timeout` s. ClientError."""
 
     def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
         self.host, self.timeout, self.number = host, timeout, 0
@@ -52,31 +52,31 @@ class Caller:
         self.line = self.context.socket(zmq.DEALER)
         self.line.curve_publickey, self.line.curve_secretkey = own.public, own.secret
         self.line.curve_serverkey = server
-        self.line.immediate, self.line.linger, self.line.maxmsgsize = 1, GOING, MOST_REPLY
+        self.line.immediate, self.line.linger, self.line.maxmsgsize = 1, GOING, MAX_REPLY_BYTES
         self.events = self.line.get_monitor_socket(sum(HAPPENS))
         try:
             self.line.connect(f"tcp://{host}")
         except zmq.ZMQError as error:
             self.close()
-            raise ToolError(f"host={host} should be ADDRESS:PORT ({error})") from error
+            raise ClientError(f"host={host} should be ADDRESS:PORT ({error})") from error
 
     def now(self) -> float:
         """What the robot's clock (s) has reached at least."""
-        reply = self.ask(Verb.STATUS)
+        reply = self.call(Verb.STATUS)
         now = reply.status.get("now")
         if not isinstance(now, float):
-            raise ToolError(f"{self.host} tells no time ({reply.reason or 'another version'})")
+            raise ClientError(f"{self.host} tells no time ({reply.reason or 'another version'})")
         return now
 
-    def ask(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
-        """ToolError, RequestError."""
+    def call(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
+        """ClientError, RequestError."""
         self.number += 1
         self._wait(zmq.POLLOUT)
         self.line.send(Request(self.number, now, verb, policy).line())
         self._wait(zmq.POLLIN)
         answer = self.line.recv()
         if answer == BYE:
-            raise ToolError(f"the daemon at {self.host} closed the line before it answered")
+            raise ClientError(f"the daemon at {self.host} closed the line before it answered")
         return parse_reply(answer)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Caller:
         self.line.close()
         self.context.term()
 
-    def __enter__(self) -> Caller:
+    def __enter__(self) -> RemoteClient:
         return self
 
     def __exit__(
@@ -112,7 +112,7 @@ class Caller:
                 self.happened = HAPPENS[event]
                 if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
                     break
-        raise ToolError(
+        raise ClientError(
             f"{self.host} did not answer ({self.happened}); if the arm moves, use the robot's "
             "own stop"
         )

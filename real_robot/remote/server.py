@@ -22,11 +22,11 @@ from pathlib import Path
 import zmq
 
 from embodied.core.build import ConfigError
-from real_robot.control.main import when_left_alone
+from real_robot.control.main import on_daemon_exit
 from real_robot.daemon.requests import MOST_BYTES
 from real_robot.daemon.server import SOCKET
 from real_robot.deployment import Deployment, Remote
-from real_robot.remote.authenticator import Porter, guarded
+from real_robot.remote.authenticator import Authenticator, guarded
 from real_robot.remote.keys import CLIENTS, SERVER, KeyFileError, secret_of
 
 LOG = logging.getLogger("embodied.robot.remote")
@@ -63,19 +63,19 @@ class Relay:
         self.path, self.clock = folder / SOCKET, clock
         keys = Path(remote.keys)
         self.context = zmq.Context()
-        self.porter = Porter(self.context, keys / CLIENTS)
+        self.authenticator = Authenticator(self.context, keys / CLIENTS)
         self.router = guarded(self.context, secret_of(keys / f"{SERVER}.key_secret"))
-        self.porter.watch(self.router)
+        self.authenticator.monitor(self.router)
         try:
             self.router.bind(f"tcp://{remote.address}:{remote.port}")
         except zmq.ZMQError as error:
             where = f"{remote.address}:{remote.port}"
             raise ConfigError(f"{where} cannot be listened at ({error}); name another") from error
         self.poller = zmq.Poller()
-        for each in (self.porter.asked, self.porter.events, self.router):
+        for each in (self.authenticator.requests, self.authenticator.events, self.router):
             self.poller.register(each, zmq.POLLIN)
         self.lines: dict[bytes, Line] = {}
-        self.let_go: deque[bytes] = deque(maxlen=MOST_REMEMBERED)
+        self.refused: deque[bytes] = deque(maxlen=MOST_REMEMBERED)
 
     @property
     def place(self) -> str:
@@ -85,7 +85,7 @@ class Relay:
     def turn(self) -> None:
         """Look once at everyone."""
         ready = {each for each, _ in self.poller.poll(LOOK)}
-        self.porter.look()
+        self.authenticator.poll()
         for line in list(self.lines.values()):
             if line.wire.fileno() in ready:
                 self._answer(line)
@@ -100,7 +100,7 @@ class Relay:
         """Let everyone go."""
         for line in list(self.lines.values()):
             self._end(line)
-        self.porter.close()
+        self.authenticator.close()
         self.context.destroy(linger=500)  # ms: the answer to a `quit` goes out
 
     def _hear(self) -> bool:
@@ -109,7 +109,7 @@ class Relay:
             who, *parts = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
-        if who.bytes in self.let_go:
+        if who.bytes in self.refused:
             return True
         line, message = self.lines.get(who.bytes), parts[0].bytes
         if line is None and message == BYE:
@@ -177,7 +177,7 @@ class Relay:
     def _refuse(self, line: Line, reason: str) -> None:
         """Nothing more of this client is heard before it connects again."""
         LOG.warning("a client (key %s) was let go: %s", line.user, reason)
-        self.let_go.append(line.who)
+        self.refused.append(line.who)
         self._end(line)
         self._say(line, BYE)
 
@@ -200,7 +200,7 @@ def main(folder: Path) -> None:
     LOG.setLevel(logging.INFO)
     relay = Relay(folder, remote)
     left = threading.Event()
-    when_left_alone(lambda reason: left.set())
+    on_daemon_exit(lambda reason: left.set())
     LOG.info("listening at %s", relay.place)
     while not left.is_set():
         relay.turn()

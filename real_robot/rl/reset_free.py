@@ -1,4 +1,4 @@
-"""Practising: an arm as a world that goes on without being put back, for `envs.reset_free.wrapper`.
+"""ResetFreeRobotEnv: an arm as a world that goes on without being put back, for `envs.reset_free.wrapper`.
 
 Goals are numbers that the policy is given (`goal_x ...`), one set after the other: there, and back
 again. What is to come there is the tool, or a thing whose place is sensed. Between episodes the arm
@@ -23,7 +23,7 @@ from embodied.core.tensors import Tensors
 from real_robot.ipc.messages import Mode
 from real_robot.policy.success import GOAL
 from real_robot.rl import robot_env
-from real_robot.rl.session import GuestError
+from real_robot.rl.session import RobotSessionError
 
 ENDLESS = 1 << 40  # steps
 
@@ -70,7 +70,7 @@ class Config:
             raise ConfigError("all goals give the same names")
 
 
-class Practising(robot_env.RealEnv):
+class ResetFreeRobotEnv(robot_env.RealEnv):
     """Never ends by itself but with a latched stop. The reward is 1 where the goal is reached."""
 
     def __init__(self, config: Config) -> None:
@@ -115,11 +115,11 @@ class Practising(robot_env.RealEnv):
                 print(text, file=sys.stderr, flush=True)
                 said = True
             if time.monotonic() > deadline:
-                raise GuestError(f"the {self.practice.thing} was not put back")
+                raise RobotSessionError(f"the {self.practice.thing} was not put back")
             time.sleep(0.1)
-            with self.guest.lock:
-                self.guest.look()
-                obs = self._shown()
+            with self.session.lock:
+                self.session.update()
+                obs = self._observe()
         return obs
 
     def facts(self) -> Facts:
@@ -142,21 +142,21 @@ class Practising(robot_env.RealEnv):
     def rehome(self, rows: Tensor) -> None:
         """The arm comes to rest, goes home, and may move again."""
         if bool(rows[0]):
-            with self.guest.lock:
-                self.dozing.asleep()
-                self._begin()
+            with self.session.lock:
+                self.deadman.pause()
+                self._begin_episode()
 
     def look(self) -> Tensors:
-        return self._shown()
+        return self._observe()
 
-    def _begin(self) -> None:
-        if self.guest.owner is self and self.guest.mode == Mode.RUNNING:
+    def _begin_episode(self) -> None:
+        if self.session.owner is self and self.session.mode == Mode.RUNNING:
             up = np.zeros(self.spec.act.size)
             up[self.spec.act.names.index("dz")] = 1.0
             for _ in range(self.practice.retreat):
-                self._play(up)
-            self.dozing.asleep()
-        super()._begin()
+                self._apply_action(up)
+            self.deadman.pause()
+        super()._begin_episode()
         self._aim()
 
     def _aim(self) -> None:
@@ -164,13 +164,13 @@ class Practising(robot_env.RealEnv):
         self.observer.given.update(goal)
         self.success.given = dict(self.observer.given)
 
-    def _judged(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
-        _, _, log = super()._judged(stopped)
+    def _evaluate(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
+        _, _, log = super()._evaluate(stopped)
         reached = bool(self.facts().reached[0]) and not stopped
         return (False, stopped), float(reached), {**log, "success": torch.tensor([reached])}
 
     def _place(self) -> np.ndarray[Any, Any]:
-        fields, thing = self.guest.seen, self.practice.thing
+        fields, thing = self.session.state, self.practice.thing
         if thing == "tool":
             return np.asarray(self.deployment.forward()(np.array(fields["q"])[None])[0])
         values = dict(zip(self.deployment.sensed, fields["sensed"].tolist(), strict=True))

@@ -24,14 +24,14 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from real_robot.cameras.camera import CameraError, fitted
-from real_robot.cameras.env_images import Sight
+from real_robot.cameras.env_images import EnvImages
 from real_robot.control.rate import Rate
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import Mode
 from real_robot.policy.compatibility import observer, require_actions, require_rate
-from real_robot.policy.decider import observed
+from real_robot.policy.decider import observe_state
 from real_robot.policy.success import Success
-from real_robot.rl.session import Dozing, Guest, GuestError
+from real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
@@ -74,19 +74,21 @@ class RealEnv(VecEnv):
         inner: VecEnv = build({**config.world, "num_envs": 1})
         self.spec = inner.spec
         inner.close()
-        self.deployment = deployed(config)
+        self.deployment = env_deployment(config)
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
         self.observer = observer(self.spec, self.deployment)
         self.success, self.target = Success(self.deployment), self.deployment.target()
         self.names = self.deployment.chain().names
-        self.sight = Sight(self.spec, self.deployment, config.camera, config.age)
-        self.guest = Guest.at(self.deployment, Path(config.folder) if config.folder else None)
-        self.sight.follow(self.guest.folder_path, self.observer.given)
+        self.images = EnvImages(self.spec, self.deployment, config.camera, config.age)
+        self.session = RobotSession.at(
+            self.deployment, Path(config.folder) if config.folder else None
+        )
+        self.images.attach_state(self.session.folder_path, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
         self.still = np.zeros(self.spec.act.size)
-        self.dozing = Dozing(0.4 * self.deployment.fresh.stop, self._doze, self.guest.lock)
-        self.age, self.seen_at, self.counts = 0, 0.0, np.zeros(len(self.names))
+        self.deadman = DeadmanTimer(0.4 * self.deployment.fresh.stop, self._rest, self.session.lock)
+        self.age, self.observed_at, self.counts = 0, 0.0, np.zeros(len(self.names))
         self._obs: Tensors | None = None
 
     def reset(
@@ -99,55 +101,55 @@ class RealEnv(VecEnv):
             self.random = np.random.default_rng(seed)
         if mask is not None and not bool(mask.any()) and self._obs is not None:
             return self._obs
-        with self.guest.lock:
-            self.dozing.asleep()
-            self.sight.begin(self.guest.rest)
-            self._begin()
-        return self._shown()
+        with self.session.lock:
+            self.deadman.pause()
+            self.images.open(self.session.rest)
+            self._begin_episode()
+        return self._observe()
 
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError("RealEnv: call reset() before step()")
         wish = action.detach().cpu().numpy().astype(np.float64)[0]
-        with self.guest.lock:
-            if self.guest.owner is self:
-                self._play(wish)
-            following = self._shown()
-            stopped = self.guest.mode != Mode.RUNNING or self.guest.owner is not self
-            (won, late), reward, log = self._judged(stopped)
+        with self.session.lock:
+            if self.session.owner is self:
+                self._apply_action(wish)
+            following = self._observe()
+            stopped = self.session.mode != Mode.RUNNING or self.session.owner is not self
+            (won, late), reward, log = self._evaluate(stopped)
             if won or late:
-                self.dozing.asleep()
-                self.guest.rest()  # who looks now may take their time
+                self.deadman.pause()
+                self.session.rest()  # who looks now may take their time
                 self._notify_before_reset(torch.tensor([True]))
-                self._begin()
-                self._obs = self._shown()
+                self._begin_episode()
+                self._obs = self._observe()
             else:
-                self.dozing.awake()
+                self.deadman.feed()
         ended = (torch.tensor([won]), torch.tensor([late]))
         return Step(self._obs, following, torch.tensor([reward]), *ended, log)
 
-    def _doze(self) -> None:
-        if self.guest.owner is self:
-            self.guest.rest()
+    def _rest(self) -> None:
+        if self.session.owner is self:
+            self.session.rest()
 
-    def _play(self, wish: np.ndarray[Any, Any]) -> None:
+    def _apply_action(self, wish: np.ndarray[Any, Any]) -> None:
         """One action, from the moment that it is said on."""
-        guest = self.guest
-        if guest.mode != Mode.RUNNING:
-            guest.look()
-        if guest.mode in (Mode.IDLE, Mode.STOPPING):  # it was held while nobody stepped
-            guest.rest()
-            guest.go(self.still)
-            self.seen_at = float(guest.seen["measured"])
+        session = self.session
+        if session.mode != Mode.RUNNING:
+            session.update()
+        if session.mode in (Mode.IDLE, Mode.STOPPING):  # it was held while nobody stepped
+            session.rest()
+            session.start(self.still)
+            self.observed_at = float(session.state["measured"])
             self.rate.begin()
-        guest.say(wish, self.seen_at)
+        session.send_action(wish, self.observed_at)
         self.rate.wait()
-        guest.look()
+        session.update()
         self.age += 1
 
-    def _judged(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
+    def _evaluate(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:
         """Terminated and truncated, the reward, and what is logged."""
-        fields = self.guest.seen
+        fields = self.session.state
         won = self.success(fields["q"], fields["sensed"])
         counts = np.array(fields["counts"], float)
         moved = counts - self.counts
@@ -160,75 +162,75 @@ class RealEnv(VecEnv):
         late = not done and (stopped or self.age >= self.config.horizon)
         return (done, late), float(done), log
 
-    def _begin(self) -> None:
+    def _begin_episode(self) -> None:
         """Rest, home, and running again; an arm that stopped for good waits for its operator."""
-        guest = self.guest
-        guest.owner = self
-        guest.rest()
+        session = self.session
+        session.owner = self
+        session.rest()
         self._wait_for_operator()
-        guest.home()
+        session.home()
         self._wait_for_operator()
         for name, (low, high) in self.config.given.items():
             self.observer.given[name] = float(self.random.uniform(low, high))
         self.success.given = dict(self.observer.given)
-        self.sight.mine()
-        guest.go(self.still)
-        guest.look()
-        self.counts = np.array(guest.seen["counts"], float)
+        self.images.use_own_state()
+        session.start(self.still)
+        session.update()
+        self.counts = np.array(session.state["counts"], float)
         self.age = 0
         self.rate.begin()
-        self.dozing.awake()
+        self.deadman.feed()
 
     def _wait_for_operator(self) -> None:
-        guest = self.guest
-        if guest.mode != Mode.ESTOP:
+        session = self.session
+        if session.mode != Mode.ESTOP:
             return
-        then = f"look at it, then: embodied robot reset folder={guest.folder_path}"
-        print(f"the arm stopped for good: {guest.fault}\n{then}", file=sys.stderr, flush=True)
+        then = f"look at it, then: embodied robot reset folder={session.folder_path}"
+        print(f"the arm stopped for good: {session.fault}\n{then}", file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.config.patience
-        while guest.mode == Mode.ESTOP:
+        while session.mode == Mode.ESTOP:
             if time.monotonic() > deadline:
-                raise GuestError(f"nobody reset the arm in {self.config.patience:.0f} s")
+                raise RobotSessionError(f"nobody reset the arm in {self.config.patience:.0f} s")
             time.sleep(0.1)
-            guest.look()
+            session.update()
 
-    def _shown(self) -> Tensors:
+    def _observe(self) -> Tensors:
         """What the newest state looks like to a policy; where a picture is missing the arm is held
         until there are some again, and the state is the one then."""
         try:
-            pictures = self.sight.look()
+            images = self.images.read()
         except CameraError as error:
-            self.guest.rest()
-            pictures = self.sight.wait(error, self.config.patience)
-            self.guest.look()
-        fields = self.guest.seen
-        self.seen_at = float(fields["measured"])
-        leaves: dict[str, NDArray[Any]] = dict(observed(self.observer, fields, self.target))
-        leaves |= pictures
+            self.session.rest()
+            images = self.images.wait(error, self.config.patience)
+            self.session.update()
+        fields = self.session.state
+        self.observed_at = float(fields["measured"])
+        leaves: dict[str, NDArray[Any]] = dict(observe_state(self.observer, fields, self.target))
+        leaves |= images
         self._obs = {name: torch.tensor(value)[None] for name, value in leaves.items()}
         return self._obs
 
     def render_batch(self, rows: Tensor, size: int) -> Tensor:
         """The middle of the camera's next picture, uint8 [n, size, size, 3]; CameraError where
         none comes."""
-        picture = torch.tensor(fitted(self.sight.after(self.seen_at), size, size))
+        picture = torch.tensor(fitted(self.images.reward_image(self.observed_at), size, size))
         return picture[None].expand(len(rows), -1, -1, -1).clone()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.tensor(fitted(self.sight.after(self.seen_at), height, width))
+        return torch.tensor(fitted(self.images.reward_image(self.observed_at), height, width))
 
     def close(self) -> None:
         """The arm comes to rest and is held."""
-        self.sight.close()
-        self.dozing.close()
-        self.guest.close()
+        self.images.close()
+        self.deadman.close()
+        self.session.close()
 
 
-def deployed(config: Config) -> Deployment:
+def env_deployment(config: Config) -> Deployment:
     """The robot's, without a policy of its own; ConfigError."""
     robot = {key: value for key, value in config.robot.items() if key != "_target_"}
-    if robot.get("counterpart"):
-        raise ConfigError("RealEnv starts no counterpart: name a robot that is there, or robot=sim")
+    if robot.get("emulator"):
+        raise ConfigError("RealEnv starts no emulator: name a robot that is there, or robot=sim")
     world = robot.get("driver", {}).get("world")
     if world and world.get("task") == "as_trained":
         task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}

@@ -1,4 +1,4 @@
-"""Guest: another process than the daemon's own decides for an arm, as long as it keeps doing so.
+"""RobotSession: another process than the daemon's own decides for an arm, as long as it keeps doing so.
 
 It starts the daemon (tied to it: when it dies, the arm comes to rest and everything ends), writes
 chunks where a policy process would, and asks as any operator does. The arm's own process keeps its
@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from embodied.core.errors import RobotError
 from real_robot.control.arm_state import Floats
-from real_robot.daemon.client import ToolError, ask
+from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError, memory_folder
@@ -33,36 +33,40 @@ PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does 
 LOOK = 0.02  # s
 
 
-class GuestError(RobotError):
+class RobotSessionError(RobotError):
     """The arm cannot go on: one line that says why and what to do."""
 
 
-class Guest:
+class RobotSession:
     """`deployment.policy` is empty. `folder` (None: one of its own, in memory) is the daemon's.
 
     `at` is for those of one process that share an arm (one learns, one evaluates): `owner` says who
     had it last, and it is let go when the last of them closes.
     """
 
-    known: ClassVar[dict[str, Guest]] = {}
+    known: ClassVar[dict[str, RobotSession]] = {}
 
     @classmethod
-    def at(cls, deployment: Deployment, folder: Path | None = None) -> Guest:
+    def at(cls, deployment: Deployment, folder: Path | None = None) -> RobotSession:
         """The one that this process has for such an arm, or a new one."""
         key = f"{folder} {json.dumps(asdict(deployment), sort_keys=True)}"
-        guest = cls.known.get(key)
-        if guest is None:
-            guest = cls.known[key] = cls(deployment, folder)
-            guest.key = key
-        guest.shared += 1
-        return guest
+        session = cls.known.get(key)
+        if session is None:
+            session = cls.known[key] = cls(deployment, folder)
+            session.key = key
+        session.shared += 1
+        return session
 
     def __init__(self, deployment: Deployment, folder: Path | None = None) -> None:
         self.deployment, self.key, self.shared = deployment, "", 0
         self.owner: object = None
         self.lock = threading.Lock()  # one at a time
-        self.own = None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
-        self.folder = Path(self.own.name) if self.own is not None else folder
+        self._temporary_folder = (
+            None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
+        )
+        self.folder = (
+            Path(self._temporary_folder.name) if self._temporary_folder is not None else folder
+        )
         assert self.folder is not None
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         deployment.write(self.folder)
@@ -78,17 +82,17 @@ class Guest:
             )
         atexit.register(self._end)
         try:
-            self.until(lambda: self._answers() == "IDLE", "the arm is held", PATIENCE)
+            self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm is held", PATIENCE)
             self._open()
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
-        boxes = self.deployment.boxes(self.folder_path)
-        self.state, self.chunk = boxes.state, boxes.chunk
+        channels = self.deployment.channels(self.folder_path)
+        self.state_mailbox, self.chunk = channels.state, channels.chunk
         self.number = 0
-        self.look()
+        self.update()
 
     @property
     def folder_path(self) -> Path:
@@ -96,23 +100,23 @@ class Guest:
         return self.folder
 
     @property
-    def seen(self) -> Any:
+    def state(self) -> Any:
         """The newest state message, as `look` found it."""
-        return self.state.fields[0]
+        return self.state_mailbox.fields[0]
 
     @property
     def mode(self) -> Mode:
-        return Mode(int(self.seen["mode"]))
+        return Mode(int(self.state["mode"]))
 
     @property
     def fault(self) -> str:
-        return bytes(self.seen["fault"]).decode(errors="replace")
+        return bytes(self.state["fault"]).decode(errors="replace")
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Until there is a newer state than the last."""
-        self.until(self.state.receive, "the arm's process tells of the arm", 5.0)
+        self.wait_until(self.state_mailbox.receive, "the arm's process tells of the arm", 5.0)
 
-    def say(self, action: Floats, seen: float) -> None:
+    def send_action(self, action: Floats, seen: float) -> None:
         """`action` [A] from now on, for a step; it was decided from what was seen at `seen` (s)."""
         message = self.chunk.fields[0]
         self.number += 1
@@ -121,65 +125,65 @@ class Guest:
         message["actions"][0, : len(action)] = action
         self.chunk.send()
 
-    def ask(self, verb: Verb) -> bool:
-        """Whether that was done; GuestError where the daemon is gone."""
+    def request(self, verb: Verb) -> bool:
+        """Whether that was done; RobotSessionError where the daemon is gone."""
         try:
-            return ask(self.folder_path, verb, PATIENCE).ok
-        except (ToolError, RequestError) as error:
-            raise GuestError(f"{error}: {self._last_words()}") from error
+            return call(self.folder_path, verb, PATIENCE).ok
+        except (ClientError, RequestError) as error:
+            raise RobotSessionError(f"{error}: {self._daemon_error()}") from error
 
-    def go(self, rest: Floats) -> None:
+    def start(self, rest: Floats) -> None:
         """From held to running, with `rest` [A] as the action until there is another one."""
 
         def running() -> bool:
-            self.look()
+            self.update()
             if self.mode == Mode.IDLE:
-                self.ask(Verb.ARM)
+                self.request(Verb.ARM)
             elif self.mode == Mode.ARMED:
-                self.say(rest, float(self.seen["measured"]))
+                self.send_action(rest, float(self.state["measured"]))
                 time.sleep(2 / self.deployment.hertz)
-                self.ask(Verb.START)
+                self.request(Verb.START)
             elif self.mode == Mode.ESTOP:
-                raise GuestError(f"the arm stopped for good: {self.fault}")
+                raise RobotSessionError(f"the arm stopped for good: {self.fault}")
             return self.mode == Mode.RUNNING
 
-        self.until(running, "the arm may move", PATIENCE)
+        self.wait_until(running, "the arm may move", PATIENCE)
 
     def rest(self) -> None:
         """To rest within the limits, and held."""
-        self.look()
+        self.update()
         if self.mode in (Mode.ARMED, Mode.RUNNING, Mode.HOMING):
-            self.ask(Verb.STOP)
-        self.until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm rests", PATIENCE)
+            self.request(Verb.STOP)
+        self.wait_until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm rests", PATIENCE)
 
     def home(self) -> None:
         """To where episodes begin, through the safety chain; things are laid out again there."""
         if not self.deployment.home:
             return
-        if not self.ask(Verb.HOME):
-            raise GuestError("the arm may not go home: see `embodied robot status`")
-        self.until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm is home", PATIENCE)
+        if not self.request(Verb.HOME):
+            raise RobotSessionError("the arm may not go home: see `embodied robot status`")
+        self.wait_until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm is home", PATIENCE)
 
     def _is(self, *modes: Mode) -> bool:
-        self.look()
+        self.update()
         return self.mode in modes
 
-    def until(self, so: Callable[[], bool], what: str, patience: float) -> None:
-        """GuestError where it is not so within `patience` s, or the daemon died."""
+    def wait_until(self, so: Callable[[], bool], what: str, patience: float) -> None:
+        """RobotSessionError where it is not so within `patience` s, or the daemon died."""
         deadline = time.monotonic() + patience
         while not so():
             if self.daemon.poll() is not None:
-                raise GuestError(f"the robot's daemon is gone: {self._last_words()}")
+                raise RobotSessionError(f"the robot's daemon is gone: {self._daemon_error()}")
             if time.monotonic() > deadline:
-                raise GuestError(f"{what}: not within {patience:.0f} s")
+                raise RobotSessionError(f"{what}: not within {patience:.0f} s")
             time.sleep(LOOK if patience > 5 else 1e-3)
 
-    def _answers(self) -> str:
-        with suppress(ToolError, RequestError, MailboxError):
-            return str(ask(self.folder_path, Verb.STATUS, 5.0).status["mode"])
+    def _daemon_mode(self) -> str:
+        with suppress(ClientError, RequestError, MailboxError):
+            return str(call(self.folder_path, Verb.STATUS, 5.0).status["mode"])
         return ""
 
-    def _last_words(self) -> str:
+    def _daemon_error(self) -> str:
         return self.errors.read_text().strip()[-300:] or "it said nothing"
 
     def close(self) -> None:
@@ -200,27 +204,27 @@ class Guest:
         except subprocess.TimeoutExpired:
             self.daemon.kill()
             self.daemon.wait()
-        if self.own is not None:
-            self.own.cleanup()
-            self.own = None
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
+            self._temporary_folder = None
 
 
-class Dozing:
+class DeadmanTimer:
     """Calls `doze` once when nobody has said `awake` for `patience` s, from a thread of its own.
 
     A process that hangs as a whole does not come to that, and the arm's own process acts."""
 
-    def __init__(self, patience: float, doze: Callable[[], None], lock: threading.Lock) -> None:
-        self.patience, self.doze, self.lock = patience, doze, lock
+    def __init__(self, patience: float, callback: Callable[[], None], lock: threading.Lock) -> None:
+        self.patience, self.callback, self.lock = patience, callback, lock
         self.last: float | None = None
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
 
-    def awake(self) -> None:
+    def feed(self) -> None:
         self.last = time.monotonic()
 
-    def asleep(self) -> None:
+    def pause(self) -> None:
         """Nothing to be done any more until somebody is awake again."""
         self.last = None
 
@@ -229,7 +233,7 @@ class Dozing:
             with self.lock:
                 if self.last is not None and time.monotonic() > self.last + self.patience:
                     self.last = None
-                    self.doze()
+                    self.callback()
 
     def close(self) -> None:
         self.done.set()

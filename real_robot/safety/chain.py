@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.safety.limits import Limiter
 
 ORDER = (
@@ -44,7 +44,7 @@ class Tick:
 
     q: Floats
     last: Floats
-    arm: Arm
+    arm: ArmState
     seen: float
     now: float
     hold: bool = False
@@ -57,7 +57,7 @@ class Stage(Protocol):
 
     name: ClassVar[str]
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         """The arm stands still at `arm`; forget what was."""
         ...
 
@@ -82,7 +82,7 @@ class Chain:
         self.fault = ""
         self._before = np.zeros(len(limiter.limits))
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         """Start from an arm at rest. A latched fault stays: `clear` is the operator's."""
         for stage in self.stages:
             stage.begin(arm)
@@ -93,10 +93,10 @@ class Chain:
         """The operator has seen the fault; the next `begin` starts afresh."""
         self.fault = ""
 
-    def __call__(self, wish: Floats, seen: float, arm: Arm, now: float) -> Floats:
-        """What to send [n] for the wanted target `wish` [n]; valid until the next call."""
+    def __call__(self, target: Floats, seen: float, arm: ArmState, now: float) -> Floats:
+        """What to send [n] for the wanted target `target` [n]; valid until the next call."""
         tick = Tick(self.limiter.wanted, self.limiter.q, arm, seen, now)
-        _put(tick.q, wish, tick)
+        _put(tick.q, target, tick)
         for i, stage in enumerate(self.stages):
             np.copyto(self._before, tick.q)
             held = tick.hold
@@ -126,10 +126,10 @@ class Chain:
         self.counts[at] += self.changed[at] > 1e-9
 
 
-def _put(q: Floats, wish: Floats, tick: Tick) -> None:
-    """`wish` into `q`, or a fault where it does not have its shape."""
-    if np.shape(wish) == q.shape:
-        np.copyto(q, wish)
+def _put(q: Floats, target: Floats, tick: Tick) -> None:
+    """`target` into `q`, or a fault where it does not have its shape."""
+    if np.shape(target) == q.shape:
+        np.copyto(q, target)
     else:
         np.copyto(q, tick.last)
-        tick.fault = f"the command has shape {np.shape(wish)} for {len(q)} joints"
+        tick.fault = f"the command has shape {np.shape(target)} for {len(q)} joints"

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Limits
+from real_robot.control.arm_state import ArmState, Limits
 from real_robot.safety.chain import Tick
 
 
@@ -17,7 +17,7 @@ class Finite:
 
     name: ClassVar[str] = "finite"
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
@@ -60,7 +60,7 @@ class Fresh:
         self.config = config
         self._forget()
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self._forget()
 
     def _forget(self) -> None:
@@ -105,7 +105,7 @@ class Enabled:
     def __init__(self) -> None:
         self.on = False
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
@@ -120,7 +120,7 @@ class Torque:
     def __init__(self, limits: Limits, patience: int = 3) -> None:
         self.most, self.patience, self.above = np.asarray(limits.torque), patience, 0
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self.above = 0
 
     def __call__(self, tick: Tick) -> None:
@@ -147,7 +147,7 @@ class TorqueRate:
             raise ConfigError("safety.torque_rate should be finite and above 0 for every joint")
         self.time, self.past, self.at = dt * ticks, np.zeros((ticks, len(most))), 0
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self.past[:] = arm.tau
 
     def __call__(self, tick: Tick) -> None:
@@ -170,7 +170,7 @@ class Tracking:
     def __init__(self, limits: Limits) -> None:
         self.most = np.asarray(limits.tracking)
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:

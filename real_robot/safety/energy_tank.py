@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.safety.chain import Tick
 
 
@@ -78,7 +78,7 @@ class Energy:
         self.tank = Tank(config)
         self._sent, self._q = np.zeros(len(limits)), np.zeros(len(limits))
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self.tank.level = self.tank.config.start
         self._sent[:], self._q[:] = arm.q, arm.q
 

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariable
 
 from embodied.core.build import ConfigError
 from policies.wrappers.reflex_rule import reflexing
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.safety.chain import Tick
 
 
@@ -91,7 +91,7 @@ class Reflex:
         self.stiffness = self.held.copy()
         self._forget()
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self._forget()
 
     def _forget(self) -> None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.safety.chain import Tick
 
 Forward = Callable[[Floats], Floats]
@@ -54,7 +54,7 @@ class Workspace:
         self.forward = forward
         self._trial = np.zeros(0)
 
-    def begin(self, arm: Arm) -> None:
+    def begin(self, arm: ArmState) -> None:
         self._trial = np.zeros_like(arm.q)
 
     def depth(self, q: Floats) -> float:

@@ -1,7 +1,7 @@
 """Teleop: people move an arm, or take over from a policy, by keyboard, gamepad, SpaceMouse or a
 second arm.
 
-A device says how it is held; `Person` makes actions of that, by the names of the action space, and
+A device says how it is held; `Teleoperator` makes actions of that, by the names of the action space, and
 is both a policy (demonstrations) and an intervener (corrections: policies.scripted.intervener). A
 person has
 the arm in hand while they hold the device, and `linger` s longer; a gamepad or a SpaceMouse that is
@@ -65,7 +65,7 @@ class Config:
             raise ConfigError("teleop: speed in (0, 1] and linger of 0 or more, please")
 
 
-class Person(Policy):
+class Teleoperator(Policy):
     """Of one row: there is one arm in a person's hand. `carry["row/intervened"]` says whether the
     step was theirs."""
 
@@ -137,8 +137,8 @@ class Person(Policy):
         return x, y, z
 
 
-class Intervening:
-    """A `Person` as policies.scripted.intervener asks for one."""
+class TeleopIntervener:
+    """A `Teleoperator` as policies.scripted.intervener asks for one."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Intervening:
         num_envs: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.person = Person(config, spec, num_envs, clock)
+        self.person = Teleoperator(config, spec, num_envs, clock)
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.person.over(obs, first)

@@ -24,7 +24,7 @@ def robot(file: Path) -> dict[str, Any]:
     text = yaml.safe_load(file.read_text())
     words = [
         f"robot.{part}.world.task=reach"
-        for part in ("driver", "counterpart")
+        for part in ("driver", "emulator")
         if (text.get(part) or {}).get("world")
     ]
     return compose("deploy", [f"robot={file.stem}", *words]).node["robot"]
@@ -58,4 +58,4 @@ def test_it_fits_together(file: Path) -> None:
 
 
 def test_there_are_some() -> None:
-    assert {"sim", "so101_fake", "so101"} <= {file.stem for file in FILES}
+    assert {"sim", "so101_sim", "so101"} <= {file.stem for file in FILES}

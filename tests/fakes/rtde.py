@@ -1,4 +1,4 @@
-"""The UR that is not there, which ships with the package: `robot=ur_fake` needs it."""
+"""The UR that is not there, which ships with the package: `robot=ur_sim` needs it."""
 
 from real_robot.emulators.ur.controller import FakeUR
 

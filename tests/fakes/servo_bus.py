@@ -1,4 +1,4 @@
-"""The servo bus on a pseudo-terminal, which ships with the package: `robot=so101_fake` needs it."""
+"""The servo bus on a pseudo-terminal, which ships with the package: `robot=so101_sim` needs it."""
 
 from real_robot.emulators.servos.bus import (
     MAKES,

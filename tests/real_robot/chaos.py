@@ -128,7 +128,7 @@ class Scene:
         deadline, fast = time.monotonic() + PATIENT, self.fast
         while True:
             status = self.running()
-            state = self.deployment.boxes(self.folder).state
+            state = self.deployment.channels(self.folder).state
             while not state.receive() or state.fields["mode"] == Mode.RUNNING:
                 if float(np.abs(state.fields["dq"]).max()) > fast:
                     return status

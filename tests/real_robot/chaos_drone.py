@@ -1,4 +1,4 @@
-"""Chaos in the air: a drone of the counterpart behind cflib, and what its bridge does when hurt.
+"""Chaos in the air: a drone of the emulator behind cflib, and what its bridge does when hurt.
 
 Nothing holds a drone but its motors. A fault of ours ends in a landing by the planner on board; a
 radio that nobody speaks on any more, in the firmware's own watchdog: level after 0.5 s, motors off
@@ -33,7 +33,7 @@ from tests.real_robot.blows import SAY, end_daemon
 from tests.real_robot.chaos import Blow, Scene, Settings, ended, place
 from tests.real_robot.test_daemon import until
 
-ROBOT = Path("configs/robot/crazyflie_fake.yaml")
+ROBOT = Path("configs/robot/crazyflie_sim.yaml")
 FAST = 0.2  # m/s
 HIGH, LOW = 0.6, 0.35  # m: it sways at 0.5
 SETTLE = 1.0  # s: it follows its set-points late, and touches down softly
@@ -52,7 +52,7 @@ class Flying(Scene):
         self.fast = FAST
 
     def deployed(self) -> Deployment:
-        """As `robot=crazyflie_fake`, but that the policy sways for ever."""
+        """As `robot=crazyflie_sim`, but that the policy sways for ever."""
         allow("tests")
         robot: dict[str, Any] = yaml.safe_load(ROBOT.read_text())
         robot.pop("_target_")
@@ -67,7 +67,7 @@ class Flying(Scene):
         fresh = replace(self.settings.fresh, state=1.0 + self.settings.silence, frozen=0)
         own = {"uri": self.fake.uri, "silence": self.settings.silence, "hover": self.settings.hover}
         return replace(
-            Deployment.parse({**robot, "counterpart": None, "policy": ""}),
+            Deployment.parse({**robot, "emulator": None, "policy": ""}),
             driver={**robot["driver"], **own},
             policy=str(save(self.folder / "policy" / "0", policy, 0)),
             fresh=fresh,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.energy_tank import Config as EnergyConfig
@@ -99,13 +99,13 @@ class World:
     def begin(self, q: Floats) -> None:
         """An operator's reset."""
         self.chain.clear()
-        self.chain.begin(Arm(q.copy(), np.zeros(2), np.zeros(2), self.now))
+        self.chain.begin(ArmState(q.copy(), np.zeros(2), np.zeros(2), self.now))
         self.enabled.on, self.above = True, 0
 
     def tick(self, told: Told, push: Floats) -> Floats:
         """What was sent [2]."""
         self.now += DT
-        arm = Arm(self.q.copy(), self.dq.copy(), self.tau.copy(), self.now)
+        arm = ArmState(self.q.copy(), self.dq.copy(), self.tau.copy(), self.now)
         self.above = self.above + 1 if (np.abs(self.tau) > LIMITS.torque).any() else 0
         sent = self.chain(told.q, self.now - told.seen, arm, self.now)
         assert self.chain.fault or self.above < PATIENCE, "a torque above its limit went on"

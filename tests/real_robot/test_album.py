@@ -11,11 +11,11 @@ import torch
 
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from real_robot.cameras.camera import CameraError, Picture
-from real_robot.cameras.frame_history import KEPT, Album
-from real_robot.cameras.shared_frames import Shown, View, box
+from real_robot.cameras.frame_history import KEPT, FrameHistory
+from real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
 from real_robot.ipc.messages import Mode
 from real_robot.policy.observer import Observer
-from real_robot.recording.recorder import Scribe, seen_spec
+from real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_record import ticks
 
@@ -27,11 +27,11 @@ def grey(level: int, size: tuple[int, int] = SIZE) -> np.ndarray:
     return np.full((*size, 3), level, np.uint8)
 
 
-def album(*times: float, age: float = 0.5) -> Album:
+def album(*times: float, age: float = 0.5) -> FrameHistory:
     """Pictures taken at those times, of grey levels 1, 2, ..."""
-    made = Album({}, {"front": SIZE}, ("front",), age)
+    made = FrameHistory({}, {"front": SIZE}, ("front",), age)
     for level, t in enumerate(times, 1):
-        made.keep("front", t, grey(level))
+        made.add("front", t, grey(level))
     return made
 
 
@@ -44,14 +44,14 @@ def test_the_newest_that_is_not_later() -> None:
     nothing = made.decided({"front": 1.05})
     assert nothing["stamp/decided/front"] == 0 and not nothing["decided/front"].any()
     for k in range(KEPT):
-        made.keep("front", 2.0 + k, grey(7))
+        made.add("front", 2.0 + k, grey(7))
     assert made.at(1.9)["stamp/front"] == 0, "long gone"
 
 
-def scribe(made: Album) -> Scribe:
-    spec = seen_spec(SPEC, {"front": SIZE})
+def scribe(made: FrameHistory) -> EpisodeBuilder:
+    spec = recorded_spec(SPEC, {"front": SIZE})
     observer = Observer(spec, 7, tool, GOAL, pictures=("front",))
-    return Scribe(spec, observer, lambda q: tool(q[None])[0], 0, lambda q, s: False, made)
+    return EpisodeBuilder(spec, observer, lambda q: tool(q[None])[0], 0, lambda q, s: False, made)
 
 
 def test_an_episode_ends_before_a_row_without_a_new_picture() -> None:
@@ -60,14 +60,14 @@ def test_an_episode_ends_before_a_row_without_a_new_picture() -> None:
     runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
     steps = [{**runs, "step": k, "q": 0.1 * k} for k in range(5)]
     made = ticks({"mode": Mode.ARMED}, *steps, {"mode": Mode.STOPPING, "fault": b"why"})
-    writes.hear(10.0, np.zeros(0, np.float32), np.array([10.005]))
-    said = [writes.take(tick) for tick in made]
+    writes.add_decision(10.0, np.zeros(0, np.float32), np.array([10.005]))
+    said = [writes.add_tick(tick) for tick in made]
     episode = said[-1]
     assert said[:-1] == [None] * 6 and episode is not None
     # Ages of the rows: 5 ms, 15 ms: the second one is stale, and there is no step before the first.
     assert episode.rows == {} and "at step 1; 0 steps before it are kept" in episode.lost
-    writes.album = album(10.005, 10.012, 10.03, age=0.0105)
-    said = [writes.take(tick) for tick in made]
+    writes.frames = album(10.005, 10.012, 10.03, age=0.0105)
+    said = [writes.add_tick(tick) for tick in made]
     episode = said[-1]
     assert episode is not None and episode.fault == "why" and episode.success is False
     # 5, 8, 0 ms, then 10 and (the end, of the same tick) 20: the fifth row is stale.
@@ -100,12 +100,12 @@ def test_what_was_decided_upon_is_read_back(tmp_path: Path, images: Literal["png
 
 def test_a_view_sees_what_is_shown(tmp_path: Path) -> None:
     now = 5.0
-    told = box(tmp_path, "front", create=True)
-    with View(tmp_path, "front", lambda: now) as view:
+    told = camera_mailbox(tmp_path, "front", create=True)
+    with FrameReader(tmp_path, "front", lambda: now) as view:
         now = 5.2
         with pytest.raises(CameraError, match=r"camera front has shown nothing new for 0.20 s"):
             view.newest(0.1)
-        shown = Shown(tmp_path, "front")
+        shown = FrameWriter(tmp_path, "front")
         for number in range(1, 101):
             shown.add(Picture(grey(number), 5.0 + number / 1000, number))
         newest = view.newest(0.2)
@@ -119,7 +119,7 @@ def test_a_view_sees_what_is_shown(tmp_path: Path) -> None:
             view.newest(9.0)
         told.fields[:] = 0
         told.send()
-        again = Shown(tmp_path, "front")
+        again = FrameWriter(tmp_path, "front")
         again.add(Picture(grey(9, (8, 6)), 5.3, 1))
         assert view.newest(1.0).frame.shape == (8, 6, 3)
         assert [each.number for each in view.since()] == [1]

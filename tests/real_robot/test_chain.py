@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import (
     Enabled,
@@ -41,8 +41,10 @@ LIMITS = Limits(
 START = np.array([0.0, 1.0])
 
 
-def arm(q: Floats = START, t: float = 0.0, tau: Floats | None = None) -> Arm:
-    return Arm(np.array(q, float), np.zeros(len(q)), np.zeros(len(q)) if tau is None else tau, t)
+def arm(q: Floats = START, t: float = 0.0, tau: Floats | None = None) -> ArmState:
+    return ArmState(
+        np.array(q, float), np.zeros(len(q)), np.zeros(len(q)) if tau is None else tau, t
+    )
 
 
 def chain(*stages: object) -> Chain:

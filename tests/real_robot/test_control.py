@@ -12,11 +12,11 @@ from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 from real_robot.control.arm_state import Floats, Limits
-from real_robot.control.chunk_follower import Chunk, Follower
-from real_robot.control.loop import Boxes, Control
+from real_robot.control.chunk_follower import Chunk, ChunkFollower
+from real_robot.control.loop import Channels, Control
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
@@ -49,19 +49,19 @@ class Bench:
             Tracking(LIMITS),
         ]
         chain = Chain(stages, Limiter(LIMITS, DT))
-        follower = Follower(CartesianDelta(CartesianConfig()), STEP)
-        self.here = Boxes.make(folder, 7, len(chain.names))
-        self.there = Boxes.open(folder, 7, len(chain.names))
+        follower = ChunkFollower(CartesianDelta(CartesianConfig()), STEP)
+        self.here = Channels.make(folder, 7, len(chain.names))
+        self.there = Channels.open(folder, 7, len(chain.names))
         self.control = Control(self.driver, chain, follower, self.here, lambda: self.now)
         self.action: Floats | None = None
         self.sent: list[Floats] = []
         self.control.connect()
 
-    def ask(self, wish: Wish) -> Mode:
+    def ask(self, wish: Command) -> Mode:
         """What the operator sees one turn later."""
         fields = self.there.request.fields
         fields["number"] += 1
-        fields["wish"] = wish
+        fields["command"] = wish
         self.there.request.send()
         self.run(1)
         return self.mode
@@ -95,9 +95,9 @@ class Bench:
         """Armed, started and going down."""
         self.action = DOWN
         self.run(10)
-        assert self.ask(Wish.ARM) == Mode.ARMED
+        assert self.ask(Command.ARM) == Mode.ARMED
         self.run(10)
-        assert self.ask(Wish.START) == Mode.RUNNING
+        assert self.ask(Command.START) == Mode.RUNNING
         self.run(50)
 
 
@@ -117,26 +117,26 @@ def test_it_moves_only_when_it_was_armed_and_started(bench: Bench) -> None:
     bench.action = DOWN
     bench.run(50)
     assert bench.mode == Mode.IDLE and np.ptp(np.stack(bench.sent), axis=0).max() == 0
-    assert bench.ask(Wish.START) == Mode.IDLE, "not armed"
+    assert bench.ask(Command.START) == Mode.IDLE, "not armed"
     assert bench.there.state.fields["refused"][0] == 1
     before = fr3.forward(bench.sent[-1][None])[0][0, 2]
     bench.moving()
     after = fr3.forward(bench.sent[-1][None])[0][0, 2]
     assert before - after == pytest.approx(0.25 * 0.9, abs=0.08), "0.5 m/s for half a second"
-    assert bench.ask(Wish.STOP) == Mode.STOPPING
+    assert bench.ask(Command.STOP) == Mode.STOPPING
     bench.run(60)
     assert bench.mode == Mode.IDLE and not bench.fault
     within(bench.sent)
 
 
 def test_without_a_policy_it_does_not_start(bench: Bench) -> None:
-    assert bench.ask(Wish.ARM) == Mode.ARMED
-    assert bench.ask(Wish.START) == Mode.ARMED
+    assert bench.ask(Command.ARM) == Mode.ARMED
+    assert bench.ask(Command.START) == Mode.ARMED
     bench.action = DOWN
     bench.run(10)
     bench.action = None
     bench.run(30)
-    assert bench.ask(Wish.START) == Mode.ARMED, "what it said last is too old"
+    assert bench.ask(Command.START) == Mode.ARMED, "what it said last is too old"
 
 
 def test_a_silent_policy_is_held_and_then_a_latched_stop(bench: Bench) -> None:
@@ -150,9 +150,9 @@ def test_a_silent_policy_is_held_and_then_a_latched_stop(bench: Bench) -> None:
     assert np.ptp(rest[10:], axis=0).max() < 0.02, "held from 0.2 s on"
     bench.action = DOWN
     bench.run(20)
-    for wish in (Wish.ARM, Wish.START):
+    for wish in (Command.ARM, Command.START):
         assert bench.ask(wish) == Mode.ESTOP, "a new command does not clear it"
-    assert bench.ask(Wish.RESET) == Mode.IDLE and not bench.fault
+    assert bench.ask(Command.RESET) == Mode.IDLE and not bench.fault
     bench.moving()
     within(bench.sent[:silent])
 
@@ -169,10 +169,10 @@ def test_an_action_that_is_not_a_number_stops_the_arm(bench: Bench, bad: float) 
 
 def test_a_stop_button_works_in_every_mode_and_waits_for_rest(bench: Bench) -> None:
     bench.moving()
-    assert bench.ask(Wish.ESTOP) == Mode.ESTOP
-    assert bench.ask(Wish.RESET) == Mode.ESTOP, "still moving"
+    assert bench.ask(Command.ESTOP) == Mode.ESTOP
+    assert bench.ask(Command.RESET) == Mode.ESTOP, "still moving"
     bench.run(60)
-    assert bench.ask(Wish.RESET) == Mode.IDLE
+    assert bench.ask(Command.RESET) == Mode.IDLE
     within(bench.sent)
 
 
@@ -180,7 +180,7 @@ def test_a_broken_wire_is_latched_with_its_reason(tmp_path: Path) -> None:
     bench = Bench(tmp_path, fails_at=0.5)
     bench.moving()
     assert bench.mode == Mode.ESTOP and "wire is broken" in bench.fault
-    assert bench.ask(Wish.RESET) == Mode.ESTOP
+    assert bench.ask(Command.RESET) == Mode.ESTOP
 
 
 def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> No
     assert bad.mode == Mode.ESTOP and "last seen" in bad.fault
 
 
-def follower(blend: int = 2, grace: int = 0) -> Follower:
+def follower(blend: int = 2, grace: int = 0) -> ChunkFollower:
     class Sum:
         """A controller whose joint target is the sum of its actions."""
 
@@ -207,13 +207,13 @@ def follower(blend: int = 2, grace: int = 0) -> Follower:
             target = reference["q"] + action
             return target, np.zeros(1), {"q": target}
 
-    made = Follower(Sum(), dt=1.0, blend=blend, grace=grace)
+    made = ChunkFollower(Sum(), dt=1.0, blend=blend, grace=grace)
     made.begin(np.zeros(1), 0.0, now=10.0)
     return made
 
 
 def targets(
-    made: Follower, times: list[float], before: Callable[[float], None] | None = None
+    made: ChunkFollower, times: list[float], before: Callable[[float], None] | None = None
 ) -> list[float]:
     out, seen = np.zeros(1), []
     for now in times:

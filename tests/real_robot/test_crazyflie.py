@@ -1,4 +1,4 @@
-"""The Crazyflie's driver, by cflib, before a counterpart that flies in the simulator."""
+"""The Crazyflie's driver, by cflib, before a emulator that flies in the simulator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from envs.hardware_sim.crazyflie_flight import PLACES
 from real_robot.control.arm_state import Limits
-from real_robot.control.chunk_follower import Follower
+from real_robot.control.chunk_follower import ChunkFollower
 from real_robot.control.homing import Homing
 from real_robot.control.loop import Control
 from real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
 from real_robot.drivers.driver import DriverError
 from real_robot.emulators.crazyflie.firmware import State
-from real_robot.ipc.channels import Boxes
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.channels import Channels
+from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
 from real_robot.safety.limits import Limiter
@@ -143,7 +143,7 @@ def test_a_lost_link_is_a_fault_and_the_drone_stops_by_itself(fake: FakeCrazyfli
         until(lambda: fake.height == 0, "it falls")
 
 
-def test_a_counterpart_that_is_gone_is_a_lost_link(fake: FakeCrazyflie) -> None:
+def test_an_emulator_that_is_gone_is_a_lost_link(fake: FakeCrazyflie) -> None:
     arm = driver(fake)
     arm.connect()
     fake.over.set()
@@ -189,7 +189,7 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()
     seen = {
-        "_target_": "real_robot.ipc.external_state.Seen",
+        "_target_": "real_robot.ipc.external_state.ExternalStateReader",
         "folder": str(folder),
         "names": PLACES,
         "age": 2.0,
@@ -202,7 +202,7 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
         assert arm.read().q[:2] == pytest.approx([0.4, 0.3], abs=0.02)
         goal = [0.2, 0.2, 0.4]
         until(near(fake, goal), "it flies", towards(arm, [*goal, 0.0]))
-        fake.air.seer = None
+        fake.air.writer = None
         assert "last measured" in fault(arm, [*goal, 0.0])
         arm.cut()
 
@@ -231,10 +231,10 @@ class Bench:
     def __init__(self, folder: Path, arm: Crazyflie) -> None:
         fresh = Fresh(FreshConfig(hold=5.0, stop=20.0, state=20.0))
         chain = Chain([Finite(), fresh, Enabled(), Tracking(LIMITS)], Limiter(LIMITS, TICK))
-        self.here = Boxes.make(folder, 4, len(chain.names))
-        self.there = Boxes.open(folder, 4, len(chain.names))
+        self.here = Channels.make(folder, 4, len(chain.names))
+        self.there = Channels.open(folder, 4, len(chain.names))
         home = Homing(np.array([0.0, 0.0, 0.4, 0.0]), LIMITS)
-        follower = Follower(Flight(FlightConfig()), 0.05)
+        follower = ChunkFollower(Flight(FlightConfig()), 0.05)
         self.control = Control(arm, chain, follower, self.here, homing=home)
         self.control.connect()
 
@@ -242,9 +242,9 @@ class Bench:
         self.control.turn()
         self.there.state.receive()
 
-    def ask(self, wish: Wish) -> None:
+    def ask(self, wish: Command) -> None:
         self.there.request.fields["number"] += 1
-        self.there.request.fields["wish"] = wish
+        self.there.request.fields["command"] = wish
         self.there.request.send()
         self.turn()
 
@@ -263,20 +263,20 @@ def test_nobody_moves_it_so_it_lands_and_that_is_no_fault(
     arm = driver(fake, hover=1.5)
     bench = Bench(tmp_path, arm)
     try:
-        bench.ask(Wish.HOME)
+        bench.ask(Command.HOME)
         assert bench.mode == Mode.HOMING
         until(lambda: fake.height > 0.1, "it takes off", bench.turn)
         until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
         assert arm.phase == Phase.FLYING
         until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
         assert bench.mode == Mode.IDLE and not bench.fault and fake.height == 0
-        bench.ask(Wish.ARM)
+        bench.ask(Command.ARM)
         assert bench.mode == Mode.ARMED and not fake.firmware.flying, "armed is not in the air"
-        bench.ask(Wish.STOP)
+        bench.ask(Command.STOP)
         until(lambda: bench.mode == Mode.IDLE, "it rests", bench.turn)
-        bench.ask(Wish.HOME)
+        bench.ask(Command.HOME)
         until(lambda: fake.height > 0.1, "it takes off again", bench.turn)
-        bench.ask(Wish.ESTOP)
+        bench.ask(Command.ESTOP)
         assert bench.mode == Mode.ESTOP
         until(lambda: fake.firmware.state == State.LOCKED, "motors off", bench.turn)
         until(lambda: fake.height == 0, "it falls", bench.turn)
@@ -290,13 +290,13 @@ def test_a_fault_hovers_and_lands(tmp_path: Path, fake: FakeCrazyflie) -> None:
     arm = driver(fake, hover=0.5)
     bench = Bench(tmp_path, arm)
     try:
-        bench.ask(Wish.HOME)
+        bench.ask(Command.HOME)
         until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
         bench.control.chain.fault = "a test says so"
         until(lambda: bench.mode == Mode.ESTOP, "it is latched", bench.turn)
         until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
         assert fake.firmware.state != State.LOCKED and bench.fault == "a test says so"
-        bench.ask(Wish.RESET)
+        bench.ask(Command.RESET)
         assert bench.mode == Mode.IDLE and not bench.fault
     finally:
         arm.close()

@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_drone_flies_to_its_goal_and_comes_down(tmp_path: Path, folder: Path) -> None:
     """It knows its place from a motion capture system beside it."""
-    outside = "robot.counterpart.external=true"
-    deploy = start(tmp_path, folder, "robot=crazyflie_fake", "demonstrator=fly", outside)
+    outside = "robot.emulator.external=true"
+    deploy = start(tmp_path, folder, "robot=crazyflie_sim", "demonstrator=fly", outside)
     text = said(deploy)
     assert deploy.returncode == 0, text
     out = tmp_path / "out"
@@ -52,7 +52,7 @@ def test_a_policy_of_the_setpoint_world_fits(
     save(run / "checkpoints" / "00000000", policy, 0)
     world = {"_target_": "envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}
     (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
-    code, text = robot(capsys, "check", "robot=crazyflie_fake", f"policy={run}")
+    code, text = robot(capsys, "check", "robot=crazyflie_sim", f"policy={run}")
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
     fine = ("policy", "rate", "actions", "observations", "parity", "limits", "workspace")
     assert code == 0 and {lines[name] for name in fine} == {"ok"}, text

@@ -1,4 +1,4 @@
-"""The Crazyflie's counterpart by itself: packets by hand, its rules on a clock that the test moves,
+"""The Crazyflie's emulator by itself: packets by hand, its rules on a clock that the test moves,
 and noise."""
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_another_policy_on_board_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_deploy_puts_it_where_it_belongs(run: Path, tmp_path: Path) -> None:
     """By the names of its actions; a script says where to go."""
-    node = compose("deploy", ["robot=crazyflie_fake"]).node
+    node = compose("deploy", ["robot=crazyflie_sim"]).node
     with site(node, str(run), tmp_path) as here:
         made = here.deployment
         assert made.onboard is not None and made.onboard.policy == str(run.resolve())

@@ -27,9 +27,9 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.embodiments import fr3
-from real_robot.daemon.client import ToolError, ask, connect
+from real_robot.daemon.client import ClientError, call, connect
 from real_robot.daemon.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
-from real_robot.daemon.server import PATIENCE, SOCKET, Desk, DeskError
+from real_robot.daemon.server import PATIENCE, SOCKET, RpcServer, RpcServerError
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import Mode
 from real_robot.safety.checks import FreshConfig
@@ -76,11 +76,11 @@ class Bridge:
         assert self.process.poll() is None, (self.folder / "daemon.err").read_text()
         try:
             return self.ask(Verb.STATUS).ok
-        except ToolError:
+        except ClientError:
             return False
 
     def ask(self, verb: Verb) -> Reply:
-        return ask(self.folder, verb, timeout=PATIENT)
+        return call(self.folder, verb, timeout=PATIENT)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -328,13 +328,13 @@ def test_nobody_else_may_ask_and_a_second_daemon_is_refused(bridge: Bridge, tmp_
     assert stat.S_IMODE((bridge.folder / SOCKET).stat().st_mode) == 0o600
     for name in ("state", "chunk", "request", "ring"):
         assert stat.S_IMODE((bridge.folder / name).stat().st_mode) == 0o600
-    with pytest.raises(DeskError, match="at work"):
-        Desk(bridge.folder)
+    with pytest.raises(RpcServerError, match="at work"):
+        RpcServer(bridge.folder)
     tmp_path.chmod(0o755)
-    with pytest.raises(DeskError, match="chmod 700"):
-        Desk(tmp_path)
-    with pytest.raises(ToolError, match="no daemon is at work"):
-        ask(tmp_path, Verb.STATUS)
+    with pytest.raises(RpcServerError, match="chmod 700"):
+        RpcServer(tmp_path)
+    with pytest.raises(ClientError, match="no daemon is at work"):
+        call(tmp_path, Verb.STATUS)
 
 
 def test_a_killed_daemon_leaves_an_arm_at_rest_and_is_replaced(

@@ -14,7 +14,7 @@ from embodied.embodiments import fr3
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from real_robot.control.arm_state import Floats
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.messages import Command, Mode
 from real_robot.policy.decider import Decider
 from real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, STEP, Bench
@@ -62,9 +62,9 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
             bench.control.turn()
 
     run(20)
-    for wish, mode in ((Wish.ARM, Mode.ARMED), (Wish.START, Mode.RUNNING)):
+    for wish, mode in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
         bench.there.request.fields["number"] += 1
-        bench.there.request.fields["wish"] = wish
+        bench.there.request.fields["command"] = wish
         bench.there.request.send()
         run(6)
         assert bench.control.mode == mode, bench.control.fault

@@ -105,7 +105,7 @@ def test_the_servo_arm_over_its_wire(
 ) -> None:
     """A goal that nobody reaches; policies take over from each other while the arm goes on; a
     stranger's is refused; Ctrl-C ends it in order, and nobody is left."""
-    deploy = start(tmp_path, folder, "robot=so101_fake", *SLOW_WIRE, FAR, "seconds=900")
+    deploy = start(tmp_path, folder, "robot=so101_sim", *SLOW_WIRE, FAR, "seconds=900")
     try:
         run_through(deploy, tmp_path, folder, capsys)
     finally:
@@ -160,7 +160,7 @@ def run_through(
 def test_an_operators_stop_ends_the_session(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deploy = start(tmp_path, folder, "robot=so101_fake", *SLOW_WIRE, FAR, "episodes=3")
+    deploy = start(tmp_path, folder, "robot=so101_sim", *SLOW_WIRE, FAR, "episodes=3")
     try:
         running = until(
             lambda: s if (s := status(capsys, folder)) and s["mode"] == "RUNNING" else None,
@@ -227,10 +227,10 @@ def test_a_check_says_what_fits_and_what_does_not(
     nothing = "robot.driver.world=null"
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}", nothing)
     assert code == 1 and "FAIL observations" in text and "goal_x" in text
-    code, text = robot(capsys, "check", "robot=so101_fake", f"policy={run}")
+    code, text = robot(capsys, "check", "robot=so101_sim", f"policy={run}")
     assert code == 1 and "q6" in text, "another robot's policy"
     its_own = trained(tmp_path / "small", _target_="envs.so101.So101", num_envs=4)
-    code, text = robot(capsys, "check", "robot=so101_fake", f"policy={its_own}")
+    code, text = robot(capsys, "check", "robot=so101_sim", f"policy={its_own}")
     assert code == 0 and "ok   parity" in text and "not of the arm: goal_x" in text, text
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.fresh.hold=0.06")
     assert code == 1 and "FAIL freshness" in text
@@ -244,7 +244,7 @@ def test_limits_that_do_not_fit_the_calibration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wide = "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"
-    code, text = robot(capsys, "check", "robot=so101_fake", "demonstrator=reach", wide)
+    code, text = robot(capsys, "check", "robot=so101_sim", "demonstrator=reach", wide)
     assert code == 1 and "FAIL range" in text and "elbow_flex" in text
 
 
@@ -258,7 +258,7 @@ def test_limits_that_do_not_fit_the_calibration(
         (["robot=sim", "demonstrator=random"], "nobody knows which task"),
         (["robot=sim", "demonstrator=reach", "robot.limits.jerk=null"], "limits: jerk"),
         (["robot=sim", "demonstrator=reach", "robot.hertzz=3"], "hertzz"),
-        (["robot=so101_fake", "demonstrator=reach", "robot.home=[9,0,0,0,0]"], "home: joint 1"),
+        (["robot=so101_sim", "demonstrator=reach", "robot.home=[9,0,0,0,0]"], "home: joint 1"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -273,7 +273,7 @@ def test_nobody_moves_an_arm_without_a_yes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
-        main(["deploy", "robot=so101_fake", "demonstrator=reach"])
+        main(["deploy", "robot=so101_sim", "demonstrator=reach"])
     assert left.value.code == 2 and "yes=true" in capsys.readouterr().err
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
@@ -282,7 +282,7 @@ def test_robots_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["list", "robots"])
     text = capsys.readouterr().out
-    assert "sim " in text and "so101_fake" in text and "that is not there" in text
+    assert "sim " in text and "so101_sim" in text and "that is not there" in text
 
 
 def test_the_wired_world_is_the_simulations() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Limits
+from real_robot.control.arm_state import ArmState, Limits
 from real_robot.safety.chain import Chain
 from real_robot.safety.energy_tank import (
     Config,
@@ -141,7 +141,7 @@ def test_a_moving_set_point_is_paid_for_and_then_stops() -> None:
     config = Config(**{**TANK, "power": 1e9}, stiffness=(100.0,), damping=(0.0,))
     stage = Energy(config, limits, 0.01)
     chain = Chain([stage], Limiter(limits, 0.01))
-    wall = Arm(np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
+    wall = ArmState(np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
     chain.begin(wall)
     sent = [float(chain(np.array([1.0]), 0.0, wall, 0.0)[0]) for _ in range(600)]
     # 1.9 J until the tank is at its least: 50 s^2 = 1.9.
@@ -152,7 +152,7 @@ def test_a_moving_set_point_is_paid_for_and_then_stops() -> None:
     chain.begin(wall)
     q = np.zeros(1)
     for _ in range(400):  # an arm that follows at once costs next to nothing
-        q = chain(np.array([1.0]), 0.0, Arm(q, np.zeros(1), np.zeros(1), 0.0), 0.0).copy()
+        q = chain(np.array([1.0]), 0.0, ArmState(q, np.zeros(1), np.zeros(1), 0.0), 0.0).copy()
     assert q[0] == pytest.approx(1.0, abs=1e-3)
 
 

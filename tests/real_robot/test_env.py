@@ -21,7 +21,7 @@ from envs.fr3.env import Fr3
 from real_robot.daemon.requests import Verb
 from real_robot.ipc.messages import Mode
 from real_robot.rl.robot_env import Config, RealEnv
-from real_robot.rl.session import GuestError
+from real_robot.rl.session import RobotSessionError
 
 PATIENT = 90.0  # s
 
@@ -39,7 +39,7 @@ def env() -> Iterator[RealEnv]:
     made = RealEnv(Config(robot(), world, horizon=60, patience=PATIENT))
     yield made
     made.close()
-    assert made.guest.daemon.returncode == 0 and not made.guest.folder_path.exists()
+    assert made.session.daemon.returncode == 0 and not made.session.folder_path.exists()
 
 
 def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
@@ -71,25 +71,25 @@ def test_nobody_steps_and_the_arm_rests_and_goes_on(env: RealEnv) -> None:
     push = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
     env.step(push)
     deadline = time.monotonic() + PATIENT
-    while env.guest.mode != Mode.IDLE:  # somebody updates a network
-        env.guest.look()
-        assert env.guest.mode != Mode.ESTOP and time.monotonic() < deadline
+    while env.session.mode != Mode.IDLE:  # somebody updates a network
+        env.session.update()
+        assert env.session.mode != Mode.ESTOP and time.monotonic() < deadline
         time.sleep(0.05)
-    before = env.guest.seen["sent"].copy()
+    before = env.session.state["sent"].copy()
     for _ in range(8):
         step = env.step(push)
-    assert env.guest.mode == Mode.RUNNING and not step.ended.item()
-    assert abs(env.guest.seen["sent"] - before).max() > 0.01
+    assert env.session.mode == Mode.RUNNING and not step.ended.item()
+    assert abs(env.session.state["sent"] - before).max() > 0.01
 
 
 def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> None:
     import threading
 
     env.reset()
-    assert env.guest.ask(Verb.ESTOP)
+    assert env.session.request(Verb.ESTOP)
 
     def operator() -> None:
-        while not env.guest.ask(Verb.RESET):
+        while not env.session.request(Verb.RESET):
             time.sleep(0.1)
 
     hand = threading.Timer(1.0, operator)
@@ -103,7 +103,7 @@ def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> Non
 def test_two_may_share_an_arm_one_after_the_other(env: RealEnv) -> None:
     env.reset()
     other = RealEnv(env.config)
-    assert other.guest is env.guest
+    assert other.session is env.session
     other.reset()
     assert not other.step(torch.zeros(1, 4)).log["stopped"].item()
     other.close()
@@ -126,11 +126,11 @@ def test_what_an_arm_cannot_be(env: RealEnv) -> None:
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:
     node = {**robot(), "seconds": 5.0}  # not the other tests' arm
     other = RealEnv(Config(node, {"_target_": "envs.fr3.env.Fr3", "task": "reach"}))
-    assert other.guest is not env.guest
+    assert other.session is not env.session
     other.reset()
-    os.kill(other.guest.daemon.pid, signal.SIGKILL)
-    with pytest.raises(GuestError, match=r"gone|tells"):
+    os.kill(other.session.daemon.pid, signal.SIGKILL)
+    with pytest.raises(RobotSessionError, match=r"gone|tells"):
         for _ in range(500):
             other.step(torch.zeros(1, 4))
-    other.dozing.close()
-    other.guest.close()
+    other.deadman.close()
+    other.session.close()

@@ -108,8 +108,8 @@ def test_no_camera_and_an_old_picture(env: RealEnv) -> None:
     other.close()
     picture = env.render(0, 40, 30)
     assert picture.shape == (30, 40, 3) and picture.dtype == torch.uint8
-    assert env.sight.watch is not None
+    assert env.images.reward_camera is not None
     with pytest.raises(CameraError, match="nothing new"):
-        env.sight.watch.newest(-1.0)
+        env.images.reward_camera.newest(-1.0)
     with pytest.raises(ConfigError, match="scene"):
         build({"_target_": "real_robot.cameras.sources.Rendered", "scenes": {}})

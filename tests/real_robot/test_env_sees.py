@@ -57,7 +57,7 @@ def env() -> Iterator[RealEnv]:
     made = RealEnv(config)
     yield made
     made.close()
-    assert made.guest.daemon.returncode == 0
+    assert made.session.daemon.returncode == 0
 
 
 def drawn(env: RealEnv, obs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
@@ -104,11 +104,13 @@ def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
 
 def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
     env.reset()
-    assert env.sight.watch is env.sight.eyes.own[0], "it can be opened once only"
+    assert env.images.reward_camera is env.images.images.local_cameras[0], (
+        "it can be opened once only"
+    )
     assert env.render_batch(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
     other = RealEnv(env.config)
     other.reset()
-    assert other.sight.watch is env.sight.watch
+    assert other.images.reward_camera is env.images.reward_camera
     other.close()
     assert env.reset()["front"].float().std() > 10, "it is still open"
 
@@ -125,7 +127,7 @@ def test_a_camera_that_fails_is_waited_for(
         made.reset()
         assert not made.step(torch.zeros(1, 4)).log["stopped"].item()
         trouble.dark = 1
-        state = made.deployment.boxes(made.guest.folder_path).state
+        state = made.deployment.channels(made.session.folder_path).state
 
         def mend() -> None:
             while int(state.fields["mode"][0]) != Mode.IDLE:  # else this test never ends
@@ -154,10 +156,10 @@ def test_a_camera_that_fails_is_waited_for(
 
 def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
     env.reset()
-    env.sight.eyes.age = -1.0
+    env.images.images.age = -1.0
     with pytest.raises(CameraError, match="has shown nothing new"):
-        env.sight.look()
-    env.sight.eyes.age = 30.0
+        env.images.read()
+    env.images.images.age = 30.0
 
 
 def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import Leaf
 from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import Eyes
+from real_robot.cameras.policy_images import PolicyImages
 from real_robot.policy.decider import Decider
 from real_robot.policy.observer import Observer
-from real_robot.recording.recorder import seen_spec
+from real_robot.recording.recorder import recorded_spec
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.trouble import Trouble
@@ -38,7 +38,7 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
     bench = Bench(tmp_path)
     node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     observer = Observer(SEEING, 7, tool, GOAL, pictures=("front",))
-    with Eyes(SEEING, {"front": camera}, PATIENT) as eyes:
+    with PolicyImages(SEEING, {"front": camera}, PATIENT) as eyes:
         boxes = bench.there.state, bench.there.chunk
         policy = build(node, spec=SEEING)
         decider = Decider(policy, observer, *boxes, lambda sent: tool(sent[None])[0], eyes)
@@ -65,21 +65,27 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
     scene = {"_target_": "envs.fr3.rendered_camera.Posed", "task": "lift", "size": 32}
     drawn = {"_target_": "real_robot.cameras.sources.Rendered", "scene": scene}
-    with Eyes(world.spec, {"front": drawn}, PATIENT) as eyes:
+    with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
         q = np.array([values[f"q{i}"] for i in range(1, 8)])
         eyes.scenes[0].show(q, values["width"], values)
-        ours, theirs = eyes.look()["front"], obs["front"][0].numpy()
+        ours, theirs = eyes.read()["front"], obs["front"][0].numpy()
     world.close()
     assert np.abs(ours.astype(int) - theirs).mean() < 0.2 and np.ptp(ours) > 100
 
 
 def test_what_no_camera_takes_is_one_line(camera: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"pictures \(front\): name a camera for it \(robot"):
-        Eyes(SEEING, {"wrist": camera}, 1.0)
+        PolicyImages(SEEING, {"wrist": camera}, 1.0)
     stack = SPEC.with_obs(front=Leaf((4, 6, 9), "uint8", 0, 255))
     with pytest.raises(ConfigError, match="9 channels"):
-        Eyes(stack, {"front": camera}, 1.0)
-    assert Eyes(SPEC, {"front": camera}, 1.0).look() == {}, "nobody wants it: it stays closed"
-    assert [*seen_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs] == ["state", "front", "side"]
-    assert seen_spec(SEEING, {"front": (9, 9)}).obs["front"].shape == (4, 6, 3), "as it is seen"
+        PolicyImages(stack, {"front": camera}, 1.0)
+    assert PolicyImages(SPEC, {"front": camera}, 1.0).read() == {}, (
+        "nobody wants it: it stays closed"
+    )
+    assert [*recorded_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs] == [
+        "state",
+        "front",
+        "side",
+    ]
+    assert recorded_spec(SEEING, {"front": (9, 9)}).obs["front"].shape == (4, 6, 3), "as it is seen"

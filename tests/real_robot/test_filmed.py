@@ -204,11 +204,11 @@ def test_another_policy_takes_over_the_same_cameras(
     bridge: Bridge, deployment: Deployment, tmp_path: Path
 ) -> None:
     """One device can be opened once: newcomer and predecessor look at what the cameras show."""
-    from real_robot.daemon.client import ask
+    from real_robot.daemon.client import call
 
     before = bridge.running()
     larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))
-    loaded = ask(bridge.folder, Verb.LOAD, 120.0, policy(tmp_path, larger))
+    loaded = call(bridge.folder, Verb.LOAD, 120.0, policy(tmp_path, larger))
     assert loaded.ok, loaded.reason
     after = bridge.status
     assert after["mode"] == "RUNNING" and after["policy"]["pid"] != before["policy"]["pid"]
@@ -232,7 +232,7 @@ def test_demonstrations_of_a_servo_arm_have_pictures(
     folder = tmp_path / "d"
     folder.mkdir(mode=0o700)
     camera = json.dumps(files(tmp_path / "files")).replace('"', "")
-    words = ["robot=so101_fake", "demonstrator=reach", "robot.driver.timeout=0.3"]
+    words = ["robot=so101_sim", "demonstrator=reach", "robot.driver.timeout=0.3"]
     words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
     code, text = robot(capsys, "check", *words)
     assert code == 1 and "FAIL cameras" in text and "robot.filmed.side=[96, 96]" in text

@@ -30,14 +30,14 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 from envs.hardware_sim.franka import Config as FrankyConfig
 from envs.hardware_sim.franka import Franky
 from real_robot.control.arm_state import Limits
-from real_robot.control.chunk_follower import Follower
-from real_robot.control.loop import Boxes, Control
+from real_robot.control.chunk_follower import ChunkFollower
+from real_robot.control.loop import Channels, Control
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.franka.driver import Franka
 from real_robot.drivers.franka.errors import explain
 from real_robot.drivers.franka.impedance import Tool
 from real_robot.drivers.franka.limits import Own, allowed, misfit, own
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
@@ -73,11 +73,11 @@ def until(so: Callable[[], Any], what: str) -> None:
 def settings() -> Iterator[dict[str, Any]]:
     """A Franka that is not there, before a cube."""
     world = {"_target_": "envs.hardware_sim.fr3_task.Wired", "task": "lift"}
-    counterpart = Franky(FrankyConfig(world=world))
+    emulator = Franky(FrankyConfig(world=world))
     try:
-        yield counterpart.start()
+        yield emulator.start()
     finally:
-        counterpart.stop()
+        emulator.stop()
 
 
 @pytest.fixture
@@ -226,8 +226,8 @@ def control(driver: Franka, folder: Path) -> Control:
         Tracking(limits),
     ]
     chain = Chain(stages, Limiter(limits, dt))
-    follower = Follower(CartesianDelta(CartesianConfig()), 0.05)
-    return Control(driver, chain, follower, Boxes.make(folder, 7, len(chain.names)))
+    follower = ChunkFollower(CartesianDelta(CartesianConfig()), 0.05)
+    return Control(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
 
 
 def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
@@ -238,50 +238,50 @@ def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
     until(once, what)
 
 
-def ask(control: Control, folder: Path, wish: Wish) -> None:
-    boxes = Boxes.open(folder, 7, len(control.chain.names))
+def ask(control: Control, folder: Path, wish: Command) -> None:
+    boxes = Channels.open(folder, 7, len(control.chain.names))
     request = boxes.request.fields
     request["number"] += control.ticks + 1
-    request["wish"] = wish
+    request["command"] = wish
     boxes.request.send()
     control.turn()
 
 
 def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
-    counterpart = Franky(FrankyConfig())
-    settings = counterpart.start()
+    emulator = Franky(FrankyConfig())
+    settings = emulator.start()
     try:
         bridge = control(build(node(**settings, silence=1.0, patience=5.0)), tmp_path)
         bridge.connect()
         turn_until(bridge, lambda: bridge.ticks > 20, "20 ticks")
         assert bridge.mode == Mode.IDLE and bridge.fault == ""
-        os.kill(counterpart.pid, signal.SIGKILL)
+        os.kill(emulator.pid, signal.SIGKILL)
         turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
         assert settings["host"] in bridge.fault and "then reset" in bridge.fault
         turn_until(bridge, lambda: bridge.chain.resting, "at rest")
-        ask(bridge, tmp_path, Wish.RESET)  # nobody is there: it stays what it is
+        ask(bridge, tmp_path, Command.RESET)  # nobody is there: it stays what it is
         assert bridge.mode == Mode.ESTOP and bridge.fault
-        counterpart.stop()
-        counterpart = Franky(FrankyConfig(host=settings["host"]))
-        counterpart.start()
-        ask(bridge, tmp_path, Wish.RESET)
+        emulator.stop()
+        emulator = Franky(FrankyConfig(host=settings["host"]))
+        emulator.start()
+        ask(bridge, tmp_path, Command.RESET)
         assert (bridge.mode, bridge.fault) == (Mode.IDLE, "")
         turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
         assert bridge.mode == Mode.IDLE
         bridge.driver.stop()
         bridge.driver.close()
     finally:
-        counterpart.stop()
+        emulator.stop()
 
 
 def test_frozen_is_said_before_the_library_does() -> None:
-    counterpart = Franky(FrankyConfig())
-    settings = counterpart.start()
+    emulator = Franky(FrankyConfig())
+    settings = emulator.start()
     try:
         driver = build(node(**settings, silence=0.2, patience=1.0))
         driver.connect()
         until(lambda: driver.read().t > 0, "a state")
-        os.kill(counterpart.pid, signal.SIGSTOP)
+        os.kill(emulator.pid, signal.SIGSTOP)
         with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
             until(lambda: driver.read() is None, "silence")
         with pytest.raises(DriverError, match="did not answer within 1 s"):
@@ -289,8 +289,8 @@ def test_frozen_is_said_before_the_library_does() -> None:
         driver.stop()
         driver.close()
     finally:
-        os.kill(counterpart.pid, signal.SIGCONT)
-        counterpart.stop()
+        os.kill(emulator.pid, signal.SIGCONT)
+        emulator.stop()
 
 
 def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> 
         assert "cartesian_reflex" in bridge.fault and "clear the way" in bridge.fault
         turn_until(bridge, lambda: bridge.chain.resting, "at rest")
         assert fake.recovered == 0
-        ask(bridge, tmp_path, Wish.RESET)
+        ask(bridge, tmp_path, Command.RESET)
         assert (bridge.mode, bridge.fault, fake.recovered) == (Mode.IDLE, "", 1)
         turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
         assert bridge.mode == Mode.IDLE

@@ -9,10 +9,10 @@ import pytest
 
 from embodied.embodiments import fr3
 from real_robot.control.homing import SHARE, Homing
-from real_robot.drivers.dry_run import Dry
+from real_robot.drivers.dry_run import DryRunDriver
 from real_robot.drivers.sim import Config, Sim
-from real_robot.ipc.channels import Boxes
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.channels import Channels
+from real_robot.ipc.messages import Command, Mode
 from real_robot.ipc.ring_buffer import BlackBox
 from tests.real_robot.test_control import LIMITS, Bench, within
 
@@ -27,7 +27,7 @@ def at_home(bench: Bench, home: np.ndarray) -> Bench:
 
 def test_an_idle_arm_goes_home_within_a_share_of_its_speed(tmp_path: Path) -> None:
     bench = at_home(Bench(tmp_path), AWAY)
-    assert bench.ask(Wish.HOME) == Mode.HOMING
+    assert bench.ask(Command.HOME) == Mode.HOMING
     bench.run(600)
     assert bench.mode == Mode.IDLE and not bench.fault
     assert bench.sent[-1] == pytest.approx(AWAY, abs=1e-6)
@@ -40,30 +40,30 @@ def test_a_way_home_can_be_stopped_and_is_refused_while_something_else_moves(
     tmp_path: Path,
 ) -> None:
     bench = at_home(Bench(tmp_path), AWAY)
-    bench.ask(Wish.HOME)
+    bench.ask(Command.HOME)
     bench.run(60)
-    assert bench.ask(Wish.STOP) == Mode.STOPPING
+    assert bench.ask(Command.STOP) == Mode.STOPPING
     bench.run(100)
     assert bench.mode == Mode.IDLE
     assert np.abs(bench.sent[-1] - AWAY).max() > 0.1, "it stopped on the way"
     assert np.ptp(np.stack(bench.sent[-20:]), axis=0).max() == 0
-    bench.ask(Wish.ARM)
-    assert bench.ask(Wish.HOME) == Mode.ARMED, "only from IDLE"
-    bench.ask(Wish.ESTOP)
-    assert bench.ask(Wish.HOME) == Mode.ESTOP
+    bench.ask(Command.ARM)
+    assert bench.ask(Command.HOME) == Mode.ARMED, "only from IDLE"
+    bench.ask(Command.ESTOP)
+    assert bench.ask(Command.HOME) == Mode.ESTOP
 
 
 def test_an_arm_without_a_home_refuses(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.run(2)
-    assert bench.ask(Wish.HOME) == Mode.IDLE
+    assert bench.ask(Command.HOME) == Mode.IDLE
     assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
 
 
 def test_a_dry_run_holds_the_arm_and_imagines_the_rest() -> None:
     now = 100.0
     real = Sim(Config(), lambda: now)
-    with Dry(real) as dry:
+    with DryRunDriver(real) as dry:
         first = dry.read()
         target = first.q + 0.2
         for _ in range(50):
@@ -93,7 +93,7 @@ def test_what_is_new_in_the_ring(tmp_path: Path) -> None:
 
 
 def test_mailboxes_carry_what_is_sensed(tmp_path: Path) -> None:
-    here, there = Boxes.make(tmp_path, 7, 3, 2), Boxes.open(tmp_path, 7, 3, 2)
+    here, there = Channels.make(tmp_path, 7, 3, 2), Channels.open(tmp_path, 7, 3, 2)
     here.state.fields["sensed"] = [0.25, 1.0]
     here.state.send()
     assert there.state.receive() and there.state.fields["sensed"][0].tolist() == [0.25, 1.0]

@@ -35,7 +35,7 @@ def env() -> Iterator[VecEnv]:
     made = build(node(played={"1": PUSH}))
     yield made
     made.close()
-    assert made.guest.daemon.returncode == 0
+    assert made.session.daemon.returncode == 0
 
 
 def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
@@ -75,7 +75,7 @@ def test_what_practising_needs() -> None:
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}
     text = yaml.safe_load(Path("configs/env/robot_shuttle.yaml").read_text())
-    assert text["env"]["_target_"] == "real_robot.rl.reset_free.Practising"
+    assert text["env"]["_target_"] == "real_robot.rl.reset_free.ResetFreeRobotEnv"
 
 
 def test_what_is_given_counts_before_what_is_sensed() -> None:

@@ -1,4 +1,4 @@
-"""A counterpart's process."""
+"""A emulator's process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Settings:
 
 def test_one_that_ends_without_a_word_did_not_start() -> None:
     process = Process("__future__", Settings(), "arm")  # a module that says nothing and ends
-    with pytest.raises(DriverError, match=r"the counterpart of the arm did not start$"):
+    with pytest.raises(DriverError, match=r"the emulator of the arm did not start$"):
         process.start()
     assert process.process is None and not process.folder.exists()
 

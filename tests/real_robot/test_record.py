@@ -22,10 +22,10 @@ from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox
 from real_robot.ipc.messages import RECORDED, VERSION, Mode, state_record
-from real_robot.policy.decider import observed
+from real_robot.policy.decider import observe_state
 from real_robot.policy.observer import Observer
 from real_robot.recording.main import Recorder
-from real_robot.recording.recorder import Scribe, seen_spec
+from real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import Bridge, until
@@ -48,8 +48,12 @@ def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
 def test_rows_are_the_followers_steps() -> None:
     """Two ticks a step: what is seen is of the first, what came of it is of the last."""
     observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = Scribe(
-        seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 3, lambda q, sensed: bool(q[0] > 0.1)
+    scribe = EpisodeBuilder(
+        recorded_spec(SPEC),
+        observer,
+        lambda q: tool(q[None])[0],
+        3,
+        lambda q, sensed: bool(q[0] > 0.1),
     )
     act = np.zeros(32)
     act[:4] = [1.0, -1.0, 0.5, 0.0]
@@ -64,8 +68,8 @@ def test_rows_are_the_followers_steps() -> None:
         {**runs, "step": 2, "q": away},
         {"mode": Mode.STOPPING, "fault": b"why"},
     )
-    scribe.hear(10.0, np.array([1.0, 2.0, 3.0], np.float32))
-    said = [scribe.take(tick) for tick in made]
+    scribe.add_decision(10.0, np.array([1.0, 2.0, 3.0], np.float32))
+    said = [scribe.add_tick(tick) for tick in made]
     assert said[:-1] == [None] * 6
     episode = said[-1]
     assert episode is not None and episode.fault == "why" and episode.success is True
@@ -79,18 +83,20 @@ def test_rows_are_the_followers_steps() -> None:
     assert rows["noise"].tolist() == [[1.0, 2.0, 3.0]] * 2
     assert rows["success"].tolist() == [False, True] and rows["reward"].tolist() == [0.0, 1.0]
     assert rows["terminated"].tolist() == [False, True]
-    seen = observed(observer, made[4], lambda q: tool(q[None])[0])["state"]
+    seen = observe_state(observer, made[4], lambda q: tool(q[None])[0])["state"]
     assert rows["obs/state"][1].numpy() == pytest.approx(seen)
-    last = observed(observer, made[5], lambda q: tool(q[None])[0])["state"]
+    last = observe_state(observer, made[5], lambda q: tool(q[None])[0])["state"]
     assert rows["next_obs/state"].numpy() == pytest.approx(last)
 
 
 def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
     observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = Scribe(seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 0, lambda q, s: None)
+    scribe = EpisodeBuilder(
+        recorded_spec(SPEC), observer, lambda q: tool(q[None])[0], 0, lambda q, s: None
+    )
     runs = {"mode": Mode.RUNNING, "size": 4}
     for tick in ticks({"mode": Mode.ARMED}, {**runs, "step": 0}, {**runs, "step": 1}):
-        assert scribe.take(tick) is None
+        assert scribe.add_tick(tick) is None
     episode = scribe.finish()
     assert episode is not None and len(episode.rows["action"]) == 2
     assert "success" not in episode.rows and episode.success is None
@@ -99,13 +105,15 @@ def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
 
 def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> None:
     observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = Scribe(seen_spec(SPEC), observer, lambda q: tool(q[None])[0], 2, lambda q, s: None)
+    scribe = EpisodeBuilder(
+        recorded_spec(SPEC), observer, lambda q: tool(q[None])[0], 2, lambda q, s: None
+    )
     runs = {"mode": Mode.RUNNING, "size": 4}
     steps = [{**runs, "step": 0, "followed": 9.5}, {**runs, "step": 1, "followed": 10.0}]
-    scribe.hear(9.5, np.ones(2, np.float32))
-    scribe.hear(10.0, np.ones(2, np.float32))
+    scribe.add_decision(9.5, np.ones(2, np.float32))
+    scribe.add_decision(10.0, np.ones(2, np.float32))
     for tick in ticks({"mode": Mode.ARMED}, *steps):
-        assert scribe.take(tick) is None
+        assert scribe.add_tick(tick) is None
     episode = scribe.finish()
     assert episode is not None and episode.rows["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -152,9 +160,9 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
     deployment.write(tmp_path)
     stages = len(deployment.chain().names)
     ring = deployment.ring(tmp_path, stages, create=True)
-    boxes = deployment.boxes(tmp_path, create=True)
+    boxes = deployment.channels(tmp_path, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
-    recorder = Recorder(tmp_path, ring, deployment.boxes(tmp_path).chunk, tell)
+    recorder = Recorder(tmp_path, ring, deployment.channels(tmp_path).chunk, tell)
     runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
     made = ticks(
         {"mode": Mode.ARMED, "q": fr3.HOME + 0.2},
@@ -169,10 +177,10 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
             chunk = boxes.chunk.fields[0]
             chunk["number"], chunk["seen"], chunk["drawn"] = 1, 10.0, 2
             boxes.chunk.send()
-        recorder.look()
-    assert recorder.scribe is not None and len(recorder.scribe.rows) == 1
-    row = recorder.scribe.rows[0]
-    saw = observed(recorder.scribe.observer, made[0], lambda q: tool(q[None])[0])["state"]
+        recorder.update()
+    assert recorder.builder is not None and len(recorder.builder.rows) == 1
+    row = recorder.builder.rows[0]
+    saw = observe_state(recorder.builder.observer, made[0], lambda q: tool(q[None])[0])["state"]
     assert row["decided/state"] == pytest.approx(saw, abs=1e-6)
 
 

@@ -17,7 +17,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from policies.wrappers.reflex_override import Reflexive
-from real_robot.control.arm_state import Arm, Limits
+from real_robot.control.arm_state import ArmState, Limits
 from real_robot.safety.chain import Chain, Tick
 from real_robot.safety.checks import Finite
 from real_robot.safety.learned_reflex import Config, Reflex
@@ -62,7 +62,9 @@ def stage(folder: Path, made: Reflexive | None = None, **settings: Any) -> Refle
 
 def tick(random: np.random.Generator) -> Tick:
     last, step = random.uniform(-0.5, 0.5, 2), random.uniform(-2, 2, 2) * STRIDE
-    arm = Arm(last + random.normal(0, 0.1, 2), random.normal(0, 1, 2), random.normal(0, 2, 2), 0.0)
+    arm = ArmState(
+        last + random.normal(0, 0.1, 2), random.normal(0, 1, 2), random.normal(0, 2, 2), 0.0
+    )
     return Tick(last + step, last, arm, 0.0, 0.0)
 
 
@@ -99,7 +101,7 @@ def test_the_chain_counts_it_and_the_limits_come_after_it(tmp_path: Path) -> Non
     chain = Chain([stage(tmp_path, made), Finite()], Limiter(LIMITS, DT))
     assert chain.names == ("finite", "reflex", "limits")
     q = np.zeros(2)
-    arm = Arm(q, q, q, 0.0)
+    arm = ArmState(q, q, q, 0.0)
     chain.begin(arm)
     sent = chain(np.array([-0.5, -0.5]), 0.0, arm, 0.0)
     assert (sent > 0).all() and (sent <= np.array(STRIDE)).all()

@@ -24,11 +24,11 @@ import zmq
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ToolError
+from real_robot.daemon.client import ClientError
 from real_robot.daemon.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
 from real_robot.deployment import Deployment, Remote
 from real_robot.remote.authenticator import WORST_MESSAGE
-from real_robot.remote.client import Caller, ask_remote
+from real_robot.remote.client import RemoteClient, call_remote
 from real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
 
@@ -55,14 +55,14 @@ class Afar(Bridge):
         return found[-1]
 
     def call(self, verb: Verb, timeout: float = PATIENT) -> Reply:
-        return ask_remote(self.host, self.keys, verb, timeout)
+        return call_remote(self.host, self.keys, verb, timeout)
 
     def did(self, verb: Verb) -> None:
         until(lambda: self.call(verb).ok, f"{verb} was done")
 
-    def caller(self, timeout: float = PATIENT, own: Pair | None = None) -> Caller:
+    def caller(self, timeout: float = PATIENT, own: Pair | None = None) -> RemoteClient:
         own = own or secret_of(self.keys / f"{CLIENT}.key_secret")
-        return Caller(self.host, own, public_of(self.keys / "server.key"), timeout)
+        return RemoteClient(self.host, own, public_of(self.keys / "server.key"), timeout)
 
     def logged(self, words: str, times: int = 1) -> None:
         until(lambda: self.log.count(words) >= times, f"the log says: {words}")
@@ -109,22 +109,22 @@ def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
     afar.idle()
     with afar.caller() as caller:
         now = caller.now()
-        late = caller.ask(Verb.ARM, now - 60.0)
+        late = caller.call(Verb.ARM, now - 60.0)
         assert not late.ok and "s ago" in late.reason
-        ahead = caller.ask(Verb.ARM, now + 1e6)
+        ahead = caller.call(Verb.ARM, now + 1e6)
         assert not ahead.ok and "ask again" in ahead.reason
-        assert caller.ask(Verb.STOP, 0.0).reason.startswith("an arm can be stopped when")
+        assert caller.call(Verb.STOP, 0.0).reason.startswith("an arm can be stopped when")
     assert afar.status["mode"] == "IDLE"
 
 
 def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, strange: Path) -> None:
     before = afar.running()
     own = secret_of(strange / f"{CLIENT}.key_secret")
-    with pytest.raises(ToolError, match="does not know this key"), afar.caller(own=own) as caller:
-        caller.ask(Verb.ESTOP)
+    with pytest.raises(ClientError, match="does not know this key"), afar.caller(own=own) as caller:
+        caller.call(Verb.ESTOP)
     afar.logged("whose key is not in")
     own, wrong = secret_of(afar.keys / f"{CLIENT}.key_secret"), public_of(strange / "server.key")
-    with Caller(afar.host, own, wrong, PATIENT) as caller:
+    with RemoteClient(afar.host, own, wrong, PATIENT) as caller:
         afar.logged("not the right server's")
         assert not caller.line.poll(0, zmq.POLLOUT), "there is nobody to talk to"
     said = afar.log.count("refused: it")
@@ -149,10 +149,10 @@ def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, strange: Path) -
 
 def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
     make(afar.keys, "guest")
-    assert ask_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest").ok
+    assert call_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest").ok
     (afar.keys / "clients" / "guest.key").unlink()
-    with pytest.raises(ToolError, match="does not know this key"):
-        ask_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest")
+    with pytest.raises(ClientError, match="does not know this key"):
+        call_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_is_no_request_is_refused_with_the_desks_reason(
 def test_a_message_that_is_far_too_large_ends_its_connection(afar: Afar) -> None:
     ended = afar.log.count("far too large")
     with afar.caller() as caller:
-        assert caller.ask(Verb.STATUS).ok
+        assert caller.call(Verb.STATUS).ok
         caller.line.send(b"x" * (WORST_MESSAGE + 1))
         afar.logged("far too large", ended + 1)
     assert afar.call(Verb.STATUS).ok
@@ -210,16 +210,16 @@ def test_a_stop_gets_through_a_flood_and_a_crowd(afar: Afar) -> None:
                     caller.line.recv()
             caller.line.linger = 0
 
-    let_go = afar.log.count("was let go")
+    dropped = afar.log.count("was let go")
     floods = [threading.Thread(target=flood, daemon=True) for _ in range(2)]
-    crowd: list[Caller] = []
+    crowd: list[RemoteClient] = []
     for thread in floods:
         thread.start()
     try:
-        afar.logged("was let go", let_go + 2)  # by the desk, or before it
+        afar.logged("was let go", dropped + 2)  # by the desk, or before it
         crowd += [afar.caller() for _ in range(12)]
         for each in crowd:
-            assert each.ask(Verb.STATUS).ok
+            assert each.call(Verb.STATUS).ok
         afar.logged("there are too many clients")
         first = afar.status["control"]["tick"]
         until(lambda: afar.status["control"]["tick"] > first + 50, "the loop ticks on")
@@ -244,12 +244,12 @@ def test_the_arm_does_not_mind_when_the_relay_dies(afar: Afar) -> None:
     assert after["remote"] == {"pid": 0, "died": "the remote process died (SIGKILL)"}
     until(lambda: afar.status["control"]["tick"] > after["control"]["tick"] + 20, "it ticks on")
     assert afar.status["mode"] == "RUNNING"
-    with pytest.raises(ToolError, match="nobody is there"):
+    with pytest.raises(ClientError, match="nobody is there"):
         afar.call(Verb.STATUS, SHORT)
-    assert afar.ask(Verb.STOP).ok, "here one is heard"
+    assert afar.call(Verb.STOP).ok, "here one is heard"
     afar.mode("IDLE")
     listened = afar.log.count("listening")
-    afar.ask(Verb.RESET)
+    afar.call(Verb.RESET)
     afar.logged("listening", listened + 1)
     assert afar.call(Verb.STATUS).status["remote"]["pid"] not in (0, pid)
 

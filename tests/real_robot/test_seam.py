@@ -18,12 +18,12 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from policies.wrappers.real_time_chunking import Realtime
 from real_robot.control.arm_state import Floats
-from real_robot.control.chunk_follower import Follower
-from real_robot.control.rtc_alignment import Seam
+from real_robot.control.chunk_follower import ChunkFollower
+from real_robot.control.rtc_alignment import RtcAlignment
 from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Mode, Wish
-from real_robot.policy.compatibility import joined
+from real_robot.ipc.messages import Command, Mode
+from real_robot.policy.compatibility import with_real_time_chunking
 from real_robot.policy.decider import Decider
 from real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
@@ -74,7 +74,7 @@ class Slow:
             self.bench.control.turn()
             self.look(self.bench.control.follower)
 
-    def look(self, follower: Follower) -> None:
+    def look(self, follower: ChunkFollower) -> None:
         if self.bench.control.mode != Mode.RUNNING or follower.step == self.step:
             return
         self.step = follower.step
@@ -111,9 +111,9 @@ def moved(folder: Path, mode: str) -> Slow:
             decider.turn()
 
     turns(4)
-    for wish, mode_then in ((Wish.ARM, Mode.ARMED), (Wish.START, Mode.RUNNING)):
+    for wish, mode_then in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
         bench.there.request.fields["number"] += 1
-        bench.there.request.fields["wish"] = wish
+        bench.there.request.fields["command"] = wish
         bench.there.request.send()
         turns(2)
         assert bench.control.mode == mode_then, bench.control.fault
@@ -140,16 +140,16 @@ def mean_change(actions: list[Floats]) -> float:
 def test_the_clock_says_where_a_plan_is() -> None:
     policy: Realtime = build(REALTIME, spec=SPEC)
     actor, now = Actor(policy, 1, execute=1), 100.0
-    seam = Seam(0.1, 12, lambda: now)
-    assert not seam.join(actor, 99.98, moves=False) and seam.start == 99.98
+    seam = RtcAlignment(0.1, 12, lambda: now)
+    assert not seam.align(actor, 99.98, moves=False) and seam.start == 99.98
     now = 100.21
-    seam.there()  # 0.23 s late, and half a step until the arm's next, of which the middle counts
+    seam.chunk_posted()  # 0.23 s late, and half a step until the arm's next, of which the middle counts
     assert seam.delay == 3
-    assert seam.join(actor, 100.2, moves=True)
+    assert seam.align(actor, 100.2, moves=True)
     assert actor.cursor.item() == 2 and actor.carry["delay"].item() == 3
     assert seam.start == pytest.approx(100.18), "on the grid of the plan before"
-    assert seam.join(actor, 100.21, moves=True) and actor.cursor.item() == 1
-    assert not seam.join(actor, 101.5, moves=True), "of 12 steps nothing is left"
+    assert seam.align(actor, 100.21, moves=True) and actor.cursor.item() == 1
+    assert not seam.align(actor, 101.5, moves=True), "of 12 steps nothing is left"
     assert seam.start == 101.5
 
 
@@ -158,7 +158,7 @@ def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
     policy = build(BASE, spec=SPEC)
     boxes = bench.there.state, bench.there.chunk
     decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
-    assert decider.seam is None
+    assert decider.alignment is None
 
 
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
     policy.range.fit(BOX)
     settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
     deployment = Deployment.parse({**settings, "chunks": "guided"})
-    made = joined(policy, deployment)
+    made = with_real_time_chunking(policy, deployment)
     assert isinstance(made, Realtime) and made.config.mode == "guided"
-    assert joined(made, deployment) is made
-    assert joined(policy, Deployment.parse(settings)) is policy
+    assert with_real_time_chunking(made, deployment) is made
+    assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
     gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, spec=SPEC)
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
-        joined(gaussian, deployment)
+        with_real_time_chunking(gaussian, deployment)
     folder = tmp_path / "daemon"
     folder.mkdir(mode=0o700)
     deployment.write(folder)

@@ -9,7 +9,7 @@ import pytest
 
 from embodied.core.build import ConfigError
 from real_robot.drivers.driver import DriverError
-from real_robot.ipc.external_state import Config, Seen, Seer
+from real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
 
 
 class Clock:
@@ -21,14 +21,14 @@ class Clock:
 
 def test_newest_values_and_their_age(tmp_path: Path) -> None:
     clock = Clock()
-    seer = Seer(tmp_path, ("cube_x", "cube_y"))
-    seen = Seen(Config(str(tmp_path), ("cube_x", "cube_y"), age=0.5), clock)
+    writer = ExternalStateWriter(tmp_path, ("cube_x", "cube_y"))
+    seen = ExternalStateReader(Config(str(tmp_path), ("cube_x", "cube_y"), age=0.5), clock)
     seen.connect()
     with pytest.raises(DriverError, match="cube_x was last measured"):
         seen.read()  # never
-    seer.tell(np.array([1.0, 2.0]), 50.0)
+    writer.publish(np.array([1.0, 2.0]), 50.0)
     assert seen.read().tolist() == [1, 2]
-    seer.tell(np.array([3.0, 4.0]), 50.2)
+    writer.publish(np.array([3.0, 4.0]), 50.2)
     clock.now = 50.6
     assert seen.read().tolist() == [3, 4]
     clock.now = 50.8
@@ -37,19 +37,19 @@ def test_newest_values_and_their_age(tmp_path: Path) -> None:
 
 
 def test_things_are_laid_out_again_when_asked(tmp_path: Path) -> None:
-    seer = Seer(tmp_path, ("x",))
-    seen = Seen(Config(str(tmp_path), ("x",)))
+    writer = ExternalStateWriter(tmp_path, ("x",))
+    seen = ExternalStateReader(Config(str(tmp_path), ("x",)))
     seen.connect()
-    assert not seer.asked()
+    assert not writer.renew_requested()
     seen.renew()
-    assert seer.asked() and not seer.asked()
+    assert writer.renew_requested() and not writer.renew_requested()
 
 
 def test_nobody_measures_or_something_else(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match="nobody measures x"):
-        Seen(Config(str(tmp_path), ("x",))).connect()
-    Seer(tmp_path, ("x", "y"))
+        ExternalStateReader(Config(str(tmp_path), ("x",))).connect()
+    ExternalStateWriter(tmp_path, ("x", "y"))
     with pytest.raises(DriverError, match="another version"):
-        Seen(Config(str(tmp_path), ("x",))).connect()
+        ExternalStateReader(Config(str(tmp_path), ("x",))).connect()
     with pytest.raises(ConfigError):
         Config("f", ())

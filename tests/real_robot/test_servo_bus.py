@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, build
-from real_robot.control.arm_state import Arm, Floats, Limits
-from real_robot.control.chunk_follower import Chunk, Follower, Reference
-from real_robot.control.loop import Boxes, Control
+from real_robot.control.arm_state import ArmState, Floats, Limits
+from real_robot.control.chunk_follower import Chunk, ChunkFollower, Reference
+from real_robot.control.loop import Channels, Control
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.servos import feetech_codec, serial_port
 from real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from real_robot.drivers.servos.serial_port import SerialPort
-from real_robot.ipc.messages import Mode, Wish
+from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
@@ -80,7 +80,7 @@ def test_it_connects_without_a_move_reads_and_follows(protocol: str, echo: bool)
 def test_signs_of_velocity_and_torque(protocol: str) -> None:
     with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
         first = arm.read()
-        seen: list[Arm] = []
+        seen: list[ArmState] = []
 
         def moving() -> bool:
             arm.write(first.q + 0.5 * (len(seen) % 2), 0.05)
@@ -325,16 +325,16 @@ def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
     stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
     with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
         chain = Chain(stages, Limiter(limits, 0.01))
-        here = Boxes.make(tmp_path, 3, len(chain.names))
-        there = Boxes.open(tmp_path, 3, len(chain.names))
-        control = Control(arm, chain, Follower(Sum(), 0.05), here)
+        here = Channels.make(tmp_path, 3, len(chain.names))
+        there = Channels.open(tmp_path, 3, len(chain.names))
+        control = Control(arm, chain, ChunkFollower(Sum(), 0.05), here)
         arm.close()
         control.connect()
 
-        def turns(count: int, wish: Wish = Wish.NOTHING) -> Mode:
+        def turns(count: int, wish: Command = Command.NOTHING) -> Mode:
             request = there.request.fields
             request["number"] += 1
-            request["wish"] = wish
+            request["command"] = wish
             there.request.send()
             for _ in range(count):
                 control.turn()
@@ -344,13 +344,13 @@ def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
         assert control.arm is not None
         begin = control.arm.q.copy()
         control.follower.take(Chunk(np.full((64, 3), 0.005), time.monotonic(), time.monotonic()))
-        assert turns(2, Wish.ARM) == Mode.ARMED
-        assert turns(100, Wish.START) == Mode.RUNNING, control.fault
+        assert turns(2, Command.ARM) == Mode.ARMED
+        assert turns(100, Command.START) == Mode.RUNNING, control.fault
         assert (arm.read().q - begin > 0.02).all(), "it moved"
         bus.unplug()
         assert turns(1) == Mode.ESTOP
         assert "is gone" in control.fault and "check the cable" in control.fault
-        assert turns(5, Wish.START) == Mode.ESTOP
-        assert turns(5, Wish.RESET) == Mode.ESTOP, "nothing to reset while the wire is gone"
+        assert turns(5, Command.START) == Mode.ESTOP
+        assert turns(5, Command.RESET) == Mode.ESTOP, "nothing to reset while the wire is gone"
         assert there.state.receive() and Mode(int(there.state.fields["mode"][0])) == Mode.ESTOP
         assert "is gone" in there.state.fields["fault"][0].decode()

@@ -30,13 +30,13 @@ from real_robot.teleop.devices import (
     pressed,
     sticks,
 )
-from real_robot.teleop.teleop import NOBODY, Config, Held, Intervening, Person
+from real_robot.teleop.teleop import NOBODY, Config, Held, Teleoperator, TeleopIntervener
 
 NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
 SPEC = Spec({"state": Leaf((3,), names=NAMES)}, ACT, dt=0.05)
 OBS = {"state": torch.tensor([[0.5, 0.0, 0.3]])}
-FIRST = torch.tensor([True])
+FIRST_IMAGE = torch.tensor([True])
 
 
 @dataclass(frozen=True)
@@ -72,42 +72,44 @@ def now() -> list[float]:
 
 
 def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[float]) -> None:
-    person = Person(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
+    person = Teleoperator(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
     actor = Actor(person, 1)
     Script.says += [NOBODY, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
-    assert actor(OBS, FIRST)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
+    assert actor(OBS, FIRST_IMAGE)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
     assert not actor.rows["intervened"].item()
-    moved = actor(OBS, ~FIRST)[0].tolist()
+    moved = actor(OBS, ~FIRST_IMAGE)[0].tolist()
     assert moved == pytest.approx([0.5, -0.2, 0.0, 0.3, -1.0]), "no faster than speed; no roll"
     assert actor.rows["intervened"].item()
     assert Script.tools[-1] == pytest.approx((0.5, 0.0, 0.3))
     now[0] += 0.2
-    assert actor(OBS, ~FIRST)[0].tolist() == [0, 0, 0, 0, -1.0], "let go: still, the hand as it was"
+    assert actor(OBS, ~FIRST_IMAGE)[0].tolist() == [0, 0, 0, 0, -1.0], (
+        "let go: still, the hand as it was"
+    )
     assert actor.rows["intervened"].item()
     now[0] += 0.2
-    actor(OBS, ~FIRST)
+    actor(OBS, ~FIRST_IMAGE)
     assert not actor.rows["intervened"].item()
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    node = {"_target_": "real_robot.teleop.teleop.Intervening", "device": NODE}
+    node = {"_target_": "real_robot.teleop.teleop.TeleopIntervener", "device": NODE}
     hand = build(node, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
-    assert isinstance(hand, Intervening)
+    assert isinstance(hand, TeleopIntervener)
     Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
-    assert hand.over(OBS, FIRST).tolist() == [False]
-    assert hand.over(OBS, ~FIRST).tolist() == [True]
+    assert hand.over(OBS, FIRST_IMAGE).tolist() == [False]
+    assert hand.over(OBS, ~FIRST_IMAGE).tolist() == [True]
     Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
-    assert hand.act(OBS, ~FIRST)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
+    assert hand.act(OBS, ~FIRST_IMAGE)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
 
 
 def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
     joints = SPEC.with_act(Leaf((2,), low=-1.0, high=1.0, names=("q1", "q2")))
     with pytest.raises(ConfigError, match="nobody can move q1"):
-        Person(Config(NODE), joints)
+        Teleoperator(Config(NODE), joints)
     with pytest.raises(ConfigError, match="no names"):
-        Person(Config(NODE), SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
+        Teleoperator(Config(NODE), SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
     with pytest.raises(ConfigError, match="one arm"):
-        Person(Config(NODE), SPEC, num_envs=2)
+        Teleoperator(Config(NODE), SPEC, num_envs=2)
 
 
 def test_keys_and_sticks() -> None:

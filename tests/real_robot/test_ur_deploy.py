@@ -1,4 +1,4 @@
-"""`embodied deploy robot=ur_fake`: driver, RTDE, program and a played servoj, from end to end."""
+"""`embodied deploy robot=ur_sim`: driver, RTDE, program and a played servoj, from end to end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, d
     if driver == "ur_rtde.UrRtde":
         pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
     which = f"robot.driver._target_=real_robot.drivers.{driver}"
-    deploy = start(tmp_path, folder, "robot=ur_fake", "demonstrator=reach", which, *SLOW_WIRE)
+    deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", which, *SLOW_WIRE)
     text = said(deploy)
     assert deploy.returncode == 0, text
     out = tmp_path / "out"
@@ -51,7 +51,7 @@ def test_ctrl_c_leaves_the_arm_at_rest(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deploy = start(
-        tmp_path, folder, "robot=ur_fake", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900"
+        tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900"
     )
     try:
         until(
@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_the_arm_at_rest(
         deploy.kill()
 
 
-def test_the_counterpart_starts_and_ends() -> None:
+def test_the_emulator_starts_and_ends() -> None:
     arm = UrArm(Config(HOME))
     host = arm.start()["host"]
     process = arm.process

@@ -14,7 +14,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from real_robot.cameras.camera import CameraError, Frame
-from real_robot.control.arm_state import Arm
+from real_robot.control.arm_state import ArmState
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
 from tests.real_robot.trouble import Trouble
@@ -31,9 +31,9 @@ class TroubledSim(Sim):
     def __init__(self, config: TroubledConfig) -> None:
         super().__init__(config)
         self.trouble = Trouble(config.trouble)
-        self.kept_arm: Arm | None = None
+        self.kept_arm: ArmState | None = None
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         arm = super().read()
         if self.trouble.blind:
             return replace(arm, q=np.full_like(arm.q, np.nan))

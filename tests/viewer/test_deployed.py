@@ -41,7 +41,7 @@ FAR = (
     "robot.driver.world.ranges={goal_x: [0.9, 0.91]}",
 )
 SERVO = (
-    "robot=so101_fake",
+    "robot=so101_sim",
     "robot.driver.timeout=0.3",
     "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}",
 )
@@ -200,7 +200,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     """Whoever is killed leaves the mailboxes where they are."""
     about, now = Deployment.parse(FRANKA), 100.0
     about.write(folder)
-    boxes = about.boxes(folder, create=True)
+    boxes = about.channels(folder, create=True)
     seen = Deployed(folder, lambda: now)
     assert not seen.look() and "not ticked yet" in seen.standing
     boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
@@ -213,7 +213,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     for name in ("state", "chunk", "request"):
         (folder / name).unlink()
     assert not seen.look() and "has ended" in seen.standing and seen.state is not None
-    about.boxes(folder, create=True)
+    about.channels(folder, create=True)
     assert not seen.look() and seen.number == 2 and seen.state is None, "all is new"
     seen.close()
 

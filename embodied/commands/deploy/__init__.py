@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied deploy robot=sim policy=outputs/RUN\n"
         "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
-        "  embodied deploy robot=so101_fake demonstrator=reach seconds=8\n"
+        "  embodied deploy robot=so101_sim demonstrator=reach seconds=8\n"
         "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
         "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
@@ -101,8 +101,8 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
     from dataclasses import replace
 
     from embodied.deploy.session import Session, Stopped
-    from real_robot.daemon.client import ToolError, default_folder
-    from real_robot.daemon.server import DeskError
+    from real_robot.daemon.client import ClientError, default_folder
+    from real_robot.daemon.server import RpcServerError
     from real_robot.drivers.driver import DriverError
 
     made = replace(
@@ -134,7 +134,7 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
                 share = pace.share()
             except DriverError as error:
                 problem = f"{problem}; {error}" if problem else str(error)
-    except (DeskError, ToolError, DriverError) as error:
+    except (RpcServerError, ClientError, DriverError) as error:
         raise ConfigError(str(error)) from error
     _tell(session, output, problem, share)
     if problem:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _ask(args: argparse.Namespace) -> None:
-    from real_robot.daemon.client import ToolError, ask, default_folder
+    from real_robot.daemon.client import ClientError, call, default_folder
     from real_robot.daemon.requests import RequestError
 
     folder, words = take(args.words, "folder")
@@ -85,8 +85,8 @@ def _ask(args: argparse.Namespace) -> None:
         else:
             _understood(words, "folder=DIR")
             place = Path(folder) if folder else default_folder()
-            reply = ask(place, args.kind, timeout, policy)
-    except (ToolError, RequestError) as error:
+            reply = call(place, args.kind, timeout, policy)
+    except (ClientError, RequestError) as error:
         raise ConfigError(str(error)) from error
     if args.json:
         print(json.dumps(reply.status, indent=1))
@@ -97,7 +97,7 @@ def _ask(args: argparse.Namespace) -> None:
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
     """From a daemon on another machine; `policy` is a folder there."""
-    from real_robot.remote.client import ask_remote
+    from real_robot.remote.client import call_remote
     from real_robot.remote.keys import KeyFileError
 
     keys, words = take(words, "keys")
@@ -108,7 +108,7 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
     if policy and not policy.startswith("/"):
         raise ConfigError(f"{policy}: write the whole path that it has on the robot's machine")
     try:
-        return ask_remote(host, Path(keys), verb, timeout, policy, name or "")
+        return call_remote(host, Path(keys), verb, timeout, policy, name or "")
     except KeyFileError as error:
         raise ConfigError(str(error)) from error
 

@@ -122,7 +122,7 @@ def model_of(deployment: Deployment) -> mujoco.MjModel | None:
 
 def world_of(deployment: Deployment) -> Node | None:
     """The node of the world that a simulation, or what plays the robot, has."""
-    nodes = (deployment.driver, deployment.counterpart or {})
+    nodes = (deployment.driver, deployment.emulator or {})
     return next((dict(node["world"]) for node in nodes if node.get("world")), None)
 
 

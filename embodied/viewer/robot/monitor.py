@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ToolError, ask
+from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
@@ -135,8 +135,8 @@ class Deployed:
         if self._boxes is None or not self._boxes[0].current or self.clock() < self._ask_at:
             return
         try:
-            self.status, self.trouble = ask(self.folder, Verb.STATUS, ANSWER).status, ""
-        except (ToolError, RequestError) as error:
+            self.status, self.trouble = call(self.folder, Verb.STATUS, ANSWER).status, ""
+        except (ClientError, RequestError) as error:
             self.trouble, self._ask_at = str(error), self.clock() + AGAIN
 
     def close(self) -> None:

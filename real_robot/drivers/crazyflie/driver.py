@@ -27,7 +27,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.drivers.crazyflie.commands import (
     emergency_stop,
     full_state,
@@ -38,7 +38,7 @@ from real_robot.drivers.crazyflie.commands import (
 from real_robot.drivers.crazyflie.link import Link
 from real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.external_state import Seen
+from real_robot.ipc.external_state import ExternalStateReader
 
 LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again
@@ -104,7 +104,9 @@ class Crazyflie(Driver):
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock
         self.link = Link(config.uri, clock)
-        self.tracker: Seen | None = None if config.tracker is None else build(config.tracker)
+        self.tracker: ExternalStateReader | None = (
+            None if config.tracker is None else build(config.tracker)
+        )
         self.phase, self.ground = Phase.GROUND, 0.0
         self._q, self._dq = np.zeros(4), np.zeros(4)
         self._sent, self._sent_at = np.zeros(4), -math.inf
@@ -138,7 +140,7 @@ class Crazyflie(Driver):
                     f"limits.velocity of {axis} is {most:g} m/s, its own controller goes {own:g}"
                 )
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         self._feed()
         values, seen = self._news()
         self._q[:3] = [values[f"stateEstimate.{axis}"] for axis in "xyz"]
@@ -148,7 +150,7 @@ class Crazyflie(Driver):
         self._dq[3] = math.radians(values["gyro.z"])
         self._advance()
         self._look()
-        return Arm(self._q.copy(), self._dq.copy(), np.zeros(4), seen)
+        return ArmState(self._q.copy(), self._dq.copy(), np.zeros(4), seen)
 
     def write(self, q: Floats, width: float) -> None:
         if np.shape(q) != (4,) or not np.isfinite(q).all():

@@ -17,14 +17,14 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from real_robot.drivers.franka.gripper import Config as HandConfig
 from real_robot.drivers.franka.gripper import Hand
 from real_robot.drivers.franka.impedance import JointSpring, Tool, ToolSpring
 from real_robot.drivers.franka.limits import Own, misfit, own
-from real_robot.ipc.external_state import Seen
+from real_robot.ipc.external_state import ExternalStateReader
 
 Seven = tuple[float, float, float, float, float, float, float]
 Six = tuple[float, float, float, float, float, float]
@@ -106,7 +106,9 @@ class Franka(Driver):
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock
-        self.senses: Seen | None = None if config.senses is None else build(config.senses)
+        self.senses: ExternalStateReader | None = (
+            None if config.senses is None else build(config.senses)
+        )
         self.sensed = () if self.senses is None else self.senses.names
         self._robot: Any = None
         self._motion: Any = None
@@ -157,7 +159,7 @@ class Franka(Driver):
         if reason := misfit(limits, self._own):
             raise DriverError(f"the Franka at {self.config.host}: {reason}")
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         robot = self._controlled()
         try:
             state = robot.state
@@ -177,7 +179,7 @@ class Franka(Driver):
         if self.senses is not None:
             self._things = self.senses.read()
         self._q = np.array(state.q)
-        return Arm(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
+        return ArmState(self._q, np.array(state.dq), np.array(state.tau_J), self._seen)
 
     def write(self, q: Floats, width: float) -> None:
         self._controlled()

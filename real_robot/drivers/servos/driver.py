@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Floats
+from real_robot.control.arm_state import ArmState, Floats
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.servos.bus import ServoWire
 from real_robot.drivers.servos.packet import HIGHEST_ID
@@ -117,14 +117,14 @@ class ServoBus(Driver):
             self.close()
             raise
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         self._check_watchdog()
         now = self.clock()
         self._measure()
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
-        return Arm(q, velocity / self._turns, current * self._torque, now)
+        return ArmState(q, velocity / self._turns, current * self._torque, now)
 
     def write(self, q: Floats, width: float) -> None:
         ticks = np.rint(self._zero + q * self._gain)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Arm, Floats, Limits
+from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.ur import rtde_codec as rtde
 
@@ -133,7 +133,7 @@ class UR(Driver):
             self.close()
             raise
 
-    def read(self) -> Arm:
+    def read(self) -> ArmState:
         self._drain()
         self._check_mode()
         if self._state["runtime_state"] != PLAYING:
@@ -141,7 +141,7 @@ class UR(Driver):
         if (silence := self.clock() - self._seen) > self.config.silence:
             raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
-        return Arm(q, dq, np.zeros(6), self._seen)
+        return ArmState(q, dq, np.zeros(6), self._seen)
 
     def write(self, q: Floats, width: float) -> None:
         if np.shape(q) != (6,) or not (np.abs(q) <= WIDEST).all():

@@ -112,7 +112,7 @@ class Server:
         if packet.channel == 1 and ask == b"\x00":
             return bytes([0, PROTOCOL])
         if packet.channel == 1 and ask == b"\x01":
-            return b"\x01counterpart\0"
+            return b"\x01emulator\0"
         if packet.channel == 0 and ask == b"\x01" and len(packet.data) == 2:
             self.firmware.arm(bool(packet.data[1]))
             return packet.data
