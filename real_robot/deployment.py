@@ -1,7 +1,7 @@
-"""Deployment: all that a control process and a policy process need to know, as one JSON file.
+"""The settings of one deployment, written as one JSON file.
 
-The daemon writes it into its private folder, and both processes build what is theirs from it.
-"""
+The daemon writes the file into its private folder; the control, policy, recorder and camera
+processes read it there. `real_robot.assemble` builds their objects from it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from embodied import moved
 from embodied.core.build import ConfigError, Node, build, nearest, parse, resolve
 from real_robot.control.arm_state import Floats, Limits
 from real_robot.control.chunk_follower import ChunkFollower
@@ -42,6 +43,15 @@ from real_robot.safety.workspace import Config as WorkspaceConfig
 from real_robot.safety.workspace import Workspace
 
 FILE = "deployment.json"
+
+
+TARGET = "real_robot.deployment.Deployment"
+"""The `_target_` that a robot's YAML begins with."""
+
+
+def renamed_settings(robot: Mapping[str, Any]) -> dict[str, Any]:
+    """A robot's settings by their names of today (`embodied/moved.yaml`)."""
+    return moved.settings(TARGET, robot)
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,7 @@ class Deployment:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Deployment:
         """From plain settings; ConfigError names the nearest known key."""
-        return parse(cls, settings, "deployment")
+        return parse(cls, renamed_settings(settings), "deployment")
 
     def write(self, folder: Path) -> None:
         """For the two processes."""

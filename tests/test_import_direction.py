@@ -72,8 +72,10 @@ ORDINARY = {  # plain words too
     "clip",
     "goal",
     "metrics",
+    "normal",
     "progress",
     "program",
+    "realtime",
     "reverse",
     "trajectory",
 }

@@ -1,4 +1,4 @@
-"""What is looked at before anything moves: one line each, and whether it is fine."""
+"""Checks before anything moves: one line each, and whether it passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parity: what a policy sees and does in simulation, and the same through the robot's side."""
+"""Parity check: observations and actions in simulation against those through the robot's side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session with an arm: the daemon as a child, episodes one after the other, an orderly end."""
+"""A deployment session: the daemon as a subprocess, one episode after the other, an orderly end."""
 
 from __future__ import annotations
 

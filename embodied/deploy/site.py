@@ -1,4 +1,4 @@
-"""A site: a robot's YAML, a policy and what plays the robot, made into one Deployment."""
+"""Builds one Deployment from a robot's YAML, a policy and, where there is one, an emulator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from embodied.core.build import ConfigError, Node, build, resolve
-from real_robot.deployment import Deployment, Onboard
+from real_robot.deployment import TARGET, Deployment, Onboard, renamed_settings
 
-TARGET = "real_robot.deployment.Deployment"
 AS_TRAINED = "as_trained"
 
 
@@ -36,7 +35,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
 
     Without `policy`, the script `node["demonstrator"]` is made one, below `output`.
     """
-    robot = dict(node["robot"])
+    robot = renamed_settings(node["robot"])
     if robot.pop("_target_", "") != TARGET:
         raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
     script: Node = {"env": node.get("demonstrator")}

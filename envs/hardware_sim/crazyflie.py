@@ -1,8 +1,7 @@
-"""Crazyflie: a small quadrotor that is not there, behind the radio's protocol on this machine.
+"""Simulated Crazyflie behind the real radio protocol (CRTP over UDP) on this machine.
 
-The client library that flies real ones connects to it over UDP and cannot tell; physics are those
-that policies are trained in.
-"""
+The client library for real drones connects to it over UDP; physics are those that policies are
+trained in."""
 
 from __future__ import annotations
 

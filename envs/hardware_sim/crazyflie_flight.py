@@ -1,8 +1,7 @@
-"""A Crazyflie in the air of this machine: the quadrotor's physics behind CRTP over UDP.
+"""Quadrotor physics behind CRTP over UDP: the simulated Crazyflie's body and radio.
 
-The firmware's rules are `real_robot.emulators.crazyflie.firmware`; what flies it is the pilot of
-`envs.quadrotor.cascade_controller`. Time is real while the machine has it.
-"""
+The firmware's rules are in `real_robot.emulators.crazyflie.firmware`; the flight controller is that
+of `envs.quadrotor.cascade_controller`. Time is real as far as the machine keeps up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a `Crazyflie`: settings on standard input; it ends when that does."""
+"""The process of a simulated `Crazyflie`: settings on standard input; it ends when that closes."""
 
 from __future__ import annotations
 

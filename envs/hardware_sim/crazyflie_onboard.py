@@ -1,8 +1,7 @@
-"""A learned policy on board of a Crazyflie that is not there: the exported C code, compiled here.
+"""A policy on board of a simulated Crazyflie: the exported C code, compiled for this machine.
 
-What would run in the firmware runs in the emulator's process: the same two headers, called at
-the same rate, kept from the same distance.
-"""
+The code that would run in the firmware runs in the emulator's process: the same two headers, called
+at the same rate, within the same distance of the goal."""
 
 from __future__ import annotations
 

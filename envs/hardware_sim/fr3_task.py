@@ -1,8 +1,7 @@
-"""Wired: a task of the simulation in front of a simulated FR3 that is driven over a robot's wire.
+"""A simulated task in front of a simulated FR3 that is controlled through a robot driver.
 
-The same objects, starts and predicate of success as in training, but physics run in real time
-behind a driver, and what acts on them is the bridge.
-"""
+The same objects, initial states and success condition as in training, but physics run in real time
+behind a driver, and the deployment's processes act on them."""
 
 from __future__ import annotations
 

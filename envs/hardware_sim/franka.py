@@ -1,9 +1,8 @@
-"""Franky: an FR3 that is not there, behind libfranka's own protocol on this machine.
+"""Simulated FR3 behind libfranka's own protocol on this machine (franky-sim).
 
-franky-sim (MuJoCo, 1 kHz) serves the robot and its hand to the real driver, which cannot tell; the
-things of a task stand before it, and what a tracker would see of them is told by shared memory.
-libfranka's ports are fixed, so what is free is an address of the loopback network.
-"""
+franky-sim (MuJoCo, 1 kHz) serves the robot and its hand to the real driver. The objects of a task
+stand before it, and their poses are published in shared memory as a tracker would. libfranka's
+ports are fixed, so each simulated robot takes an address of its own on the loopback network."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What franky-sim (1.0) leaves out of its hand: an answer to a command that is broken off.
+"""A fix for franky-sim 1.0: its hand does not answer a command that is broken off.
 
-A real hand says "aborted". Without that the caller's thread waits for ever, and in libfranka each
-one that waits holds the wire for 10 ms at a time: after a few broken-off motions every command is
-late by tenths of a second.
-"""
+A real hand replies "aborted". Without that reply the caller's thread waits for ever, and in
+libfranka each waiting thread holds the connection for 10 ms at a time: after a few aborted motions
+every command is late by tenths of a second."""
 
 from __future__ import annotations
 

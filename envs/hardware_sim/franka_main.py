@@ -1,10 +1,9 @@
 """`python -m envs.hardware_sim.franka_main FOLDER`: the process of `envs.hardware_sim.franka`.
 
-franky-sim's own loop sleeps a millisecond less what a step took, and so falls behind; this one
-keeps deadlines, and is real time where the machine has the time. Where it has not, time goes slower
-here: a step waits for the torques that answer its state, or a busy machine would be a delay in the
-control loop, and shake the arm.
-"""
+franky-sim's own loop sleeps a millisecond less the time of a step, and so falls behind. This one
+keeps deadlines and runs in real time where the machine is fast enough. Where it is not, simulated
+time goes slower: a step waits for the torques that answer its state, because a late answer would be
+a delay in the control loop and shake the arm."""
 
 from __future__ import annotations
 

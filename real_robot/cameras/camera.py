@@ -1,8 +1,7 @@
-"""Camera: the newest picture and when it was taken, from a thread that waits for the device.
+"""A camera read by a thread: the newest image and its capture time.
 
-A picture is stamped right after it was grabbed; older ones are thrown away. A camera that stalls,
-freezes or dies is said, never papered over with its last picture.
-"""
+An image is stamped right after it was grabbed; older ones are dropped. A camera that stalls,
+freezes or dies raises CameraError; its last image is never reused in silence."""
 
 from __future__ import annotations
 

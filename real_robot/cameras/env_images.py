@@ -1,4 +1,4 @@
-"""EnvImages: what RealEnv sees: the pictures of the policy, and those that rewards look at."""
+"""Images for RealEnv: the policy's observations, and the camera that rewards look through."""
 
 from __future__ import annotations
 

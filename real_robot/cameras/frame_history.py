@@ -1,10 +1,8 @@
-"""FrameHistory: the pictures of the last moments, as large as a recording keeps them, by when they were
-taken.
+"""A short history of camera frames, in the size that a recording keeps, by capture time.
 
-A row gets the newest picture that is not later than its measurement, with the picture's own time,
-and what the policy saw when it decided gets what it saw, to the last bit. Rows are never given a
-picture that is older than `age`: the episode ends before.
-"""
+A recorded frame gets the newest image that is not later than its measurement, with the image's own
+time. The images that the policy decided on are recorded bit by bit. No frame is given an image
+older than `age`: the episode is cut before it."""
 
 from __future__ import annotations
 

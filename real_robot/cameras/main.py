@@ -1,9 +1,8 @@
-"""A camera's process: `python -m real_robot.cameras.main FOLDER NAME`, started by the daemon.
+"""Camera process: `python -m real_robot.cameras.main FOLDER NAME`, started by the daemon.
 
-It alone has the device open and shows its pictures to all others
-(real_robot.cameras.shared_frames). It has no hold
-on anything: where the camera is gone or frozen it says so and ends.
-"""
+It alone opens the device and publishes the images in shared memory
+(`real_robot.cameras.shared_frames`). It controls nothing. When the camera is gone or frozen, the
+process says so and ends."""
 
 from __future__ import annotations
 

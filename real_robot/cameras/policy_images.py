@@ -1,4 +1,4 @@
-"""PolicyImages: the pictures of a policy that sees, from the cameras that a deployment names for them."""
+"""Image observations of a policy, taken from the cameras that the deployment names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CameraProcesses: the processes of a deployment's cameras, one each: none takes another with it."""
+"""The camera processes of a deployment, one per camera, so that failures stay separate."""
 
 from __future__ import annotations
 

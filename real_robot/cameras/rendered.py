@@ -1,4 +1,4 @@
-"""MeasuredScene: a rendered camera beside an arm's processes draws what was measured last."""
+"""A rendered scene that follows the newest measured state of the robot."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""FrameReader: what a camera's own process sees, for all who look on this machine, in shared memory.
+"""Camera frames in shared memory: one writer process, any number of readers.
 
-    camera.NAME   since when it shows something, or why it does not any more
-    frames.NAME   its newest pictures as they came, in a ring: number, time, frame
+    camera.NAME   when the camera began, or why it has failed
+    frames.NAME   its newest images in a ring buffer: number, time, frame
 
-One process writes (a device can be opened once only), the policy and the recorder read; nobody
-waits for anybody.
-"""
+A device can be opened only once, so the camera process writes and the policy and the recorder
+read. No process waits for another."""
 
 from __future__ import annotations
 

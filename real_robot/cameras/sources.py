@@ -1,4 +1,4 @@
-"""Cameras: where pictures come from: a device, a film, a folder of files, a simulated scene."""
+"""Image sources: a V4L2 device, a video file, a folder of images, a rendered scene."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ArmState: what is measured of a robot's joints, and what they may never exceed."""
+"""Measured joint state and joint limits."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""ChunkFollower: from chunks of actions to a joint target at any time; the clock says which action.
+"""Chunk follower: turns action chunks into a joint target at any time, by the clock.
 
     seen      start                  now
-     |         |a0 |a1 |a2 |a3 |a4 |  a chunk made from what was seen at `seen`
+     |         |a0 |a1 |a2 |a3 |a4 |  a chunk made from the observation at `seen`
      |         |   |b0 |b1 |b2 |b3 |  a newer one: from here on b, blended in over some steps
 
-A chunk's actions belong to times, not to a queue: what comes late is entered where it would be by
-now, and the time that a policy needed is not played back. A newer chunk takes over in `blend` steps
-of growing weight, without a jump (real-time chunking; Black et al., 2025).
-"""
+Each action of a chunk belongs to a time, not to a queue. A chunk that arrives late is entered at
+the current time, so inference latency is not played back. A newer chunk takes over in `blend`
+steps of growing weight, without a jump (real-time chunking; Black et al., 2025)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Control: the process that owns an arm; it keeps its rate and its limits whatever else dies.
+"""Control loop: owns the robot's driver and keeps its rate and limits when other processes die.
 
-One turn a tick: measure, hear what the operator wants, follow the policy's newest chunk through the
-safety chain, send, tell. No torch here, and nothing in a turn waits for another process.
-"""
+Each tick: measure, handle the operator's request, follow the newest action chunk through the
+safety chain, send, publish the state. The loop imports no torch and never waits for another
+process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The control process: `python -m real_robot.control.main FOLDER`, started by the daemon.
+"""Control process: `python -m real_robot.control.main FOLDER`, started by the daemon.
 
-It ends when an operator quits, or when its standard input does: a daemon that died took the
-operator's stop button with it, so the arm comes to rest and is held.
-"""
+It ends when an operator quits, or when its standard input closes: without the daemon no operator
+can stop the arm, so the arm is brought to rest and held."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Rate: a loop that keeps absolute deadlines, t_k = t_0 + k T on the monotonic clock.
+"""A loop with absolute deadlines, t_k = t_0 + k T on the monotonic clock.
 
-Sleeping T after each turn drifts by what a turn takes; a deadline that is missed here is skipped to
-the next multiple and counted, never made up for by a burst.
-"""
+Sleeping T after each turn would drift by the time that a turn takes. A missed deadline is counted
+and skipped to the next multiple; it is never made up for by a burst."""
 
 from __future__ import annotations
 

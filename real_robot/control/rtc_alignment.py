@@ -1,13 +1,12 @@
-"""RtcAlignment: where a newer chunk joins the one that the arm follows, when the policy continues its plan.
+"""Time alignment for real-time chunking (RTC): where the next chunk joins the one being executed.
 
-    start      measured            there
-     |a0 |a1 |a2 |a3 |a4 |a5 |a6 |        the plan before
-             |a2 |a3 |b2 |b3 |b4 |b5 |    the next, on the same grid: followed = 2, delay = 2
+    start      measured            posted
+     |a0 |a1 |a2 |a3 |a4 |a5 |a6 |        the previous plan
+             |a2 |a3 |b2 |b3 |b4 |b5 |    the next, on the same grid: 2 executed steps, delay 2
 
-Such a policy (policies.wrappers.real_time_chunking) has to know how much of its plan was followed,
-and how much will
-have been when its next is there. Both are said by the clock, not by counting decisions.
-"""
+A policy that continues its own plan (`policies.wrappers.real_time_chunking`) has to know how many
+steps of it were executed, and how many will have been when the next chunk arrives. Both are
+measured by the clock, not by counting decisions."""
 
 from __future__ import annotations
 

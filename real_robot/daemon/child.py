@@ -1,4 +1,4 @@
-"""Child: a process of the daemon's, that can die and says why."""
+"""A subprocess of the daemon, with its log and the reason of its death."""
 
 from __future__ import annotations
 

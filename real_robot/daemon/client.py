@@ -1,4 +1,4 @@
-"""Tool: asks a robot's daemon, from a shell or from Python."""
+"""RPC client of a robot's daemon, and the start of a daemon that ends with its parent."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Daemon: the operator's side of an arm: starts its processes, watches them, passes sent_commands on.
+"""Daemon: the operator's interface to a robot. Starts its processes and forwards commands.
 
-It never touches the arm. What an operator asks goes to the control process through a mailbox, and
-the answer is what the control process says that it did. When that process dies, the robot's own
-watchdog has to act; when the policy dies, the control process holds the arm and latches by itself.
-Neither is started again before an operator says `reset`.
-"""
+The daemon never talks to the robot. An operator's command goes to the control process through a
+mailbox, and the reply is what the control process reports. When the control process dies, the
+robot's own watchdog has to act. When the policy dies, the control process holds the arm and latches
+a fault by itself. Neither is started again before an operator says `reset`."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Pending:
 
 
 class Daemon:
-    """`serve` until an operator quits or `done` is set. RpcServerError where another one is at work."""
+    """`serve` until an operator quits or `done` is set. RpcServerError: another one runs here."""
 
     def __init__(
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic

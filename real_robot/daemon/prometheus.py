@@ -1,7 +1,6 @@
-"""Metrics: the daemon's status as text that Prometheus reads, on this machine only; off by default.
+"""Prometheus metrics of the daemon's status, on this machine only; off by default.
 
-Text exposition format 0.0.4: `# TYPE name gauge|counter`, then `name{label="value"} number` a line.
-"""
+Text exposition format 0.0.4: `# TYPE name gauge|counter`, then `name{label="value"} number`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Requests: what an operator's tool and the daemon say to each other, one JSON object a line.
+"""Requests and replies between operators' clients and the daemon: one JSON object per line.
 
 A request is `{"version": 1, "number": 7, "time": 123.4, "verb": "stop"}` and nothing else; every
-other line is refused with a reason. Nothing that comes over the wire is ever unpickled.
-"""
+other line is refused with a reason. Nothing that arrives over the socket is unpickled."""
 
 from __future__ import annotations
 

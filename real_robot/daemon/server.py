@@ -1,9 +1,8 @@
-"""RpcServer: a Unix socket at which several operators' tools can ask, for this user alone.
+"""Unix-socket RPC server for several clients of one user.
 
-The folder is 0700, the socket 0600, and who connects has to be the same user. What is no request is
-refused with a reason; who goes on with it is let go. Nothing here blocks, and what one client does
-costs the others at most a moment.
-"""
+The folder has mode 0700, the socket 0600, and the peer must be the same user. A line that is no
+request is refused with a reason; a client that sends many of them is disconnected. Nothing blocks,
+and one client can delay the others by a moment at most."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Client:
 
 
 def private(folder: Path) -> Path:
-    """`folder`, made where it is not there, for this user alone; RpcServerError where it is not so."""
+    """Create `folder` for this user alone. RpcServerError where it belongs to others or is open."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""StatusMonitor: what the daemon knows of the control and policy processes, from what they say."""
+"""Status of the control and policy processes, read from their shared-memory messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StatusMonitor:
         self.chunks, self.spoke, self.policy_silent = 0, self.clock(), False
 
     def answered(self, command: int) -> bool | None:
-        """Whether the control process did what command number `command` says; None: not answered yet."""
+        """Whether the control process executed command number `command`; None: not answered yet."""
         fields = self.channels.state.fields[0]
         if int(fields["answered"]) == command:
             return True

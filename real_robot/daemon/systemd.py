@@ -1,8 +1,7 @@
-"""Notify: tells systemd that a service is there, still turns, or ends (sd_notify(3), by hand).
+"""systemd notifications: ready, watchdog and stopping messages (sd_notify(3)).
 
-One datagram of `KEY=value` to the socket in NOTIFY_SOCKET; with WATCHDOG_USEC set, systemd wants
-WATCHDOG=1 at least that often, and acts where it does not come.
-"""
+One datagram of `KEY=value` to the socket in NOTIFY_SOCKET. With WATCHDOG_USEC set, systemd expects
+WATCHDOG=1 at least that often and restarts the service otherwise."""
 
 from __future__ import annotations
 

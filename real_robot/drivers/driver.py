@@ -1,4 +1,6 @@
-"""Driver: reads an arm's joints and sends it joint targets; knows nothing of policies."""
+"""Driver: the interface that reads a robot's joints and sends it joint targets.
+
+A driver knows nothing of policies."""
 
 from __future__ import annotations
 

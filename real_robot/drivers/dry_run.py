@@ -1,4 +1,4 @@
-"""DryRunDriver: a driver that holds its arm where it stands; what would have moved it is only imagined."""
+"""Dry run: holds the real arm where it stands and simulates an arm that follows at once."""
 
 from __future__ import annotations
 

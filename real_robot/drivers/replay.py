@@ -1,8 +1,7 @@
-"""Replay: what was recorded of an arm, as an arm; it goes where it went, whatever it is sent.
+"""A driver that replays a recording: measurements come from a file, commands are not followed.
 
-For a desk: the same observations reach the same policy again, at the times they had, and what it
-would have sent can be compared with what was sent then.
-"""
+For debugging at a desk: the same observations reach the same policy again, at their recorded
+times, and the commands can be compared with those sent then."""
 
 from __future__ import annotations
 

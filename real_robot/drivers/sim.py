@@ -1,9 +1,8 @@
-"""Sim: an FR3 in MuJoCo behind the driver's interface, with a wire's delays, gaps and noise.
+"""A simulated FR3 (MuJoCo) as a driver, with measurement delay, lost reads and noise.
 
-Physics run in real time: every read first catches up with the clock. Alone it is another arm than
-the one in training: the manufacturer's model as it ships, with its joint friction and armature. A
-`world` brings its own model, things in front of the arm and a measure of success.
-"""
+Physics run in real time: every read first catches up with the clock. Without a `world` it is the
+manufacturer's model as it ships, with its joint friction and armature, not the model used in
+training. A `world` brings its own model, objects in front of the arm and a measure of success."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Played: a emulator's side, in its own process: what it is asked, and when steps are due."""
+"""The emulator's side of its process: settings in, reply out, and pacing of simulation steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process: a emulator in a process of its own, which ends with the one that started it."""
+"""An emulator in a process of its own, which ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlackBoxFiles: the files that black boxes are kept in, also of a daemon that could not keep its own."""
+"""Files that the flight recorder is saved to, also after a daemon was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels: the three mailboxes between an arm's control process, its policy and its daemon."""
+"""The three mailboxes between the control process, the policy process and the daemon."""
 
 from __future__ import annotations
 

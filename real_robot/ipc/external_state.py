@@ -1,8 +1,7 @@
-"""ExternalStateReader: numbers that another process measures of what stands before an arm, by shared memory.
+"""External state: object poses and other values that another process measures, in shared memory.
 
-A pose tracker, a camera's detector or a simulated table writes; the control process reads, and
-waits for nobody. What was measured too long ago is an error, not a number.
-"""
+A pose tracker, a camera's detector or a simulated table writes; the control process reads and never
+waits. A measurement that is too old is an error, not a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What control process, policy process and daemon tell each other: fixed records of numbers."""
+"""Messages between control process, policy process and daemon: fixed records of numbers."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ CHUNK = np.dtype(
     ]
 )
 """From the policy process, at every decision: with the first `drawn` numbers of `noise` the same
-policy decides the same again (0: it has none, or more than fits). `image_times` are the times of the
-pictures that it saw, in the order of its Spec."""
+policy decides the same again (0: it has none, or more than fits). `image_times` are the capture
+times of its images, in the order of its Spec."""
 
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """From a camera's process: since when it shows pictures (0: not yet), and why it does not any

@@ -1,12 +1,11 @@
-"""BlackBox: the last seconds of an arm's state at full rate, in memory that outlives its writer.
+"""Flight recorder: a ring buffer of the last seconds of state at full rate, in shared memory.
 
     head: magic, version, size, slots, count, about | fields | slot 0 | slot 1 | ...
     record k: slot k % slots; `fields` (about bytes of JSON) says what a record is
 
-The control process copies one record a tick and does nothing else; whoever watches it saves the
-ring to a file, and can do so after the writer was killed. A record that may have been overwritten
-while the ring was read is left out.
-"""
+The control process copies one record per tick and does nothing else. The daemon saves the ring to a
+file, also after the writer was killed: the memory outlives it. A record that may have been
+overwritten while the ring was read is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit: whether a policy and a deployment speak of the same robot, before either does anything."""
+"""Compatibility of a policy with a deployment, checked before anything moves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Decider: the process that runs a policy; it may stall or die, and the arm does not mind.
+"""Policy inference: observations in, action chunks out. It may stall or die without moving the arm.
 
-Every `every` steps it looks at the newest state, lets the policy decide, and posts the chunk with
-the time of what it saw. When that arrives is the control process's business.
-"""
+Each turn reads the newest state, runs the policy, and posts the chunk with the time of the
+observation. The control process decides what to do with it."""
 
 from __future__ import annotations
 

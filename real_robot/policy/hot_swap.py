@@ -1,8 +1,7 @@
-"""HotSwap: another policy gets ready beside the one that acts, and takes over without a gap.
+"""Policy hot swap: a new policy process gets ready beside the old one and takes over without a gap.
 
-The newcomer loads, decides a few times for itself and leaves a file that says so. Then the old one
-is let go of, and only then the newcomer is told to speak: two never do.
-"""
+The new process loads, runs a few decisions without posting them, and writes a file that says it is
+ready. Then the old process is stopped, and only then the new one may post: two never do."""
 
 from __future__ import annotations
 

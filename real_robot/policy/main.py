@@ -1,9 +1,8 @@
-"""The policy process: `python -m real_robot.policy.main FOLDER [POLICY]`, started by the daemon.
+"""Policy process: `python -m real_robot.policy.main FOLDER [POLICY]`, started by the daemon.
 
-It has no hold on the arm: it may stall, die and be started again. With POLICY it comes to take over
-from another: it loads, decides a few times for itself, says that it is ready (a file), and speaks
-when the daemon has let the other one go.
-"""
+It does not control the arm: it may stall, die and be started again. With POLICY it takes over from
+another policy process (`real_robot.policy.hot_swap`): it loads, runs a few decisions without
+posting them, writes a file when it is ready, and posts once the daemon has stopped the other."""
 
 from __future__ import annotations
 

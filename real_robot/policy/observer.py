@@ -1,11 +1,10 @@
-"""Observer: what a policy sees of a real arm, element by element, by the names of its Spec.
+"""Builds a policy's vector observations from robot measurements, by the element names of its Spec.
 
-A policy was trained on named numbers; the same names say what has to be measured here. `q1 ...`,
+A policy was trained on named numbers; the same names say what has to be measured. `q1 ...`,
 `dq1 ...`, `width`, `tool_x ...` and `lead_x ...` (how far the tool's target is ahead of it) come
-from the arm, what its driver knows beyond the joints (a cube's place) is `sensed`, what is known
-beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` comes from A and B. What is given counts
-before what is sensed by the same name, and what follows from it is made anew.
-"""
+from the arm. What its driver knows beyond the joints (a cube's pose) is `sensed`, what is known
+beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` is the difference of A and B. A given
+value takes precedence over a sensed one of the same name, and differences are computed anew."""
 
 from __future__ import annotations
 

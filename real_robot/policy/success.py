@@ -1,4 +1,4 @@
-"""Success: whether an arm has done what it was asked, where measurements can tell."""
+"""Success detection from measurements, where the deployment says how."""
 
 from __future__ import annotations
 

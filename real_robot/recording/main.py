@@ -1,9 +1,8 @@
-"""The recorder: `python -m real_robot.recording.main FOLDER`, started by the daemon.
+"""Recorder process: `python -m real_robot.recording.main FOLDER`, started by the daemon.
 
-It reads what the other processes leave in memory and has no hold on anything: it may stall or die,
-or find the disk full, and the arm does not mind. Every finished episode is safe on the disk before
-the next is looked at.
-"""
+It reads the shared memory of the other processes and controls nothing: it may stall or die, or find
+the disk full, without effect on the arm. Every finished episode is on the disk before the next is
+processed."""
 
 from __future__ import annotations
 

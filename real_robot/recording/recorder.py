@@ -1,12 +1,11 @@
-"""Record: from the control process's ticks to the steps of an episode, as a dataset keeps them.
+"""Turns ticks of the control process into the frames of an episode, as a dataset keeps them.
 
-    tick     . . . . . . . . . . . .      ring of states, 100 to 1000 Hz
-    step     |   k   |  k+1  |            the follower's grid, one row each
+    tick     . . . . . . . . . . . .      ring buffer of states, 100 to 1000 Hz
+    step     |   k   |  k+1  |            the follower's grid, one frame each
 
-A row is what was seen as step k began, the action that the arm followed in it, and at its end what
-that had come to: the target it meant (`action/proposed`), what safety left of it
-(`action/filtered`) and what the arm was sent (`action/sent`).
-"""
+A frame holds the observation at the start of step k, the action that was executed in it, and at its
+end the target that the action meant (`action/proposed`), the target after the safety chain
+(`action/filtered`) and the joint positions that were sent (`action/sent`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Remote tool: asks a robot's daemon on another machine, with a key.
+"""RPC client for a robot's daemon on another machine, with CURVE keys.
 
-What moves an arm has to be asked in time (s on the robot's clock), so the robot is asked for its
-clock first: when `now` has come, the robot's clock is at least `now`, and that is what the request
-says. So it looks too old by what the answer took to come, and never too new.
-"""
+Requests that move an arm must carry a recent time on the robot's clock. The client asks for that
+clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
+`now`. So a request looks too old by the round trip, and never too new."""
 
 from __future__ import annotations
 

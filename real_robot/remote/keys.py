@@ -1,9 +1,8 @@
-"""Keys: the files of CURVE keys that let an operator's machine and a daemon know each other.
+"""CURVE key files for operators' machines and the daemon (CurveZMQ, rfc.zeromq.org/spec/26).
 
 A folder DIR holds `server.key` and `server.key_secret`, `NAME.key_secret` of every client that was
-made there, and `clients/NAME.key`: who may ask. An operator's machine needs a folder with
-`server.key` and `NAME.key_secret`, and nothing else. (CurveZMQ, rfc.zeromq.org/spec/26.)
-"""
+made there, and `clients/NAME.key`: who may connect. An operator's machine needs a folder with
+`server.key` and `NAME.key_secret`, and nothing else."""
 
 from __future__ import annotations
 

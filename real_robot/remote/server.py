@@ -1,10 +1,9 @@
-"""Remote: `python -m real_robot.remote.server FOLDER`, started by the daemon; other machines.
+"""Remote process: `python -m real_robot.remote.server FOLDER`, started by the daemon.
 
-A ROUTER socket over TCP, with CURVE (rfc.zeromq.org/spec/26): who has no key of `clients/` is not
-let in (ZAP, spec/27). Each client gets a line of its own to the daemon's Unix socket, and what it
-says goes on as it is: the desk there reads, checks and refuses it as anybody's. This process has
-no hold on the arm, and the arm does not mind when it dies.
-"""
+A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
+`clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
+socket, and its requests are relayed unchanged: the daemon's server reads, checks and refuses them
+as any other client's. This process does not control the arm and may die at any time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""ResetFreeRobotEnv: an arm as a world that goes on without being put back, for `envs.reset_free.wrapper`.
+"""Reset-free RL on a real robot (autonomous RL), for `envs.reset_free.wrapper`.
 
 Goals are numbers that the policy is given (`goal_x ...`), one set after the other: there, and back
-again. What is to come there is the tool, or a thing whose place is sensed. Between episodes the arm
-goes home through the safety chain; nothing else moves by itself (SERL's forward and backward tasks;
-Luo et al., 2024). A thing that left its `area` waits for somebody to put it back.
-"""
+again. The tool, or an object whose position is sensed, has to reach the goal. Between episodes the
+arm goes home through the safety chain; nothing else is reset (forward and backward tasks of SERL;
+Luo et al., 2024). When an object leaves its `area`, training waits until a person puts it back."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""RealEnv: an arm as an environment of one row, so that what trains and evaluates works on it.
+"""RealEnv: a robot as an environment with one parallel env, for training and evaluation.
 
-It goes through a daemon and the arm's own control process, never straight to a driver: learning
-stalls (updates, checkpoints, a collector of garbage), and neither rate nor limits nor stops of an
-arm may depend on that. While nobody steps, the arm is brought to rest and held; when this process
-hangs or dies, the control process does so by itself.
-"""
+Steps go through a daemon and the robot's own control process, never straight to a driver: learning
+stalls (updates, checkpoints, garbage collection), and the rate, the limits and the stops of an arm
+must not depend on it. While `step` is not called, the arm is brought to rest and held. When this
+process hangs or dies, the control process does the same by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from embodied.core.tensors import Tensors
 from real_robot.cameras.camera import CameraError, fitted
 from real_robot.cameras.env_images import EnvImages
 from real_robot.control.rate import Rate
-from real_robot.deployment import Deployment
+from real_robot.deployment import Deployment, renamed_settings
 from real_robot.ipc.messages import Mode
 from real_robot.policy.compatibility import observer, require_actions, require_rate
 from real_robot.policy.decider import observe_state
@@ -228,7 +227,8 @@ class RealEnv(VecEnv):
 
 def env_deployment(config: Config) -> Deployment:
     """The robot's, without a policy of its own; ConfigError."""
-    robot = {key: value for key, value in config.robot.items() if key != "_target_"}
+    robot = renamed_settings(config.robot)
+    robot.pop("_target_", None)
     if robot.get("emulator"):
         raise ConfigError("RealEnv starts no emulator: name a robot that is there, or robot=sim")
     world = robot.get("driver", {}).get("world")

@@ -1,9 +1,8 @@
-"""RobotSession: another process than the daemon's own decides for an arm, as long as it keeps doing so.
+"""Robot session for RL: drives a robot from this process instead of the daemon's policy process.
 
-It starts the daemon (tied to it: when it dies, the arm comes to rest and everything ends), writes
-chunks where a policy process would, and asks as any operator does. The arm's own process keeps its
-rate, its limits and its stops whatever happens here.
-"""
+The session starts a daemon that ends with this process, writes action chunks where the policy
+process would, and sends requests as any operator does. The robot stops when this process falls
+silent; the control process keeps its rate, limits and stops whatever happens here."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Chain: joint targets in, joint targets out that an arm can be sent, at every control tick.
+"""Safety chain: joint targets in, joint targets that may be sent out, at every control tick.
 
-Stages come in a fixed order, learned ones before the hard limits, so that nothing learned has the
-last word. What each changes is counted. A fault is latched: from then on the chain brings the arm
-to rest within its limits, whatever it is asked, until an operator clears it.
+Stages run in a fixed order, learned ones before the hard limits, so that nothing learned has the
+last word. What each stage changes is counted. A fault is latched: from then on the chain brings the
+arm to rest within its limits, whatever is commanded, until an operator clears it.
 
-    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits
-"""
+    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits"""
 
 from __future__ import annotations
 

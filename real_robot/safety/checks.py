@@ -1,4 +1,4 @@
-"""The stages that look at whether a command may be followed at all."""
+"""Safety stages that check whether a command may be followed at all."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Energy: a bounded budget for what a moving set-point or a changing stiffness puts into an arm.
+"""Energy tank: a bounded budget for the energy that a moving set-point puts into an arm.
 
-Variable impedance with an energy tank (Ferraguti et al., 2013; Zanella et al., 2024): springs of
-constant stiffness around a resting set-point are passive; what is not comes out of a tank, which
-damping refills, and what the tank cannot pay for does not happen. Work is booked from measured
-displacements after the fact, so that integration errors cannot create energy.
-"""
+Variable impedance with an energy tank (Ferraguti et al., 2013; Zanella et al., 2024). Springs of
+constant stiffness around a resting set-point are passive. Whatever adds energy beyond that draws it
+from a tank, which damping refills; a step that the tank cannot afford is made smaller. Work is
+booked from measured displacements after the fact, so integration errors cannot create energy."""
 
 from __future__ import annotations
 

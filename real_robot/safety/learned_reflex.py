@@ -1,11 +1,10 @@
-"""Reflex: a learned safety critic that looks at every tick and may recover in a policy's place.
+"""Learned reflex: a safety critic that may replace a policy's step by a recovery step at any tick.
 
-Bresa (2025); trained by `learner=bresa`, run here at the control rate, without torch. It sees
-joints as the critic was trained on a world's axes: [q, dq, tau, set-point - q], and what is about
-to be done: the set-point's step in units of `stride`, then the stiffness that the arm is held with.
-Where the risk is above the threshold the recovery's step is taken instead. It comes before the hard
-limits and is no safety guarantee: it can only ask for steps, and they clip whatever it asks.
-"""
+Bresa (2025); trained by `learner=bresa`, run here at the control rate, without torch. Its input is
+[q, dq, tau, set-point - q], normalised as in training, and the step about to be taken: the
+set-point's step in units of `stride`, then the stiffness that the arm is held with. Where the risk
+is above the threshold the recovery's step is taken instead. The stage runs before the hard limits
+and is no safety guarantee: it can only ask for steps, and the limits clip them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Limiter: the hard limits of position, velocity, acceleration and jerk, all at once, at all times.
+"""Hard limits of position, velocity, acceleration and jerk, all at once, at all times.
 
-Every tick asks for the time-optimal motion from the commanded state to the target, at rest there,
-within all limits (Ruckig; Berscheid and Kroeger, 2021), and takes its first step. Targets are
-inside the position limits and motions end at rest, so a state that can be reached can always be
-stopped inside them: no sequence of targets, however it jumps, leads out. What is not a box of joint
-positions (a workspace) is kept by looking at the motion to rest of every next state first.
-"""
+Every tick computes the time-optimal motion from the commanded state to rest at the target, within
+all limits (Ruckig; Berscheid and Kroeger, 2021), and takes its first step. Targets are inside the
+position limits and motions end at rest, so every reachable state can be stopped inside them: no
+sequence of targets, however it jumps, leaves the limits. A region that is no box of joint positions
+(a workspace) is kept by checking the motion to rest of every next state first."""
 
 from __future__ import annotations
 

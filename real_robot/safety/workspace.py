@@ -1,11 +1,9 @@
-"""Workspace: a box that the tool stays in, and half-spaces (a table, a person's side) it stays out
-of.
+"""Workspace: a box that the tool stays in, and half-spaces (a table, a person's side) to avoid.
 
-A target whose tool would leave is pulled back along the straight line, in joint space, from where
-the arm was sent last: the furthest point of that line that is still inside, by bisection. A tool
-that is outside already may only come closer to the inside. The limiter takes `depth` as its guard,
-so that neither the way to a target nor a motion to rest leads out.
-"""
+A target whose tool would leave is pulled back along the straight line, in joint space, from the
+positions sent last: to the furthest point of that line that is still inside, by bisection. A tool
+that is outside already may only move closer to the inside. The limiter takes `depth` as its guard,
+so that neither the path to a target nor a motion to rest leaves the workspace."""
 
 from __future__ import annotations
 

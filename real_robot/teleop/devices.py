@@ -1,5 +1,4 @@
-"""Devices that people hold: keyboard and gamepad (pygame), SpaceMouse (its reports, as the kernel
-hands them out), and a second arm that is led by hand."""
+"""Teleoperation devices: keyboard and gamepad (pygame), SpaceMouse (HID reports), a leader arm."""
 
 from __future__ import annotations
 

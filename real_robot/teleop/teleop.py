@@ -1,12 +1,9 @@
-"""Teleop: people move an arm, or take over from a policy, by keyboard, gamepad, SpaceMouse or a
-second arm.
+"""Teleoperation: a person drives the arm, or takes over from a policy.
 
-A device says how it is held; `Teleoperator` makes actions of that, by the names of the action space, and
-is both a policy (demonstrations) and an intervener (corrections: policies.scripted.intervener). A
-person has
-the arm in hand while they hold the device, and `linger` s longer; a gamepad or a SpaceMouse that is
-gone is not held.
-"""
+A device reports how it is held. `Teleoperator` turns that into actions, by the names of the action
+space, and serves as a policy (demonstrations) and as an intervener (corrections,
+`policies.scripted.intervener`). A person is in control while they hold the device, and for `linger`
+s afterwards; a disconnected gamepad or SpaceMouse counts as not held."""
 
 from __future__ import annotations
 

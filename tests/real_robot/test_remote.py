@@ -246,10 +246,10 @@ def test_the_arm_does_not_mind_when_the_relay_dies(afar: Afar) -> None:
     assert afar.status["mode"] == "RUNNING"
     with pytest.raises(ClientError, match="nobody is there"):
         afar.call(Verb.STATUS, SHORT)
-    assert afar.call(Verb.STOP).ok, "here one is heard"
+    assert afar.ask(Verb.STOP).ok, "here one is heard"
     afar.mode("IDLE")
     listened = afar.log.count("listening")
-    afar.call(Verb.RESET)
+    afar.ask(Verb.RESET)
     afar.logged("listening", listened + 1)
     assert afar.call(Verb.STATUS).status["remote"]["pid"] not in (0, pid)
 

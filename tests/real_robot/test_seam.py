@@ -143,7 +143,7 @@ def test_the_clock_says_where_a_plan_is() -> None:
     seam = RtcAlignment(0.1, 12, lambda: now)
     assert not seam.align(actor, 99.98, moves=False) and seam.start == 99.98
     now = 100.21
-    seam.chunk_posted()  # 0.23 s late, and half a step until the arm's next, of which the middle counts
+    seam.chunk_posted()  # 0.23 s late, plus half a step to the middle of the next one
     assert seam.delay == 3
     assert seam.align(actor, 100.2, moves=True)
     assert actor.cursor.item() == 2 and actor.carry["delay"].item() == 3

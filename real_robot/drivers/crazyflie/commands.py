@@ -1,7 +1,6 @@
-"""Ways to tell a Crazyflie where to be: each is something to do with cflib's object of it.
+"""Set-points and orders for a Crazyflie; each is a call on cflib's Crazyflie object.
 
-`place` [3] (m) and `yaw` (rad) are wanted, `rate` [4] is how fast they move (m/s, rad/s).
-"""
+`place` [3] (m) and `yaw` (rad) are the target, `rate` [4] is its velocity (m/s, rad/s)."""
 
 from __future__ import annotations
 

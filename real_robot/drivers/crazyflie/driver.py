@@ -1,17 +1,16 @@
-"""Crazyflie: a quadrotor over the radio: set-points of its place, and what keeps it from falling.
+"""Driver of a Crazyflie quadrotor over its radio: position set-points, landing, emergency stop.
 
-Its `joints` are x, y, z and yaw (`embodied.embodiments.flight`). What flies it is its own firmware;
-a policy of rotor speeds can't be flown over a radio of 2 to 4 ms with gaps: it is compiled into the
-firmware (docs/crazyflie.md).
+Its `joints` are x, y, z and yaw (`embodied.embodiments.flight`). Its own firmware controls the
+flight. A policy of rotor speeds cannot fly over a radio with gaps of 2 to 4 ms: it is compiled into
+the firmware (docs/crazyflie.md).
 
     on the ground -> arming -> flying -> landing -> on the ground
 
-It takes off when it is sent to more than `LIFT` above where it stands, and lands where nobody has
-moved it for `hover` s, at every fault, and when it is let go of. Landing is the drone's own
-planner's, and goes on without us. Only an operator's emergency stop switches the motors off in the
-air; after that, and when its own watchdog did (2 s without a set-point), it has to be switched off
-and on. Nothing holds a drone: without motors it falls.
-"""
+It takes off when its target is more than `LIFT` above where it stands. It lands when it was held
+for `hover` s, at every fault, and on close. The planner on board lands it, and finishes without us.
+Only an operator's emergency stop switches the motors off in the air. After that, and after its own
+watchdog did (2 s without a set-point), it has to be switched off and on. Nothing holds a drone:
+without motors it falls."""
 
 from __future__ import annotations
 

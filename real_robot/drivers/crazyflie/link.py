@@ -1,8 +1,7 @@
-"""The radio link to a Crazyflie, by cflib (Bitcraze's own library), in threads of its own.
+"""Radio link to a Crazyflie through cflib (Bitcraze's own library), in threads of its own.
 
-A radio may block its caller for seconds; here a control loop leaves its newest set-point in a slot
-and goes on. What must not be lost (arm, land, stop) waits in a queue and goes first.
-"""
+A radio may block its caller for seconds. The control loop leaves its newest set-point in a slot and
+goes on. What must not be lost (arm, land, stop) waits in a queue and is sent first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Crazyflie tells of itself: the log blocks that are asked for, and what they mean."""
+"""Crazyflie telemetry: the log blocks that are requested, and what their bits mean."""
 
 from __future__ import annotations
 

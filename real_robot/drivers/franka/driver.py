@@ -1,10 +1,9 @@
-"""Franka: an FR3 and its hand through libfranka's protocol, impedance at 1 kHz in C++.
+"""Driver of a Franka Research 3 and its hand through libfranka, impedance control at 1 kHz in C++.
 
-What is sent here is a reference that the running controller picks up within a millisecond: springs
-on the joints or on the tool, on top of the arm's own gravity compensation. Nothing starts
-without collision thresholds and a payload. What stops the arm itself (a reflex, the user stop, lost
-packets) is read, said in one line, and cleared only by an operator's reset.
-"""
+The driver sends a reference that the running controller picks up within a millisecond: springs on
+the joints or on the tool, on top of the arm's own gravity compensation. Nothing starts without
+collision thresholds and a payload. What stops the arm itself (a reflex, the user stop, lost
+packets) is reported in one line and cleared only by an operator's reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Franka's own library says, in a line that tells what to do; calls that end in time."""
+"""libfranka errors as one line that says what to do, and calls with a time limit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The Franka hand, which takes one command at a time, made to follow a width that keeps changing.
+"""The Franka hand, which takes one command at a time, made to follow a changing target width.
 
-A wish that leaves the measured width starts a motion to the end of that direction: closing is a
-grasp with force, so that what is held stays held. A hand that comes to where it is wanted before
-its end is stopped there. All of it is in threads of its own: a command takes a second.
-"""
+A target that leaves the measured width starts a motion to the end of that direction. Closing is a
+grasp with force, so that a held object stays held. A hand that reaches its target before the end is
+stopped there. Commands take up to a second and run in threads of their own."""
 
 from __future__ import annotations
 

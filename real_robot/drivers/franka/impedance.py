@@ -1,9 +1,8 @@
-"""What holds a Franka: springs on its joints, or on its tool. Both run in C++, at 1 kHz.
+"""Impedance controllers of a Franka: springs on its joints or on its tool, in C++ at 1 kHz.
 
-A spring is told where the joints should be, as every stage before it was. On the tool, that place
-is turned into the tool's pose by the arm's own model; the elbow is drawn to where it began, by
-torques that do not move the tool.
-"""
+A spring gets joint targets, as every stage before it does. On the tool, the joint target is turned
+into a tool pose by the arm's own model; the elbow is pulled towards its initial position by torques
+that do not move the tool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What an FR3 itself allows, and whether the limits that were set stay inside of it.
+"""The FR3's own limits, and a check that the configured limits stay inside of them.
 
-Near its ends an FR3 stops for a joint that is too fast for the way that is left (Franka Robotics,
-robot limits of the FR3): v(q) = min(v_max, max(0, sqrt(k (end - q)) - c)).
-"""
+Near its joint ends an FR3 stops a joint that is too fast for the remaining range (Franka Robotics,
+robot limits of the FR3): v(q) = min(v_max, max(0, sqrt(k (end - q)) - c))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servo wire: grouped questions to all servos of a bus, asked again where noise ate an answer."""
+"""Grouped reads and writes to all servos of a bus, repeated where noise destroyed a reply."""
 
 from __future__ import annotations
 

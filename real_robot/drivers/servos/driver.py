@@ -1,9 +1,8 @@
-"""Servo bus: an arm of Dynamixel or Feetech servos on one serial wire, SO-101 style.
+"""Driver of an arm of Dynamixel or Feetech servos on one serial bus, SO-101 style.
 
-A tick is one grouped read of all servos and one grouped write of their goals. What is lost or
-corrupted on the wire is asked for again, a bounded number of times. Torque is switched on at the
-pose that was measured and never off: an arm that is let go of falls.
-"""
+A tick is one grouped read of all servos and one grouped write of their goals. Lost or corrupted
+frames are requested again, a bounded number of times. Torque is switched on at the measured pose
+and never off: an arm without torque falls."""
 
 from __future__ import annotations
 

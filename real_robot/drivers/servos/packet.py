@@ -1,4 +1,4 @@
-"""Packet: what both servo protocols carry, whatever frames it."""
+"""Packets and replies, as both servo protocols carry them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Servo registers: where two makes of servo keep what a driver needs, and in which units.
+"""Servo registers: addresses and units of two makes of servo.
 
-From the control tables of the Dynamixel X series and of Feetech's STS3215, little-endian.
-"""
+From the control tables of the Dynamixel X series and of Feetech's STS3215, little-endian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serial port: a raw file descriptor with reads that end at a deadline."""
+"""A serial port as a raw file descriptor, with reads that end at a deadline."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""UR: an arm of Universal Robots over RTDE; a program of ours on it follows registers by servoj.
+"""Driver of a Universal Robots arm over RTDE; our program on the controller runs servoj.
 
-    here   target q, beat  ->  input registers 24...   ->  program: servoj(q) at every tick
-           measured q, dq  <-  output recipe, 125 or 500 Hz
+    here   target q, heartbeat  ->  input registers 24...   ->  program: servoj(q) at every tick
+           measured q, dq       <-  output recipe, 125 or 500 Hz
 
-The program stops the arm by itself (stopj) when the beat stands still: that is its watchdog. A
-protective stop is said in one line and unlocked only by an operator's reset.
-"""
+The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog. A
+protective stop is reported in one line and unlocked only by an operator's reset."""
 
 from __future__ import annotations
 

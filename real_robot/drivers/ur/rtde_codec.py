@@ -2,9 +2,8 @@
 
     size (2, of all) | type (1) | payload          numbers are big-endian
 
-There is no checksum and no mark to begin again at: TCP carries it, and a packet that cannot be is
-the end of the connection.
-"""
+There is no checksum and no synchronisation mark: TCP carries the stream, and an impossible packet
+ends the connection."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
-"""UrRtde: an arm of Universal Robots through ur_rtde, whose script on the arm many use already.
+"""Driver of a Universal Robots arm through the ur_rtde library and its script.
 
-Positions, speeds, errors, stamps and what a stop means are those of
-`real_robot.drivers.ur.driver.UR`, of
-which it is one. What differs:
+Positions, speeds, errors, stamps and stops mean the same as in `real_robot.drivers.ur.driver.UR`,
+its base class. What differs:
 
-- ur_rtde works in a process of its own (real_robot/drivers/ur/ur_rtde_main.py says why); an order
-  gets there through a pair of sockets.
+- ur_rtde runs in a process of its own (`real_robot/drivers/ur/ur_rtde_main.py` says why); commands
+  reach it through a pair of sockets.
 - Its script reads registers 0 to 23, so field buses have to be off. Its watchdog is the
-  controller's: after `watchdog` s without an order the program ends, and the arm stops as the
-  controller stops one. Before the first order it is kept awake.
-- When it is let go of, its script stops the flange in a straight line (`brake`, m/s^2) and ends.
-- A stamp is when ur_rtde had the measurement, up to a tick (1 / `frequency`) after it came.
-- What the robot's own text messages say is not heard.
-"""
+  controller's: after `watchdog` s without a command the program ends, and the arm stops as the
+  controller stops one. Before the first command the watchdog is kept alive.
+- On close, its script stops the flange in a straight line (`brake`, m/s^2) and ends.
+- A stamp is when ur_rtde had the measurement, up to a tick (1 / `frequency`) after it arrived.
+- The robot's own text messages are not read."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""The process that has ur_rtde in it: `python -m real_robot.drivers.ur.ur_rtde_main HANDLE`.
+"""The process that runs ur_rtde: `python -m real_robot.drivers.ur.ur_rtde_main HANDLE`.
 
-Its driver starts it. Three things that ur_rtde does (1.6.5, measured) must not be done to a loop
-with deadlines: it holds Python's lock while it connects, for ever if nothing comes; a call can wait
-for seconds for its script; and when the wire breaks it connects again by itself, uploads its script
-again, without the watchdog, and goes on. Here it may not: once connected, this process is denied
-new files, and an alarm ends it when a call does not return.
+Its driver starts it. ur_rtde 1.6.5 does three things (measured) that a loop with deadlines cannot
+accept. It holds Python's lock while it connects, for ever if there is no reply. A call can wait
+for seconds for its script. When the connection breaks, it connects again by itself, uploads its
+script again, without the watchdog, and goes on. Here, once connected, the process may open no new
+files, and an alarm ends it when a call does not return.
 
-HANDLE is its end of a pair of sockets: settings come first, then orders, of which the newest
-counts; measurements go back, and at the end a line that says why. When the other end closes, the
-arm is stopped, the script ended, and this process too.
-"""
+HANDLE is its end of a pair of sockets. Settings come first, then commands, of which the newest
+counts; measurements go back, and at the end one line with the reason. When the other end closes,
+the arm is stopped, then the script and this process end."""
 
 from __future__ import annotations
 

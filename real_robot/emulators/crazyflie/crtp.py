@@ -1,9 +1,8 @@
-"""CRTP: the Crazyflie's packets: a header of port and channel, then up to 30 bytes.
+"""CRTP, the Crazyflie's packets: a header of port and channel, then up to 30 bytes.
 
     header = port << 4 | 0b11 << 2 | channel
 
-There is no checksum: the radio has one of its own, and so has UDP.
-"""
+There is no checksum: the radio has one of its own, and so has UDP."""
 
 from __future__ import annotations
 

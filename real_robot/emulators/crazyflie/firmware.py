@@ -1,11 +1,10 @@
-"""What a Crazyflie's firmware does with commands: supervisor, commander, planner, watchdogs.
+"""Emulated Crazyflie firmware: supervisor, commander, planner, watchdogs.
 
     not ready -> ready -> armed -> flying <-> level (0.5 s without a set-point)
                                    flying, level -> locked (2 s without, emergency stop, tumbled)
 
 Times and transitions are those of the firmware's supervisor (2025). Locked means motors off until
-it is switched off and on. Who flies it, simulated or not, is behind `Body`.
-"""
+it is switched off and on. The physics are behind `Body`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A Crazyflie on the other side of the radio: frames in, frames out.
+"""Emulated Crazyflie at the packet level: CRTP frames in, CRTP frames out.
 
-Every packet that is none, of a size that is not its own, or with numbers that are none, is dropped
-and counted; nothing that comes over the air can stop it.
-"""
+A frame that is no packet, has the wrong size or holds numbers that are not finite is dropped and
+counted; no received frame can stop the emulator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a Crazyflie can be told to do in the next moment, and the packets that say it.
+"""Crazyflie set-points and planner orders, and their packets.
 
 Port 7 channel 0 (generic) begins with a type; port 3 is the oldest: roll, pitch, yaw rate, thrust.
-Angles go over the wire in degrees and are radians here.
-"""
+Angles are degrees in packets and radians here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The tables of contents of a Crazyflie: what can be logged, and which parameters it has.
+"""The Crazyflie's tables of contents: log variables and parameters.
 
-Of the firmware's own names and types, those that are of use to who flies it; a real one has
-hundreds more, fetched the same way.
-"""
+A subset of the firmware's own names and types; a real one has hundreds more, fetched the same
+way."""
 
 from __future__ import annotations
 

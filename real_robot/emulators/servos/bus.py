@@ -1,8 +1,7 @@
-"""A servo bus on a pseudo-terminal: registers, rules, motion and faults of Dynamixel X and STS3215.
+"""Emulated servo bus on a pseudo-terminal: Dynamixel X and STS3215 registers, motion and faults.
 
-A thread reads what a client writes to `path`, byte by byte as it comes, and answers as the servos
-would. Motion is first order: a goal is approached with time constant `LAG`, at `FASTEST` at most.
-"""
+A thread reads what a client writes to `path`, byte by byte as it arrives, and replies as servos
+would. Motion is first order: a goal is approached with time constant `LAG`, at `FASTEST` at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a `ServoArm`: settings on standard input; it ends when that does."""
+"""The process of an emulated servo arm: settings on standard input; it ends when that closes."""
 
 from __future__ import annotations
 

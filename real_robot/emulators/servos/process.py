@@ -1,4 +1,4 @@
-"""ServoArm: an arm of servos that is not there: a servo bus on a pseudo-terminal, in a process."""
+"""Emulated servo arm: a servo bus on a pseudo-terminal, in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who visits a played UR, by port: a client of RTDE, one that sends a program, one that asks the
-dashboard. None of them is waited for; EOFError and OSError end a visit."""
+"""Connections to an emulated UR, by port: RTDE clients, uploaded programs, dashboard requests.
+
+None of them is waited for; EOFError and OSError end a connection."""
 
 from __future__ import annotations
 

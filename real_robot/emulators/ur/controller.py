@@ -1,9 +1,8 @@
-"""A UR at the level of its protocols: RTDE, a port for programs, the dashboard; and an arm.
+"""Emulated UR controller: RTDE, the port for programs, the dashboard, and simulated joints.
 
-A program that is sent to it is not run but played: ours (real_robot/drivers/ur/driver.py), and the
-script
-of ur_rtde. Its joints are those of real_robot/emulators/ur/joints.py.
-"""
+URScript programs are not interpreted. Two are recognised and emulated: ours
+(`real_robot/drivers/ur/driver.py`) and the script of ur_rtde. The joints are those of
+`real_robot/emulators/ur/joints.py`."""
 
 from __future__ import annotations
 

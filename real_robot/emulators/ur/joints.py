@@ -1,9 +1,8 @@
-"""UrJoints: six joints that servoj and stopj move, each a second-order thing.
+"""Six simulated joints that servoj and stopj move, each a second-order system.
 
     dq' = clip((target - q) / lookahead, +-SPEED),   |dq' - dq| <= ACCELERATION dt
 
-and stopj, or a protective stop, is dq' = 0 at a program's rate.
-"""
+stopj and a protective stop set dq' = 0 at a program's rate."""
 
 from __future__ import annotations
 

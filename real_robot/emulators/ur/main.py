@@ -1,4 +1,4 @@
-"""The process of a `UrArm`: settings on standard input; it ends when that does."""
+"""The process of an emulated UR: settings on standard input; it ends when that closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UrArm: a UR that is not there: its protocols and a played servoj, in a process of its own."""
+"""Emulated UR arm: its protocols and servoj, in a process of its own."""
 
 from __future__ import annotations
 

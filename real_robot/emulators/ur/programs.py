@@ -1,4 +1,4 @@
-"""What the program on a played UR does at every tick: ours, which follows registers by servoj."""
+"""Emulation of our servoj program on an emulated UR, which follows registers at every tick."""
 
 from __future__ import annotations
 

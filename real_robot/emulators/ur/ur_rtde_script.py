@@ -1,11 +1,10 @@
-"""ControlScript: what the script that ur_rtde uploads does, for the commands that our driver uses.
+"""Emulation of the script that ur_rtde uploads, for the commands that our driver uses.
 
     input integer 0    the command       output integer 0    1: ready for one, 2: done with it
     input doubles 0..  its numbers       (or all of them 24 further up)
 
-A command that goes on (servoj) is taken at every tick and leaves it ready; any other is done once,
-and it is ready again when the command has gone back to 0.
-"""
+A command that goes on (servoj) is read at every tick and leaves the script ready. Any other is done
+once, and the script is ready again when the command has gone back to 0."""
 
 from __future__ import annotations
 
