@@ -1,7 +1,8 @@
 """The settings of one deployment, written as one JSON file.
 
 The daemon writes the file into its private folder; the control, policy, recorder and camera
-processes read it there. `real_robot.assemble` builds their objects from it."""
+processes read it there. `real_robot.assemble` builds their objects from it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Simulated Crazyflie behind the real radio protocol (CRTP over UDP) on this machine.
 
 The client library for real drones connects to it over UDP; physics are those that policies are
-trained in."""
+trained in.
+"""
 
 from __future__ import annotations
 

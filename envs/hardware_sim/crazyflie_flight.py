@@ -1,7 +1,8 @@
 """Quadrotor physics behind CRTP over UDP: the simulated Crazyflie's body and radio.
 
 The firmware's rules are in `real_robot.emulators.crazyflie.firmware`; the flight controller is that
-of `envs.quadrotor.cascade_controller`. Time is real as far as the machine keeps up."""
+of `envs.quadrotor.cascade_controller`. Time is real as far as the machine keeps up.
+"""
 
 from __future__ import annotations
 

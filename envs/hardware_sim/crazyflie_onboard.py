@@ -1,7 +1,8 @@
 """A policy on board of a simulated Crazyflie: the exported C code, compiled for this machine.
 
 The code that would run in the firmware runs in the emulator's process: the same two headers, called
-at the same rate, within the same distance of the goal."""
+at the same rate, within the same distance of the goal.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A simulated task in front of a simulated FR3 that is controlled through a robot driver.
 
 The same objects, initial states and success condition as in training, but physics run in real time
-behind a driver, and the deployment's processes act on them."""
+behind a driver, and the deployment's processes act on them.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 franky-sim (MuJoCo, 1 kHz) serves the robot and its hand to the real driver. The objects of a task
 stand before it, and their poses are published in shared memory as a tracker would. libfranka's
-ports are fixed, so each simulated robot takes an address of its own on the loopback network."""
+ports are fixed, so each simulated robot takes an address of its own on the loopback network.
+"""
 
 from __future__ import annotations
 

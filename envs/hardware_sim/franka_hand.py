@@ -2,7 +2,8 @@
 
 A real hand replies "aborted". Without that reply the caller's thread waits for ever, and in
 libfranka each waiting thread holds the connection for 10 ms at a time: after a few aborted motions
-every command is late by tenths of a second."""
+every command is late by tenths of a second.
+"""
 
 from __future__ import annotations
 

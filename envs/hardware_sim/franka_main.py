@@ -3,7 +3,8 @@
 franky-sim's own loop sleeps a millisecond less the time of a step, and so falls behind. This one
 keeps deadlines and runs in real time where the machine is fast enough. Where it is not, simulated
 time goes slower: a step waits for the torques that answer its state, because a late answer would be
-a delay in the control loop and shake the arm."""
+a delay in the control loop and shake the arm.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A camera read by a thread: the newest image and its capture time.
 
 An image is stamped right after it was grabbed; older ones are dropped. A camera that stalls,
-freezes or dies raises CameraError; its last image is never reused in silence."""
+freezes or dies raises CameraError; its last image is never reused in silence.
+"""
 
 from __future__ import annotations
 

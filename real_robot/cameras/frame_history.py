@@ -2,7 +2,8 @@
 
 A recorded frame gets the newest image that is not later than its measurement, with the image's own
 time. The images that the policy decided on are recorded bit by bit. No frame is given an image
-older than `age`: the episode is cut before it."""
+older than `age`: the episode is cut before it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 It alone opens the device and publishes the images in shared memory
 (`real_robot.cameras.shared_frames`). It controls nothing. When the camera is gone or frozen, the
-process says so and ends."""
+process says so and ends.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     frames.NAME   its newest images in a ring buffer: number, time, frame
 
 A device can be opened only once, so the camera process writes and the policy and the recorder
-read. No process waits for another."""
+read. No process waits for another.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
 
 Each action of a chunk belongs to a time, not to a queue. A chunk that arrives late is entered at
 the current time, so inference latency is not played back. A newer chunk takes over in `blend`
-steps of growing weight, without a jump (real-time chunking; Black et al., 2025)."""
+steps of growing weight, without a jump (real-time chunking; Black et al., 2025).
+"""
 
 from __future__ import annotations
 

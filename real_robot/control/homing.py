@@ -1,7 +1,8 @@
 """Homing: joint-space motion to the home pose, at a share of the joint speed limits.
 
 q(s) = q_0 + (3 s^2 - 2 s^3) (q_home - q_0), s from 0 to 1. The peak speed is at s = 1/2:
-3/2 (q_home - q_0) / duration."""
+3/2 (q_home - q_0) / duration.
+"""
 
 from __future__ import annotations
 

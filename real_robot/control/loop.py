@@ -2,7 +2,8 @@
 
 Each tick: measure, handle the operator's request, follow the newest action chunk through the
 safety chain, send, publish the state. The loop imports no torch and never waits for another
-process."""
+process.
+"""
 
 from __future__ import annotations
 

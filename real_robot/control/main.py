@@ -1,7 +1,8 @@
 """Control process: `python -m real_robot.control.main FOLDER`, started by the daemon.
 
 It ends when an operator quits, or when its standard input closes: without the daemon no operator
-can stop the arm, so the arm is brought to rest and held."""
+can stop the arm, so the arm is brought to rest and held.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A loop with absolute deadlines, t_k = t_0 + k T on the monotonic clock.
 
 Sleeping T after each turn would drift by the time that a turn takes. A missed deadline is counted
-and skipped to the next multiple; it is never made up for by a burst."""
+and skipped to the next multiple; it is never made up for by a burst.
+"""
 
 from __future__ import annotations
 

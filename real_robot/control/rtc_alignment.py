@@ -6,7 +6,8 @@
 
 A policy that continues its own plan (`policies.wrappers.real_time_chunking`) has to know how many
 steps of it were executed, and how many will have been when the next chunk arrives. Both are
-measured by the clock, not by counting decisions."""
+measured by the clock, not by counting decisions.
+"""
 
 from __future__ import annotations
 

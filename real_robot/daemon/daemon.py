@@ -3,7 +3,8 @@
 The daemon never talks to the robot. An operator's command goes to the control process through a
 mailbox, and the reply is what the control process reports. When the control process dies, the
 robot's own watchdog has to act. When the policy dies, the control process holds the arm and latches
-a fault by itself. Neither is started again before an operator says `reset`."""
+a fault by itself. Neither is started again before an operator says `reset`.
+"""
 
 from __future__ import annotations
 

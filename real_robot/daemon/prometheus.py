@@ -1,6 +1,7 @@
 """Prometheus metrics of the daemon's status, on this machine only; off by default.
 
-Text exposition format 0.0.4: `# TYPE name gauge|counter`, then `name{label="value"} number`."""
+Text exposition format 0.0.4: `# TYPE name gauge|counter`, then `name{label="value"} number`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Requests and replies between operators' clients and the daemon: one JSON object per line.
 
 A request is `{"version": 1, "number": 7, "time": 123.4, "verb": "stop"}` and nothing else; every
-other line is refused with a reason. Nothing that arrives over the socket is unpickled."""
+other line is refused with a reason. Nothing that arrives over the socket is unpickled.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The folder has mode 0700, the socket 0600, and the peer must be the same user. A line that is no
 request is refused with a reason; a client that sends many of them is disconnected. Nothing blocks,
-and one client can delay the others by a moment at most."""
+and one client can delay the others by a moment at most.
+"""
 
 from __future__ import annotations
 

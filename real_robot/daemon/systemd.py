@@ -1,7 +1,8 @@
 """systemd notifications: ready, watchdog and stopping messages (sd_notify(3)).
 
 One datagram of `KEY=value` to the socket in NOTIFY_SOCKET. With WATCHDOG_USEC set, systemd expects
-WATCHDOG=1 at least that often and restarts the service otherwise."""
+WATCHDOG=1 at least that often and restarts the service otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Driver: the interface that reads a robot's joints and sends it joint targets.
 
-A driver knows nothing of policies."""
+A driver knows nothing of policies.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A driver that replays a recording: measurements come from a file, commands are not followed.
 
 For debugging at a desk: the same observations reach the same policy again, at their recorded
-times, and the commands can be compared with those sent then."""
+times, and the commands can be compared with those sent then.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Physics run in real time: every read first catches up with the clock. Without a `world` it is the
 manufacturer's model as it ships, with its joint friction and armature, not the model used in
-training. A `world` brings its own model, objects in front of the arm and a measure of success."""
+training. A `world` brings its own model, objects in front of the arm and a measure of success.
+"""
 
 from __future__ import annotations
 

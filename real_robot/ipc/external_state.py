@@ -1,7 +1,8 @@
 """External state: object poses and other values that another process measures, in shared memory.
 
 A pose tracker, a camera's detector or a simulated table writes; the control process reads and never
-waits. A measurement that is too old is an error, not a value."""
+waits. A measurement that is too old is an error, not a value.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 
 The control process copies one record per tick and does nothing else. The daemon saves the ring to a
 file, also after the writer was killed: the memory outlives it. A record that may have been
-overwritten while the ring was read is left out."""
+overwritten while the ring was read is left out.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Policy inference: observations in, action chunks out. It may stall or die without moving the arm.
 
 Each turn reads the newest state, runs the policy, and posts the chunk with the time of the
-observation. The control process decides what to do with it."""
+observation. The control process decides what to do with it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Policy hot swap: a new policy process gets ready beside the old one and takes over without a gap.
 
 The new process loads, runs a few decisions without posting them, and writes a file that says it is
-ready. Then the old process is stopped, and only then the new one may post: two never do."""
+ready. Then the old process is stopped, and only then the new one may post: two never do.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A policy was trained on named numbers; the same names say what has to be measure
 `dq1 ...`, `width`, `tool_x ...` and `lead_x ...` (how far the tool's target is ahead of it) come
 from the arm. What its driver knows beyond the joints (a cube's pose) is `sensed`, what is known
 beforehand (`goal_x ...`) is `given`, and `A_from_B_x ...` is the difference of A and B. A given
-value takes precedence over a sensed one of the same name, and differences are computed anew."""
+value takes precedence over a sensed one of the same name, and differences are computed anew.
+"""
 
 from __future__ import annotations
 

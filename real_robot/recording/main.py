@@ -2,7 +2,8 @@
 
 It reads the shared memory of the other processes and controls nothing: it may stall or die, or find
 the disk full, without effect on the arm. Every finished episode is on the disk before the next is
-processed."""
+processed.
+"""
 
 from __future__ import annotations
 

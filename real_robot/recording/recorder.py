@@ -5,7 +5,8 @@
 
 A frame holds the observation at the start of step k, the action that was executed in it, and at its
 end the target that the action meant (`action/proposed`), the target after the safety chain
-(`action/filtered`) and the joint positions that were sent (`action/sent`)."""
+(`action/filtered`) and the joint positions that were sent (`action/sent`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authenticator: says which keys may come in (ZAP, rfc.zeromq.org/spec/27), and writes down who may not.
+"""ZAP authenticator: admits clients whose key is known (rfc.zeromq.org/spec/27), logs refusals.
 
 The folder of public keys is read anew for everyone who comes: a file that is put there or taken
 away counts at once for whoever connects next.

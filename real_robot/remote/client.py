@@ -2,7 +2,8 @@
 
 Requests that move an arm must carry a recent time on the robot's clock. The client asks for that
 clock first: when `now` has arrived, the robot's clock is at least `now`, and the request says
-`now`. So a request looks too old by the round trip, and never too new."""
+`now`. So a request looks too old by the round trip, and never too new.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A folder DIR holds `server.key` and `server.key_secret`, `NAME.key_secret` of every client that was
 made there, and `clients/NAME.key`: who may connect. An operator's machine needs a folder with
-`server.key` and `NAME.key_secret`, and nothing else."""
+`server.key` and `NAME.key_secret`, and nothing else.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
 `clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
 socket, and its requests are relayed unchanged: the daemon's server reads, checks and refuses them
-as any other client's. This process does not control the arm and may die at any time."""
+as any other client's. This process does not control the arm and may die at any time.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Goals are numbers that the policy is given (`goal_x ...`), one set after the other: there, and back
 again. The tool, or an object whose position is sensed, has to reach the goal. Between episodes the
 arm goes home through the safety chain; nothing else is reset (forward and backward tasks of SERL;
-Luo et al., 2024). When an object leaves its `area`, training waits until a person puts it back."""
+Luo et al., 2024). When an object leaves its `area`, training waits until a person puts it back.
+"""
 
 from __future__ import annotations
 

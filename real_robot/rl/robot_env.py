@@ -3,7 +3,8 @@
 Steps go through a daemon and the robot's own control process, never straight to a driver: learning
 stalls (updates, checkpoints, garbage collection), and the rate, the limits and the stops of an arm
 must not depend on it. While `step` is not called, the arm is brought to rest and held. When this
-process hangs or dies, the control process does the same by itself."""
+process hangs or dies, the control process does the same by itself.
+"""
 
 from __future__ import annotations
 

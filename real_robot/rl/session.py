@@ -2,7 +2,8 @@
 
 The session starts a daemon that ends with this process, writes action chunks where the policy
 process would, and sends requests as any operator does. The robot stops when this process falls
-silent; the control process keeps its rate, limits and stops whatever happens here."""
+silent; the control process keeps its rate, limits and stops whatever happens here.
+"""
 
 from __future__ import annotations
 

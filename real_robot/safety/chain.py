@@ -4,7 +4,8 @@ Stages run in a fixed order, learned ones before the hard limits, so that nothin
 last word. What each stage changes is counted. A fault is latched: from then on the chain brings the
 arm to rest within its limits, whatever is commanded, until an operator clears it.
 
-    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits"""
+    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits
+"""
 
 from __future__ import annotations
 

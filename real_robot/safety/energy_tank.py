@@ -3,7 +3,8 @@
 Variable impedance with an energy tank (Ferraguti et al., 2013; Zanella et al., 2024). Springs of
 constant stiffness around a resting set-point are passive. Whatever adds energy beyond that draws it
 from a tank, which damping refills; a step that the tank cannot afford is made smaller. Work is
-booked from measured displacements after the fact, so integration errors cannot create energy."""
+booked from measured displacements after the fact, so integration errors cannot create energy.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Bresa (2025); trained by `learner=bresa`, run here at the control rate, without 
 [q, dq, tau, set-point - q], normalised as in training, and the step about to be taken: the
 set-point's step in units of `stride`, then the stiffness that the arm is held with. Where the risk
 is above the threshold the recovery's step is taken instead. The stage runs before the hard limits
-and is no safety guarantee: it can only ask for steps, and the limits clip them."""
+and is no safety guarantee: it can only ask for steps, and the limits clip them.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Every tick computes the time-optimal motion from the commanded state to rest at 
 all limits (Ruckig; Berscheid and Kroeger, 2021), and takes its first step. Targets are inside the
 position limits and motions end at rest, so every reachable state can be stopped inside them: no
 sequence of targets, however it jumps, leaves the limits. A region that is no box of joint positions
-(a workspace) is kept by checking the motion to rest of every next state first."""
+(a workspace) is kept by checking the motion to rest of every next state first.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A target whose tool would leave is pulled back along the straight line, in joint space, from the
 positions sent last: to the furthest point of that line that is still inside, by bisection. A tool
 that is outside already may only move closer to the inside. The limiter takes `depth` as its guard,
-so that neither the path to a target nor a motion to rest leaves the workspace."""
+so that neither the path to a target nor a motion to rest leaves the workspace.
+"""
 
 from __future__ import annotations
 

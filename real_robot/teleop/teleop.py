@@ -3,7 +3,8 @@
 A device reports how it is held. `Teleoperator` turns that into actions, by the names of the action
 space, and serves as a policy (demonstrations) and as an intervener (corrections,
 `policies.scripted.intervener`). A person is in control while they hold the device, and for `linger`
-s afterwards; a disconnected gamepad or SpaceMouse counts as not held."""
+s afterwards; a disconnected gamepad or SpaceMouse counts as not held.
+"""
 
 from __future__ import annotations
 

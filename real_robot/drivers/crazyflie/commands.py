@@ -1,6 +1,7 @@
 """Set-points and orders for a Crazyflie; each is a call on cflib's Crazyflie object.
 
-`place` [3] (m) and `yaw` (rad) are the target, `rate` [4] is its velocity (m/s, rad/s)."""
+`place` [3] (m) and `yaw` (rad) are the target, `rate` [4] is its velocity (m/s, rad/s).
+"""
 
 from __future__ import annotations
 

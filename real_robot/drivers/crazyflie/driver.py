@@ -10,7 +10,8 @@ It takes off when its target is more than `LIFT` above where it stands. It lands
 for `hover` s, at every fault, and on close. The planner on board lands it, and finishes without us.
 Only an operator's emergency stop switches the motors off in the air. After that, and after its own
 watchdog did (2 s without a set-point), it has to be switched off and on. Nothing holds a drone:
-without motors it falls."""
+without motors it falls.
+"""
 
 from __future__ import annotations
 

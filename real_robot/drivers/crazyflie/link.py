@@ -1,7 +1,8 @@
 """Radio link to a Crazyflie through cflib (Bitcraze's own library), in threads of its own.
 
 A radio may block its caller for seconds. The control loop leaves its newest set-point in a slot and
-goes on. What must not be lost (arm, land, stop) waits in a queue and is sent first."""
+goes on. What must not be lost (arm, land, stop) waits in a queue and is sent first.
+"""
 
 from __future__ import annotations
 

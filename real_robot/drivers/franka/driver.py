@@ -3,7 +3,8 @@
 The driver sends a reference that the running controller picks up within a millisecond: springs on
 the joints or on the tool, on top of the arm's own gravity compensation. Nothing starts without
 collision thresholds and a payload. What stops the arm itself (a reflex, the user stop, lost
-packets) is reported in one line and cleared only by an operator's reset."""
+packets) is reported in one line and cleared only by an operator's reset.
+"""
 
 from __future__ import annotations
 

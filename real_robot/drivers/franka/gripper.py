@@ -2,7 +2,8 @@
 
 A target that leaves the measured width starts a motion to the end of that direction. Closing is a
 grasp with force, so that a held object stays held. A hand that reaches its target before the end is
-stopped there. Commands take up to a second and run in threads of their own."""
+stopped there. Commands take up to a second and run in threads of their own.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A spring gets joint targets, as every stage before it does. On the tool, the joint target is turned
 into a tool pose by the arm's own model; the elbow is pulled towards its initial position by torques
-that do not move the tool."""
+that do not move the tool.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The FR3's own limits, and a check that the configured limits stay inside of them.
 
 Near its joint ends an FR3 stops a joint that is too fast for the remaining range (Franka Robotics,
-robot limits of the FR3): v(q) = min(v_max, max(0, sqrt(k (end - q)) - c))."""
+robot limits of the FR3): v(q) = min(v_max, max(0, sqrt(k (end - q)) - c)).
+"""
 
 from __future__ import annotations
 

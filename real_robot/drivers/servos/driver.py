@@ -2,7 +2,8 @@
 
 A tick is one grouped read of all servos and one grouped write of their goals. Lost or corrupted
 frames are requested again, a bounded number of times. Torque is switched on at the measured pose
-and never off: an arm without torque falls."""
+and never off: an arm without torque falls.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 `length` counts what follows it. Inside, FF FF FD is sent as FF FF FD FD, so that a header never
 occurs in data. The CRC (x^16 + x^15 + x^2 + 1, from 0, high bit first) covers all bytes before it.
-Numbers are little-endian."""
+Numbers are little-endian.
+"""
 
 from __future__ import annotations
 

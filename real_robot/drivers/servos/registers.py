@@ -1,6 +1,7 @@
 """Servo registers: addresses and units of two makes of servo.
 
-From the control tables of the Dynamixel X series and of Feetech's STS3215, little-endian."""
+From the control tables of the Dynamixel X series and of Feetech's STS3215, little-endian.
+"""
 
 from __future__ import annotations
 

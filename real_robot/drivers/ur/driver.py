@@ -4,7 +4,8 @@
            measured q, dq       <-  output recipe, 125 or 500 Hz
 
 The program stops the arm by itself (stopj) when the heartbeat stands still: that is its watchdog. A
-protective stop is reported in one line and unlocked only by an operator's reset."""
+protective stop is reported in one line and unlocked only by an operator's reset.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     size (2, of all) | type (1) | payload          numbers are big-endian
 
 There is no checksum and no synchronisation mark: TCP carries the stream, and an impossible packet
-ends the connection."""
+ends the connection.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ its base class. What differs:
   controller stops one. Before the first command the watchdog is kept alive.
 - On close, its script stops the flange in a straight line (`brake`, m/s^2) and ends.
 - A stamp is when ur_rtde had the measurement, up to a tick (1 / `frequency`) after it arrived.
-- The robot's own text messages are not read."""
+- The robot's own text messages are not read.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ files, and an alarm ends it when a call does not return.
 
 HANDLE is its end of a pair of sockets. Settings come first, then commands, of which the newest
 counts; measurements go back, and at the end one line with the reason. When the other end closes,
-the arm is stopped, then the script and this process end."""
+the arm is stopped, then the script and this process end.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     header = port << 4 | 0b11 << 2 | channel
 
-There is no checksum: the radio has one of its own, and so has UDP."""
+There is no checksum: the radio has one of its own, and so has UDP.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
                                    flying, level -> locked (2 s without, emergency stop, tumbled)
 
 Times and transitions are those of the firmware's supervisor (2025). Locked means motors off until
-it is switched off and on. The physics are behind `Body`."""
+it is switched off and on. The physics are behind `Body`.
+"""
 
 from __future__ import annotations
 

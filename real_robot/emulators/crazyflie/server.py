@@ -1,7 +1,8 @@
 """Emulated Crazyflie at the packet level: CRTP frames in, CRTP frames out.
 
 A frame that is no packet, has the wrong size or holds numbers that are not finite is dropped and
-counted; no received frame can stop the emulator."""
+counted; no received frame can stop the emulator.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Crazyflie set-points and planner orders, and their packets.
 
 Port 7 channel 0 (generic) begins with a type; port 3 is the oldest: roll, pitch, yaw rate, thrust.
-Angles are degrees in packets and radians here."""
+Angles are degrees in packets and radians here.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The Crazyflie's tables of contents: log variables and parameters.
 
 A subset of the firmware's own names and types; a real one has hundreds more, fetched the same
-way."""
+way.
+"""
 
 from __future__ import annotations
 

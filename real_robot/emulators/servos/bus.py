@@ -1,7 +1,9 @@
 """Emulated servo bus on a pseudo-terminal: Dynamixel X and STS3215 registers, motion and faults.
 
 A thread reads what a client writes to `path`, byte by byte as it arrives, and replies as servos
-would. Motion is first order: a goal is approached with time constant `LAG`, at `FASTEST` at most."""
+would. Motion is first order: a goal is approached with time constant `LAG`, at most at
+`FASTEST`.
+"""
 
 from __future__ import annotations
 

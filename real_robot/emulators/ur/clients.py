@@ -1,6 +1,7 @@
 """Connections to an emulated UR, by port: RTDE clients, uploaded programs, dashboard requests.
 
-None of them is waited for; EOFError and OSError end a connection."""
+None of them is waited for; EOFError and OSError end a connection.
+"""
 
 from __future__ import annotations
 

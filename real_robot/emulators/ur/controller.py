@@ -2,7 +2,8 @@
 
 URScript programs are not interpreted. Two are recognised and emulated: ours
 (`real_robot/drivers/ur/driver.py`) and the script of ur_rtde. The joints are those of
-`real_robot/emulators/ur/joints.py`."""
+`real_robot/emulators/ur/joints.py`.
+"""
 
 from __future__ import annotations
 

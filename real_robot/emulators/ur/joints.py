@@ -2,7 +2,8 @@
 
     dq' = clip((target - q) / lookahead, +-SPEED),   |dq' - dq| <= ACCELERATION dt
 
-stopj and a protective stop set dq' = 0 at a program's rate."""
+stopj and a protective stop set dq' = 0 at a program's rate.
+"""
 
 from __future__ import annotations
 

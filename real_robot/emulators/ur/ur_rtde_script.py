@@ -4,7 +4,8 @@
     input doubles 0..  its numbers       (or all of them 24 further up)
 
 A command that goes on (servoj) is read at every tick and leaves the script ready. Any other is done
-once, and the script is ready again when the command has gone back to 0."""
+once, and the script is ready again when the command has gone back to 0.
+"""
 
 from __future__ import annotations
 
