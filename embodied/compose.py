@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import yaml
 
+from embodied import moved
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve
 
 PACKAGED = Path(str(files("configs")))
@@ -218,8 +219,9 @@ def _check(name: str, node: Node) -> None:
     if "config" in inspect.signature(cls).parameters:
         config = typing.get_type_hints(cls.__init__)["config"]
         known = [field.name for field in fields(config)]
-        for key in node:
-            if key != "_target_" and key not in known:
+        given = {key: value for key, value in node.items() if key != "_target_"}
+        for key in moved.settings(moved.target(target), given):
+            if key not in known:
                 raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
 
 

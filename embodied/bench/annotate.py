@@ -20,6 +20,7 @@ from embodied.compose import compose
 from embodied.core.build import build, parse
 from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
+from embodied.nn.statistics import spearman
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification
 from embodied.rewards.language.prompts import CaptionLabeller
@@ -130,7 +131,7 @@ def waited() -> Comparison:
     def block() -> int:
         step = env.step(torch.randint(0, 7, (env.num_envs,)))
         for number in step.next_obs[CAPTION].tolist():
-            judge.judge([(captions.texts[number] or "nothing happened",)])
+            judge.label([(captions.texts[number] or "nothing happened",)])
         return env.num_envs
 
     slow = alone(block, 1)
@@ -150,7 +151,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
     env, node = world()
     with tempfile.TemporaryDirectory() as folder:
         reward: Annotate = build(
-            {**node, "stride": stride, "synchronous": True, "judge": rules()},
+            {**node, "stride": stride, "synchronous": True, "labeller": rules()},
             spec=env.spec,
             folder=Path(folder),
             seed=0,
@@ -193,16 +194,6 @@ def experience(reward: Annotate, env: VecEnv, steps: int) -> np.ndarray:
     return np.concatenate(seen)
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """Rank correlation, ties at the mean of their ranks."""
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
-
-
 def distilled(repeats: int) -> Comparison:
     """Captions a second of the network that learned from a judge against that judge, a caption a
     call; agreement on pairs of captions in colours that it learned nothing about."""
@@ -216,7 +207,7 @@ def distilled(repeats: int) -> Comparison:
 
     def theirs() -> int:
         for text in held_out[:6]:
-            reader.judge([(text,)])
+            reader.label([(text,)])
         return 6
 
     name = f"captions judged by the network; pairwise agreement {agreed:.2f} on unseen colours"
@@ -230,7 +221,7 @@ def taught(steps: int) -> tuple[Classification, float, list[str]]:
     known = [said.format(colour) for said in SAID for colour in COLOURS[:4]]
     held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
     erring = CaptionLabeller(RuleReader(Rules(HELPFUL, error=0.1)), "")
-    labels = [(one.question, one.value) for one in erring.judge([(text,) for text in known])]
+    labels = [(one.question, one.value) for one in erring.label([(text,) for text in known])]
     questions, values = zip(*[(q, v) for q, v in labels if v is not None], strict=True)
     model = Classification(steps, lr=2e-3, batch=32, threshold=0.5, seed=0)
     model.learn(questions, values)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embodied.core import tensors as tt
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
+from embodied.nn import statistics
 from embodied.reports.load_reward import ask
 from embodied.reports.policy_episodes import Coverage
 from embodied.rewards.analysis import agreement, distances
@@ -90,7 +91,7 @@ def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
     return {
         "rank_within": _with_interval(lambda i: float(inside[i].mean()), len(inside)),
         "rank_returns": _with_interval(
-            lambda i: agreement.spearman(returns[0][i], returns[1][i]), len(returns[0])
+            lambda i: statistics.spearman(returns[0][i], returns[1][i]), len(returns[0])
         ),
     }
 
@@ -108,7 +109,7 @@ def _alone(name: str, parts: Sequence[Numbers], cover: Coverage) -> dict[str, An
     won = cover.success.numpy()
     scores = {"auc_last": last, "auc_return": sums}
     return facts | {
-        f"{name}_{key}": _with_interval(lambda i, s=score: agreement.auc(s[i], won[i]), len(won))
+        f"{name}_{key}": _with_interval(lambda i, s=score: statistics.auc(s[i], won[i]), len(won))
         for key, score in scores.items()
     }
 

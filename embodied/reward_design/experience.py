@@ -22,6 +22,7 @@ from embodied.core.actor import Actor
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted import variables as vs
 from embodied.sandbox.allow_list import Rejected, check
 from embodied.sandbox.gate import Report, Sandbox
@@ -82,7 +83,9 @@ class Experience:
     def _measured(self, total: Tensor) -> dict[str, Any]:
         if self.success is None or int(self.success.sum()) < ENOUGH:
             return {"auc": None}
-        return {"auc": round(auc(total[self.success], total[self.random & ~self.success]), 4)}
+        return {
+            "auc": round(auc_of_samples(total[self.success], total[self.random & ~self.success]), 4)
+        }
 
     def _tried(self) -> Tensor:
         """GATE rows: a quarter successes, where there are so many."""
@@ -92,16 +95,6 @@ class Experience:
             return order[:GATE]
         won = order[self.success[order]][: GATE // 4]
         return torch.cat([won, order[~self.success[order]]])[:GATE]
-
-
-def auc(high: Tensor, low: Tensor) -> float:
-    """P(high > low) + P(high = low) / 2 of two samples."""
-    both = torch.cat([low, high]).double()
-    _, inverse, counts = both.unique(return_inverse=True, return_counts=True)
-    above = counts.cumsum(0)
-    ranks = (above - (counts - 1) / 2)[inverse]  # ties share the middle of their ranks
-    n, m = len(high), len(low)
-    return float((ranks[m:].sum() - n * (n + 1) / 2) / (n * m))
 
 
 def gather(

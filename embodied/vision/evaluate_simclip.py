@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.datasets.lerobot.video import encode_png
+from embodied.nn.statistics import auc, spearman
 from embodied.vision.captions import Scenes
 from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.image_text import views_of
@@ -96,17 +97,11 @@ def fact_auc(model: SimClip, seen: Tensor, fresh: Scenes) -> tuple[list[str], di
             continue
         for name, phrases in (("auc", fact.phrases), ("auc_held_out", fact.held_out)):
             said = model.texts(spread(phrases, SAID))
-            each = [auc(close[true], close[~true]) for close in (seen @ said.T).T]
+            each = [auc(close, true) for close in (seen @ said.T).T]
             scores[name][fact.name] = sum(each) / len(each)
     worst = sorted(scores["auc"].items(), key=lambda item: item[1])[:3]
     means = {name: round(sum(v.values()) / max(len(v), 1), 4) for name, v in scores.items()}
     return [f"{name} ({value:.2f})" for name, value in worst], means
-
-
-def auc(high: Tensor, low: Tensor) -> float:
-    """How often a score of `high` is above one of `low`; ties are half."""
-    above = (high[:, None] > low).float() + 0.5 * (high[:, None] == low).float()
-    return float(above.mean())
 
 
 def rung_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
@@ -164,8 +159,8 @@ def progress_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
     for track in tracks.track.unique().tolist():
         rows = tracks.track == track
         true = tracks.places[rows, column]
-        ladders.append(spearman(score[rows], true))
-        cosines.append(spearman(cosine[rows], true))
+        ladders.append(spearman(score[rows], true, undefined=0.0))
+        cosines.append(spearman(cosine[rows], true, undefined=0.0))
         flat.append(float((score[rows].diff().abs() < 1e-3).float().mean()))
         starts.append(float(score[rows][0]))
     random, views = torch.Generator().manual_seed(0), views_of(tracks.pictures)
@@ -190,21 +185,6 @@ def mean_embedding(model: SimClip, sentences: list[str]) -> Tensor:
 
 def mean(values: Sequence[float]) -> float:
     return round(sum(values) / max(len(values), 1), 4)
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    """Correlation of ranks, ties sharing the middle of theirs; 0 where one of them is constant."""
-    ranks = torch.stack([ranked(a), ranked(b)])
-    ranks = ranks - ranks.mean(1, keepdim=True)
-    size = ranks.norm(dim=1).prod()
-    return float((ranks[0] * ranks[1]).sum() / size) if size > 0 else 0.0
-
-
-def ranked(values: Tensor) -> Tensor:
-    """Ranks [n] from 0, equal values sharing the mean of theirs."""
-    less = (values[:, None] > values).float().sum(1)
-    equal = (values[:, None] == values).float().sum(1)
-    return less + (equal - 1) / 2
 
 
 def contact_sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:

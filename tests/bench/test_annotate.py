@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied.bench.annotate import HELPFUL, agreement, ranks, saved, spearman, taught
+from embodied.bench.annotate import HELPFUL, agreement, saved, taught
+from embodied.nn.statistics import ranks, spearman
 from embodied.rewards.language.caption_models import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 

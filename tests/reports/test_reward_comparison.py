@@ -62,7 +62,7 @@ def test_compare_a_reward_with_its_shaping(
     assert same["a_auc_return"]["value"] == 1.0
     assert (tmp_path / "same" / "compare.png").stat().st_size > 10_000
     assert "EPIC distance" in capsys.readouterr().out
-    far = [f"out={tmp_path / 'far'}", "b.own=-1.0"]
+    far = [f"out={tmp_path / 'far'}", "b.env_weight=-1.0"]
     command("compare", "own", "shaping", *words, *shaping, *far)
     apart = json.loads((tmp_path / "far" / "compare.json").read_text())
     assert apart["epic"] > 0.99 and apart["starc"] > 0.99

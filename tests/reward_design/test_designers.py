@@ -16,9 +16,10 @@ import yaml
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
+from embodied.nn.statistics import auc_of_samples
 from embodied.reward_design.designer import Board, Designer
 from embodied.reward_design.designers import automc, eureka, grammar, text2reward
-from embodied.reward_design.experience import Experience, auc, gather
+from embodied.reward_design.experience import Experience, gather
 from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.parse_answer import extract
 from embodied.reward_design.search import Search
@@ -82,7 +83,7 @@ class Instant(Trials):
         paid = call(compiled(checked), list(given.values()), len(rows["action"]))
         won = self.experience.success
         assert won is not None
-        value = auc(paid.total[won], paid.total[~won]) * job.steps / self.budget.steps
+        value = auc_of_samples(paid.total[won], paid.total[~won]) * job.steps / self.budget.steps
         term = {
             name: [float(p.mean()), float(p.min()), float(p.max())]
             for name, p in paid.components.items()
@@ -309,7 +310,9 @@ def test_extraction_takes_the_longest_block_with_all_its_functions() -> None:
 
 def test_auc_by_hand() -> None:
     """Pairs (3, 1) (3, 2) (2, 1) win, (2, 2) is half: 3.5 of 4."""
-    assert auc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0])) == pytest.approx(3.5 / 4)
+    assert auc_of_samples(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0])) == pytest.approx(
+        3.5 / 4
+    )
 
 
 def test_order_is_by_the_best_then_by_all() -> None:

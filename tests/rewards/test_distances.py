@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from embodied.nn import statistics
 from embodied.rewards.analysis import agreement
 from embodied.rewards.analysis.distances import (
     dard,
@@ -181,15 +182,15 @@ def test_the_worlds_own_reward_goes_with_the_state_that_was_reached() -> None:
 
 def test_area_under_the_curve_by_hand() -> None:
     """Positives 3, 2 against 2, 1: 3 > both, 2 > 1, 2 = 2: 3.5 of 4."""
-    assert agreement.auc([3, 2, 2, 1], [True, True, False, False]) == pytest.approx(3.5 / 4)
-    assert np.isnan(agreement.auc([1, 2], [True, True]))
+    assert statistics.auc([3, 2, 2, 1], [True, True, False, False]) == pytest.approx(3.5 / 4)
+    assert np.isnan(statistics.auc([1, 2], [True, True]))
 
 
 def test_ranks_and_their_correlation_by_hand() -> None:
-    np.testing.assert_allclose(agreement.ranks([10, 30, 30, 5]), [2, 3.5, 3.5, 1])
-    assert agreement.spearman([1, 2, 3], [1, 8, 27]) == pytest.approx(1.0)
-    assert agreement.spearman([1, 2, 3], [1, 3, 2]) == pytest.approx(0.5)
-    assert np.isnan(agreement.spearman([1, 1, 1], [1, 2, 3]))
+    np.testing.assert_allclose(statistics.ranks([10, 30, 30, 5]), [2, 3.5, 3.5, 1])
+    assert statistics.spearman([1, 2, 3], [1, 8, 27]) == pytest.approx(1.0)
+    assert statistics.spearman([1, 2, 3], [1, 3, 2]) == pytest.approx(0.5)
+    assert np.isnan(statistics.spearman([1, 1, 1], [1, 2, 3]))
     both = agreement.within([[1, 2, 3], [1, 1, 1]], [[3, 2, 1], [1, 2, 3]])
     np.testing.assert_allclose(both, [-1.0])
 

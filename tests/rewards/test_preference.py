@@ -17,9 +17,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import FitConfig
 from embodied.rewards.preferences.image_store import ImageStore
-from embodied.rewards.preferences.offline import agreement, rank_correlation, sample_pairs, split
+from embodied.rewards.preferences.offline import agreement, sample_pairs, split
 from embodied.rewards.preferences.preference import Config, Preference
 from embodied.rewards.wrappers.image_index import IMAGE_INDEX, ImageIndexWrapper
 from embodied.rewards.wrappers.render_caption import PICTURE
@@ -109,7 +110,7 @@ def test_old_rows_are_paid_by_the_newest_scores() -> None:
     assert not reward(early[0]).equal(first)
     # -distance is what the judge knows; the order of rows follows it
     rows = {key: torch.cat([each[key] for each in early]) for key in early[0]}
-    assert rank_correlation(reward(rows), rows["reward"]) > 0.8
+    assert spearman(reward(rows), rows["reward"]) > 0.8
     # and what is looked up is what the network says
     shown = {key: value for key, value in rows.items() if key != f"next_obs/{IMAGE_INDEX}"}
     torch.testing.assert_close(reward(rows), reward(shown))
@@ -359,13 +360,9 @@ def test_pairs_are_within_and_across_trajectories() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    assert rank_correlation(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 15])) == (
-        pytest.approx(0.5)
-    )
-    assert rank_correlation(torch.tensor([1.0, 1, 2]), torch.tensor([5.0, 5, 9])) == (
-        pytest.approx(1.0)
-    )
-    assert math.isnan(rank_correlation(torch.ones(3), torch.arange(3.0)))
+    assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 15])) == (pytest.approx(0.5))
+    assert spearman(torch.tensor([1.0, 1, 2]), torch.tensor([5.0, 5, 9])) == (pytest.approx(1.0))
+    assert math.isnan(spearman(torch.ones(3), torch.arange(3.0)))
     score, episode = torch.tensor([0.0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])
     assert agreement(score, -score, episode) == {
         "pairs": 0.0,

@@ -9,8 +9,9 @@ import torch
 
 from embodied.commands.reward.train_encoder import settings
 from embodied.core.build import ConfigError, build
+from embodied.nn.statistics import spearman
 from embodied.vision.corpus import Corpus, Plan, blank_images
-from embodied.vision.evaluate_simclip import evaluate, spearman
+from embodied.vision.evaluate_simclip import evaluate
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
 from embodied.vision.train_simclip import rung_weights, train

@@ -16,6 +16,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
+from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import Labels, joined
 
 CHECKED = 2000  # pairs to compare with the recorded reward
@@ -72,19 +73,7 @@ def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float
     count = int(episode.max()) + 1
     present = torch.bincount(episode, minlength=count) > 0
     sums = [torch.zeros(count).index_add(0, episode, each)[present] for each in (score, reward)]
-    return {"pairs": float(same.sum() / told.sum()), "returns": rank_correlation(*sums)}
-
-
-def rank_correlation(one: Tensor, two: Tensor) -> float:
-    """Spearman's correlation of [N] with [N], equal values sharing their mean rank; NaN where one
-    of them does not vary."""
-    ranks = torch.stack([_ranks(each) for each in (one, two)])
-    return float(torch.corrcoef(ranks)[0, 1])
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, count = values.unique(return_inverse=True, return_counts=True)
-    return (count.cumsum(0) - (count - 1) / 2)[place].double()
+    return {"pairs": float(same.sum() / told.sum()), "returns": spearman(*sums)}
 
 
 def rows_of_episodes(rows: Tensors, among: Tensor) -> Tensors:
