@@ -89,7 +89,7 @@ class BlockGaussian(Gaussian):
             "explore/left": torch.zeros(n, device=device),
         }
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         device = self.encoder.norm.mean.device
         make = torch.randn if explore else torch.zeros
         return make(n, self.size + 1, device=device)

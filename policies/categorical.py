@@ -68,14 +68,14 @@ class Categorical(Policy):
         logits = self.net(self.encoder(obs)).view(-1, self.chunk, self.count)
         return functional.log_softmax(logits, 2)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         noise = torch.zeros(n, self.chunk, self.count, device=self.encoder.norm.mean.device)
         return noise.exponential_().log_().neg_() if explore or self.config.sampled else noise
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         return (self(obs) + noise).argmax(2), carry
 
-    def assess(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats), [n] each, of actions [n] or [n, k], the first k of
         the chunk, in one pass."""
         played = 1 if action.ndim == 1 else action.shape[1]
@@ -100,7 +100,7 @@ class Categorical(Policy):
     def _chosen(self, logs: Tensor, action: Tensor) -> Tensor:
         return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """Uniform actions."""
         return Random(RandomConfig(chunk=self.chunk), self.spec)
 

@@ -69,7 +69,7 @@ class Deterministic(Policy):
             return {}
         return {"explore/std": torch.full((n, 1), -1.0, device=self.encoder.norm.mean.device)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         device = self.encoder.norm.mean.device
         make = torch.randn if explore else torch.zeros
         return make(n, self.size + (self.config.std_range is not None), device=device)
@@ -100,7 +100,7 @@ class Deterministic(Policy):
         error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
         return per_row(error, batch["valid"])
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """Uniform actions, or itself (`warmup`)."""
         if self.config.warmup == "self":
             return self

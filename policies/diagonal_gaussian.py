@@ -19,6 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.moved import attributes
 from embodied.nn.networks import orthogonal, per_row
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.layers import layers
@@ -45,7 +46,7 @@ class Config:
     points: PointConfig = field(default_factory=PointConfig)
 
 
-class Normal(Policy):
+class DiagonalGaussian(Policy):
     """Noise [n, chunk * A] is standard normal to explore, zero to act by the mean."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -69,7 +70,7 @@ class Normal(Policy):
     def initial(self, n: int) -> Tensors:
         return {"row/action": torch.zeros(n, self.size, device=self.log_std.device)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         make = torch.randn if explore else torch.zeros
         return make(n, self.size, device=self.log_std.device)
 
@@ -78,7 +79,7 @@ class Normal(Policy):
         action = u.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape)
         return action, {**carry, "row/action": u}
 
-    def assess(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
 
         D may be less than `size`: that many elements, from the first, were played.
@@ -91,7 +92,7 @@ class Normal(Policy):
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given unclipped actions [n, D], differentiable."""
-        return self.assess(obs, action)[0]
+        return self.evaluate_actions(obs, action)[0]
 
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, the same for every observation."""
@@ -138,3 +139,6 @@ class Density(torch.autograd.Function):
             slope = (pulled * z).sum(0).sub_(grad.sum())
             of_std = slope if of_std is None else slope.add_(of_std)
         return pulled.mul_(inverse), of_std, None
+
+
+__getattr__ = attributes(__name__)

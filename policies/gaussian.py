@@ -76,7 +76,7 @@ class Gaussian(Policy):
             return mean, raw.clamp(low, high)
         return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         device = self.encoder.norm.mean.device
         make = torch.randn if explore else torch.zeros
         return make(n, self.size, device=device)
@@ -121,7 +121,7 @@ class Gaussian(Policy):
             error = (torch.tanh(mean) - action).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """Uniform actions."""
         return Random(RandomConfig(chunk=self.chunk), self.spec)
 

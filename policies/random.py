@@ -27,7 +27,7 @@ class Random(Policy):
         super().__init__()
         self.config, self.spec, self.chunk = config, spec, config.chunk
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         shape = (n, self.chunk, *self.spec.act.shape)
         if self.config.clip > 0:
             return torch.randn(shape)

@@ -87,7 +87,7 @@ class Recurrent(Policy):
         self.memory = Memory(Encoder(spec.obs, config.images, points=config.points), config.width)
         inside = Spec({"memory": Leaf((config.width,))}, spec.act, spec.dt)
         self.inner: Policy = build({**config.inner, "chunk": config.chunk}, spec=inside)
-        if not callable(getattr(self.inner, "assess", None)):
+        if not callable(getattr(self.inner, "evaluate_actions", None)):
             raise ConfigError(
                 "the inner policy needs a density: policies.diagonal_gaussian or .categorical"
             )
@@ -100,21 +100,21 @@ class Recurrent(Policy):
     def initial(self, n: int) -> Tensors:
         return {"h": self.memory.initial(n), **self.inner.initial(n)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        return self.inner.draw(n, explore)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.inner.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         h = self.memory(obs, carry["h"])
         actions, kept = self.inner.act({"memory": h}, {}, noise)
         return actions, {"h": h, **kept}
 
-    def relive(
+    def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [T, B] of actions [T, B, ...] taken one after another, from
         the `carry` [B, ...] before the first of them."""
         memory = self.memory.along(obs, carry["h"], first).flatten(0, 1)
-        log_prob, entropy = self.inner.assess({"memory": memory}, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
+        log_prob, entropy = self.inner.evaluate_actions({"memory": memory}, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
         return log_prob.view(first.shape), entropy.reshape(first.shape)
 
     def fit(self, rows: Tensors) -> None:

@@ -21,6 +21,7 @@ from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
+from embodied.core.policy import PolicyWrapper
 from embodied.training.logger import read_metrics
 
 EXPERIMENTS = list(options("experiment", [PACKAGED]))
@@ -278,8 +279,11 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     words = []
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
-    if node.get("finetune") or hasattr(resolve(node["policy"]["_target_"]), "on"):
-        base = node["policy"].get("base", {"_target_": "policies.generative.flow.Flow"})
+    wrapper = node.get("finetune") or node["policy"]
+    if issubclass(resolve(wrapper["_target_"]), PolicyWrapper):
+        diffusion = {"_target_": "policies.generative.diffusion.Diffusion"}
+        flow = {"_target_": "policies.generative.flow.Flow"}
+        base = wrapper.get("base", diffusion if "Diffusion" in wrapper["_target_"] else flow)
         words.append(f"init={inputs.clone(env, base['_target_'].split('.')[1])}")
     reward = node.get("reward") or {}
     if reward.get("demos", "") is None:
@@ -327,7 +331,9 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     rows = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert [(row["step"], row["episodes"]) for row in rows] == [(300, 3), (240, 3)]
     assert "Evaluations" in (run / "report.html").read_text()
-    chosen = embodied("eval", run, "policy=best", "policy.n=3", "episodes=3", f"output={run}/best")
+    chosen = embodied(
+        "eval", run, "policy=best_of_n", "policy.n=3", "episodes=3", f"output={run}/best"
+    )
     assert chosen.code == 0, chosen.err
     assert read_metrics(run / "best")[0]["eval/episodes"] == 3
     last = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])

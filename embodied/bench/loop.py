@@ -119,8 +119,8 @@ class Stalling(Policy):
     def initial(self, n: int) -> Tensors:
         return self.flow.initial(n)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        return self.flow.draw(n, explore)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.flow.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         now, work = time.monotonic(), torch.zeros(64, 64)

@@ -102,7 +102,7 @@ def block(node: dict[str, Any], calls: int) -> Block:
 def bare(node: dict[str, Any], calls: int) -> Block:
     """As many calls of its network as the decisions of `block` make, and nothing else."""
     policy: Any = made(node).eval()
-    x, time = policy.draw(1), policy.embedded()[0]
+    x, time = policy.sample_noise(1), policy.embedded()[0]
     features = policy.encoder({"state": torch.randn(1, SPEC.obs["state"].size)})
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ def captured(name: str, node: dict[str, Any], repeats: int, calls: int) -> Compa
     @torch.no_grad()
     def run(graph: bool) -> int:
         for _ in range(calls):
-            noise = policy.draw(1)
+            noise = policy.sample_noise(1)
             if graph:
                 replay(obs, {}, noise)
             else:
@@ -173,7 +173,7 @@ def deciding(policy: Policy) -> Callable[[], object]:
 
     @torch.no_grad()
     def decide() -> object:
-        noise = policy.draw(1)
+        noise = policy.sample_noise(1)
         seen, carry = policy.observe(obs, policy.initial(1), noise)
         return policy.act(seen, carry, noise)
 

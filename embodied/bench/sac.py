@@ -65,7 +65,7 @@ def our_loop(steps: int) -> Block:
     torch.manual_seed(0)
     learner = learner_for(env.spec)
     replay = Replay(CAPACITY)
-    rollout = Rollout(env, learner.policy.first(), learner.gamma, seed=0)
+    rollout = Rollout(env, learner.policy.warmup_policy(), learner.gamma, seed=0)
     for _ in range(WARM):
         replay.add(rollout.step()[0])
     rollout.act_with(learner.policy)

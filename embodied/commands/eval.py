@@ -27,8 +27,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied eval outputs/clone episodes=500 seed=3 env.num_envs=100\n"
         "  embodied eval outputs/clone env=fr3_push\n"
         "  embodied eval outputs/clone policy.steps=10\n"
-        "  embodied eval outputs/steered policy=best policy.n=16\n"
-        "  embodied eval outputs/clone policy=realtime policy.delay=3 execute=4"
+        "  embodied eval outputs/steered policy=best_of_n policy.n=16\n"
+        "  embodied eval outputs/clone policy=real_time_chunking policy.delay=3 execute=4"
     )
 
 
@@ -101,6 +101,7 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """As trained; or with other settings (steps of a sampler); or inside another policy, as it is,
     or as what proposes to one that chooses by the critic of the run."""
     from embodied.core.build import build, resolve
+    from embodied.core.policy import PolicyWrapper
 
     kind: Any = resolve(node["_target_"])
     if type(policy) is kind:
@@ -113,14 +114,15 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
                 "leaves their shapes as they are"
             ) from error
         return other.eval()
-    if hasattr(kind, "around"):
-        return kind.around(policy, node).eval()
-    if not hasattr(kind, "judged"):
+    if not issubclass(kind, PolicyWrapper) or not kind.for_evaluation:
         raise ConfigError(
             f"{kind.__name__} cannot be evaluated with the weights of a {type(policy).__name__} "
             f"({saved}); leave policy out"
         )
-    return kind.judged(policy, node, critic_of(saved, trained, policy)).eval()
+    wrap: Any = kind.wrap
+    if kind.requires_critic:
+        return wrap(policy, node, critic=critic_of(saved, trained, policy)).eval()
+    return wrap(policy, node).eval()
 
 
 def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
@@ -130,7 +132,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
 
     part: Any = policy
     if trained.get("finetune"):
-        part = part.learns()  # what its learner was given
+        part = part.trainable()  # the part that its learner trained
     context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
     learner = build(trained["learner"], policy=part, **context)
     critic = getattr(learner, "critic", None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from embodied.commands import add_overrides, device_of, require_at_least
-from embodied.core.build import ConfigError, Node, resolve
+from embodied.core.build import ConfigError, Node, nearest, resolve
 
 if TYPE_CHECKING:
     from embodied.training.logger import Log
@@ -101,6 +101,9 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
         )
     made = compose("train", words, folders)
     node, choices = made.node, made.choices
+    if node["policy"] is None and node["finetune"] is None:
+        known = options("policy", search_folders(folders))
+        raise ConfigError(f"policy is not given: policy=NAME{nearest('', known)}")
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
     name = choices.get("experiment") or "-".join(part for part in parts if part)
     node["name"] = node["name"] or name
@@ -142,7 +145,7 @@ def facts(node: Node) -> dict[str, str]:
     return {
         "run": f"{node['name']}, seed {node['seed']}",
         "env": described(node["env"]),
-        "policy": described(node["policy"]),
+        **({"policy": described(node["policy"])} if node["policy"] else {}),
         **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
         **({"from": node["init"]} if node.get("init") and not finetune else {}),
         "learner": described(node["learner"]),

@@ -1,4 +1,4 @@
-"""Actor: the only queue of action chunks; training, evaluation, viewer and robot use it."""
+"""Actor: executes a policy's action chunks step by step; the only queue of action chunks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from embodied.core.tensors import Tensors
 
 
 class Actor:
-    """Plays a policy's chunks, `execute` steps of each, for n rows that restart independently.
+    """Executes `execute` steps of each chunk, for n parallel environments with their own resets.
 
         step          0   1   2   3   4   5 ...        chunk = 4, execute = 2
         decide at 0  [a0  a1] .   .
         decide at 2          [a0  a1] .   .
 
-    After a call, `decided` [n] (bool) says which rows made a new decision in it, `seen` holds what
-    those decisions saw, `choice` the action that a learner stores for them ([n, execute * A], or
-    the policy's `row/action`), and `rows` what else the policy wants stored.
+    After a call, `decided` [n] (bool) marks the environments with a new decision in this step,
+    `decision_obs` holds the observations of the running decisions, `stored_action` the action that
+    a learner stores for them ([n, execute * A], or the policy's `row/action`), and `extras` the
+    other values that the policy stores with each decision.
 
-    With `cuda_graph`, decisions of all rows together are one replayed graph (`Captured`, which says
-    for which policies); those of some rows only are made as ever.
+    With `cuda_graph`, a decision of all environments together is one replayed CUDA graph (see
+    `Captured` for which policies); decisions of only some environments run normally.
     """
 
     def __init__(
@@ -44,20 +45,20 @@ class Actor:
         self.every = torch.arange(n, device=self.device)
         self.carry: Tensors = policy.initial(n)
         self.plan = torch.empty(0)
-        self.seen: Tensors = {}
+        self.decision_obs: Tensors = {}
         self.decided = torch.zeros(n, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Actions [n, A] for `obs`; rows `first` [n] (bool) begin an episode, planless."""
+        """Actions [n, A] for `obs`; `first` [n] (bool): an episode starts here, without a plan."""
         home = first.device
         obs, first = tt.to(obs, self.device), first.to(self.device)
         self.decided = first | (self.cursor >= self.execute)
-        if "followed" in self.carry:
-            self.carry = {**self.carry, "followed": self.cursor}
+        if "executed_steps" in self.carry:
+            self.carry = {**self.carry, "executed_steps": self.cursor}
         if self.decided.all():
             carry = tt.where(first, self.policy.initial(self.n), self.carry)
-            self.seen, self.carry, self.plan = self._decide(obs, carry)
+            self.decision_obs, self.carry, self.plan = self._decide(obs, carry)
             self.cursor = torch.zeros_like(self.cursor)
         elif self.decided.any():
             self._decide_some(obs, first)
@@ -66,13 +67,13 @@ class Actor:
         return actions.to(home)
 
     def _decide(self, obs: Tensors, carry: Tensors) -> tuple[Tensors, Tensors, Tensor]:
-        noise = self.policy.draw(tt.length(obs), self.explore)
+        noise = self.policy.sample_noise(tt.length(obs), self.explore)
         if self.captured is not None and len(noise) == self.n:
             seen, plan, carry = self.captured(obs, carry, noise)
             return seen, carry, plan
-        seen, carry = self.policy.observe(obs, carry, noise)
-        plan, carry = self.policy.act(seen, carry, noise)
-        return seen, carry, plan
+        decision_obs, carry = self.policy.observe(obs, carry, noise)
+        plan, carry = self.policy.act(decision_obs, carry, noise)
+        return decision_obs, carry, plan
 
     def _decide_some(self, obs: Tensors, first: Tensor) -> None:
         index = self.decided.nonzero().flatten()
@@ -80,42 +81,46 @@ class Actor:
             tt.where(first, self.policy.initial(self.n), self.carry) if first.any() else self.carry
         )
         seen, carry, plan = self._decide(tt.take(obs, index), tt.take(fresh, index))
-        self.seen = {key: value.clone() for key, value in self.seen.items()}
+        self.decision_obs = {key: value.clone() for key, value in self.decision_obs.items()}
         self.plan = self.plan.index_copy(0, index, plan)
         self.carry = {key: value.clone() for key, value in fresh.items()}
-        tt.put(self.seen, index, seen)
+        tt.put(self.decision_obs, index, seen)
         tt.put(self.carry, index, carry)
         self.cursor = self.cursor.index_fill(0, index, 0)
 
     @property
-    def choice(self) -> Tensor:
-        """[n, D]: what a learner stores as the action of each row's running decision."""
+    def stored_action(self) -> Tensor:
+        """[n, D]: the action of each running decision that a learner stores."""
         if "row/action" in self.carry:
             return self.carry["row/action"]
         plan = self.plan[:, : self.execute]
         return plan.flatten(1) if plan.ndim > 2 else plan.squeeze(1)
 
     @property
-    def rows(self) -> Tensors:
-        """What else the policy wants stored with each row's running decision, without `row/`."""
+    def extras(self) -> Tensors:
+        """The other values that the policy stores with each running decision, without `row/`."""
         return {key: value for key, value in tt.under(self.carry, "row").items() if key != "action"}
 
     @torch.no_grad()
-    def peek(self, obs: Tensors) -> Tensors:
-        """`obs` as the policy would see it at its next decision, changing nothing."""
+    def preview(self, obs: Tensors) -> Tensors:
+        """The observation of the next decision if it were made at `obs`; changes no state."""
         obs = tt.to(obs, self.device)
-        return self.policy.observe(obs, self.carry, self.policy.draw(self.n, self.explore))[0]
+        return self.policy.observe(obs, self.carry, self.policy.sample_noise(self.n, self.explore))[
+            0
+        ]
 
     def get_state(self) -> Tensors:
-        """Plan, carry and cursor, to go on exactly."""
+        """Plan, carry and cursor, for an exact resume."""
         return {
             "cursor": self.cursor,
             "plan": self.plan,
             **tt.nest(self.carry, "carry"),
-            **tt.nest(self.seen, "seen"),
+            **tt.nest(self.decision_obs, "seen"),
         }
 
     def set_state(self, state: Tensors) -> None:
-        """Go on from `get_state`."""
+        """Restore what `get_state` returned."""
         self.cursor, self.plan = state["cursor"], state["plan"]
-        self.carry, self.seen = tt.under(state, "carry"), tt.under(state, "seen")
+        self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "seen")
+        if "followed" in self.carry:  # states saved before the key was renamed
+            self.carry["executed_steps"] = self.carry.pop("followed")

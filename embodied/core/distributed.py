@@ -18,6 +18,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor, nn
 
+from embodied.moved import attributes
+
 SEEDS = 1_000_003  # between processes: far from the seeds of rows and evaluations
 _processes = 1
 
@@ -94,18 +96,18 @@ def mean(value: float) -> float:
     return _reduced(value, torch.distributed.ReduceOp.SUM) / _processes
 
 
-def least(value: int) -> int:
+def all_min(value: int) -> int:
     """Of a number over the processes: what all of them can do."""
     return int(_reduced(value, torch.distributed.ReduceOp.MIN))
 
 
-def anywhere(flag: bool) -> bool:
+def any_rank(flag: bool) -> bool:
     """Whether it is so in any process: they stop together or not at all."""
     return bool(_reduced(flag, torch.distributed.ReduceOp.MAX))
 
 
 @torch.no_grad()
-def share(module: nn.Module) -> None:
+def broadcast(module: nn.Module) -> None:
     """Give every process the first one's parameters and buffers."""
     if _processes > 1:
         for tensor in module.state_dict().values():
@@ -118,3 +120,6 @@ def _reduced(value: float, how: torch.distributed.ReduceOp.RedOpType) -> float:
     number = torch.tensor(float(value), dtype=torch.float64)
     torch.distributed.all_reduce(number, how)  # pyright: ignore[reportUnknownMemberType]
     return number.item()
+
+
+__getattr__ = attributes(__name__)

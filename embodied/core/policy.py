@@ -1,72 +1,146 @@
-"""Policy: observations and noise in, a chunk of actions out; deterministic given its arguments."""
+"""Policy: maps observations and noise to a chunk of actions; PolicyWrapper: changes a trained one.
+
+A policy is deterministic given its arguments: all randomness enters through `noise`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import renamed
+
+RENAMED = {
+    "draw": "sample_noise",
+    "first": "warmup_policy",
+    "deployed": "inference_policy",
+    "requires_base": "requires_base",
+    "on": "wrap",
+    "around": "wrap",
+    "learns": "trainable",
+    "learned": "with_trained",
+    "assess": "evaluate_actions",
+    "relive": "evaluate_sequence",
+}  # methods that subclasses written before still define by their old names
 
 
 class Policy(nn.Module):
-    """What acts, in training, evaluation, the viewer and on the robot.
+    """Base class of everything that acts: in training, evaluation, the viewer and on the robot.
 
-    One decision is `observe` and then `act`, both with the same noise:
+    One decision calls `observe` and then `act`, both with the same noise:
 
-        noise = policy.draw(n, explore)
-        seen, carry = policy.observe(obs, carry, noise)
-        actions, carry = policy.act(seen, carry, noise)
+        noise = policy.sample_noise(n, explore)
+        decision_obs, carry = policy.observe(obs, carry, noise)
+        actions, carry = policy.act(decision_obs, carry, noise)
 
-    Randomness enters through `noise` only, so that a decision can be replayed, exported or captured
-    in a graph. Normalisers are inside: observations come in their own units, uint8 images HWC.
-    `carry` (recurrent state, a frozen base's plan) holds [n, ...] tensors, given back at the next
-    decision. Its keys below `row/` describe the decision just made and are stored with it;
-    `row/action` replaces the executed chunk as the action that a learner sees. `followed` [n]
-    (int64), where it is there, is set by who plays the plan: how many of its actions were done.
+    Because randomness enters through `noise` only, a decision can be replayed, exported or captured
+    in a CUDA graph. Normalisers are part of the policy: observations come in their own units,
+    images as uint8 HWC. `carry` (recurrent state, the plan of a frozen base) is a dict of tensors
+    [n, ...] that is passed to the next decision. Its keys below `row/` describe the decision just
+    made and are stored with its transition; `row/action` replaces the executed chunk as the action
+    that a learner sees. If the carry has the key `executed_steps` [n] (int64), the caller sets it
+    before each decision to the number of executed actions of the previous plan.
     """
 
     spec: Spec
     chunk: int = 1
-    of_clone: ClassVar[bool] = False
-    """Training starts from a trained policy that it is put around, never from nothing."""
+    requires_base: ClassVar[bool] = False
+    """True if training needs a trained base policy (`init=RUN`)."""
     node: dict[
         str, Any
     ]  # the configuration it was built from; set by `build`, saved in policy.yaml
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        renamed(cls, RENAMED)
+        for old, new in RENAMED.items():  # calls by the old names, also by `super()`
+            if new in vars(cls) and old not in vars(cls):
+                setattr(cls, old, vars(cls)[new])
+
     def initial(self, n: int) -> Tensors:
-        """The carry of `n` rows at the start of an episode."""
+        """The carry of `n` parallel environments at the start of an episode."""
         return {}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         """Noise [n, ...] for one decision, from torch's default generator.
 
-        A generative policy is its noise and draws it always; a policy whose noise is only for
-        exploration returns zeros unless `explore`.
+        A generative policy always samples its noise; a policy that uses noise for exploration only
+        returns zeros unless `explore`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not draw noise")
+        raise NotImplementedError(f"{type(self).__name__} does not implement sample_noise")
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        """What the policy adds to the observation (a residual adds its base's action)."""
+        """The observation of this decision, and the carry; a residual policy adds its base's
+        action to the observation."""
         return obs, carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry."""
-        raise NotImplementedError(f"{type(self).__name__} does not act")
+        raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Imitation loss [n] per row of `obs/*`, `action` [n, H, A], `valid` [n, H] (bool)."""
+        """Imitation loss [n] of a batch with `obs/*`, `action` [n, H, A], `valid` [n, H] (bool)."""
         raise NotImplementedError(f"{type(self).__name__} has no imitation loss")
 
-    def first(self) -> Policy:
-        """Who acts while the learner has no data yet: itself, unless it knows a better start."""
+    def warmup_policy(self) -> Policy:
+        """The policy that collects data before the first update; by default this policy."""
         return self
 
-    def deployed(self) -> Policy:
-        """Who acts when there is nothing more to explore, and is saved: itself, unless a part of it
-        is only for learning. Without exploration both act alike."""
+    def inference_policy(self) -> Policy:
+        """The policy that is saved and deployed, without parts that only training needs; acts the
+        same as this policy without exploration. By default this policy."""
         return self
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers from data (`obs/*`, `action`); keeps identity where not called."""
+        """Set the normalisers from data (`obs/*`, `action`); by default there are none to set."""
+
+
+class PolicyWrapper(Policy):
+    """A policy that is built around a trained base policy: `finetune=NAME init=RUN`.
+
+    `wrap` builds it. A learner then gets `trainable()`, and `with_trained` puts the result back.
+    """
+
+    requires_critic: ClassVar[bool] = False
+    """True if `wrap` takes `critic=`, the trained critic that `embodied eval` finds in the run."""
+
+    for_evaluation: ClassVar[bool] = False
+    """True if it can be put around a trained policy for evaluation, without further training."""
+
+    @classmethod
+    def wrap(
+        cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Build `node` around the trained `base`, which keeps its parameters and normalisers.
+
+        `inner` is the node of the policy to train in place of the base (the group `policy=`);
+        ConfigError if the wrapper needs one and it is None, or takes none and it is given.
+        """
+        if inner is not None:
+            raise ConfigError(f"{cls.__name__} trains the base policy itself: policy=null")
+        return cls.build_around(base, node)
+
+    @classmethod
+    def build_around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` with the node and chunk of `base`, and load the base's parameters."""
+        own = {key: value for key, value in node.items() if key != "chunk"}
+        policy: Self = build({**own, "base": base.node}, spec=base.spec)
+        policy.load_base(base)
+        return policy
+
+    def load_base(self, base: Policy) -> None:
+        """Copy the parameters and normalisers of a trained base policy."""
+        self.get_submodule("base").load_state_dict(base.state_dict())
+
+    def trainable(self) -> Policy:
+        """The part that a learner trains, and whose actions are stored; by default all of it."""
+        return self
+
+    def with_trained(self, trained: Policy) -> Policy:
+        """The whole policy after training; `trained` is the learner's version of `trainable()`."""
+        return trained

@@ -154,9 +154,11 @@ def _pictures(site: Site, policy: Policy) -> Line:
 
 
 def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
-    from embodied.nn.normalizers import Range, Standard
+    from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 
-    found = [each for each in policy.modules() if isinstance(each, Standard | Range)]
+    found = [
+        each for each in policy.modules() if isinstance(each, MeanStdNormalizer | MinMaxNormalizer)
+    ]
     fitted = [any(bool((b != _unfitted(k, b)).any()) for k, b in n.named_buffers()) for n in found]
     finite = all(bool(b.isnan().logical_not().all()) for n in found for b in n.buffers())
     if not finite:

@@ -67,7 +67,7 @@ def _through(site: Site, policy: Policy, shown: dict[str, float]) -> Tensors:
 
 @torch.inference_mode()
 def _acts_apart(policy: Policy, here: Tensors, there: Tensors) -> float:
-    noise = policy.draw(1)
+    noise = policy.sample_noise(1)
     said: list[torch.Tensor] = []
     for obs in (here, there):
         seen, carry = policy.observe(obs, policy.initial(1), noise)

@@ -36,7 +36,7 @@ class Decision(nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        policy = policy.deployed()
+        policy = policy.inference_policy()
         carried = [key for key in policy.initial(1) if not key.startswith(("row/", "explore/"))]
         if carried:
             raise ConfigError(
@@ -46,7 +46,7 @@ class Decision(nn.Module):
         self.policy = policy.requires_grad_(False)
         self.eval()  # the whole: exporters put the mode back that they found
         self.leaves = {k: leaf for k, leaf in sorted(policy.spec.obs.items()) if not hidden(k)}
-        self.noise = policy.draw(1).shape[1:]
+        self.noise = policy.sample_noise(1).shape[1:]
 
     @property
     def inputs(self) -> list[str]:
@@ -60,7 +60,7 @@ class Decision(nn.Module):
     def example(self, n: int) -> tuple[Tensor, ...]:
         """Arrays that `forward` takes: observations within their bounds, noise that explores."""
         seen = [observation(leaf, n) for leaf in self.leaves.values()]
-        return (*seen, self.policy.draw(n, explore=True))
+        return (*seen, self.policy.sample_noise(n, explore=True))
 
 
 def observation(leaf: Leaf, n: int) -> Tensor:
@@ -125,7 +125,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
         "chunk": policy.chunk,
         "execute": policy.chunk,
         "inputs": decision.inputs,
-        "noise": "normal" if policy.draw(8).any() else "zeros",
+        "noise": "normal" if policy.sample_noise(8).any() else "zeros",
         "spec": policy.spec.to_json(),
     }
     if run is not None:

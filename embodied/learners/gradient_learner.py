@@ -1,4 +1,4 @@
-"""Descent: what learners with optimisers have in common beside their losses."""
+"""GradientLearner: base class of learners with optimisers, targets and compiled losses."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ from torch import Tensor
 
 from embodied.core.cuda_graph import Graph, Update
 from embodied.learners.learner import Learner
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Descent(Learner):
-    """Its optimisers are in `adams`, by name. The settings `compile` and `cuda_graph` make the same
-    code faster code, where a constructor says `compiled` and `recorded`; they are for GPUs."""
+class GradientLearner(Learner):
+    """Holds its optimisers in `optims`, by name.
+
+    The settings `compile` and `cuda_graph` make the same code faster on a GPU: a constructor passes
+    its losses through `compiled` and its update through `recorded`.
+    """
 
     config: Any
-    adams: dict[str, Adam]
+    optims: dict[str, Adam]
+
+    @property
+    def adams(self) -> dict[str, Adam]:
+        """The old name of `optims`."""
+        return self.optims
+
+    @adams.setter
+    def adams(self, optims: dict[str, Adam]) -> None:
+        self.optims = optims
 
     def compiled(self, loss: Callable[P, T]) -> Callable[P, T]:
-        """`loss`, by the compiler where the settings say so."""
+        """`loss`, compiled if the setting `compile` is true."""
         return torch.compile(loss) if self.config.compile else loss
 
     def recorded(self, step: Update) -> Update:
-        """`step`, as a CUDA graph where the settings say so."""
+        """`step`, recorded as a CUDA graph if the setting `cuda_graph` is true."""
         if not self.config.cuda_graph:
             return step
         graph = Graph(step)
@@ -37,12 +50,12 @@ class Descent(Learner):
         return graph
 
     def descend(self, name: str, loss: Tensor) -> None:
-        """One step of one optimiser."""
+        """One step of the optimiser `name` on `loss`."""
         loss.backward()
-        self.adams[name].step()
+        self.optims[name].step()
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return dict(self.adams)
+        return dict(self.optims)
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
@@ -51,16 +64,19 @@ class Descent(Learner):
 
 
 @contextmanager
-def still(weights: Sequence[Tensor]) -> Iterator[None]:
-    """No gradients for weights that do not move meanwhile."""
-    for weight in weights:
-        weight.requires_grad_(False)
+def frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """No gradients for `parameters` inside the block."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     yield
-    for weight in weights:
-        weight.requires_grad_(True)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
 
 
 @torch.no_grad()
-def follow(averages: list[Tensor], weights: list[Tensor], tau: float) -> None:
-    """averages <- averages + tau (weights - averages), in place."""
-    torch._foreach_lerp_(averages, weights, tau)  # pyright: ignore[reportPrivateImportUsage]
+def soft_update(target: list[Tensor], online: list[Tensor], tau: float) -> None:
+    """Polyak averaging in place: target <- target + tau (online - target)."""
+    torch._foreach_lerp_(target, online, tau)  # pyright: ignore[reportPrivateImportUsage]
+
+
+__getattr__ = attributes(__name__)

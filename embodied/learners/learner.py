@@ -1,45 +1,51 @@
-"""Learner: named pure losses and one `update`."""
+"""Learner: base class of training methods; turns batches into a better policy."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.moved import renamed
+
+RENAMED = {"show": "set_demonstrations", "worth": "state_values"}
 
 
 class Learner(nn.Module):
-    """Turns batches into a better policy.
+    """One method of training: named losses and one `update`.
 
-    `data` says what it is fed: "offline" (a fixed set), "replay" (a growing one) or "rollout" (only
-    the newest steps); `rows` what a demonstration becomes: decisions with rewards, or chunks of
-    actions to imitate. `batch_size` is the number of rows of one `update`; `gamma` and `n_step`
-    say how rows are to be discounted when they are stored; `columns` what they carry besides, of
-    what embodied.buffers.trajectory_columns knows ("returns", "next_action"). Where a batch has a
-    column
-    `weight`, a learner that knows how multiplies its errors by it, and leaves their sizes, without
-    it, in `priority` [batch_size].
+    `data` says which data it learns from: "offline" (a fixed dataset), "replay" (a replay buffer)
+    or "rollout" (on-policy: only the newest steps). `rows` says what a demonstration becomes:
+    transitions with rewards ("decisions"), or action chunks to imitate ("chunks"). `batch_size` is
+    the number of transitions of one `update`; `gamma` and `n_step` are applied when transitions are
+    stored; `columns` are further columns that need the rest of an episode ("returns",
+    "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column `weight`
+    (prioritised or weighted sampling), a learner that supports it multiplies its errors by it and
+    leaves their unweighted sizes in `priority` [batch_size].
 
-    A learner from "rollout" says its `horizon` instead of a batch size: decisions of every row and
-    update. Its batch is in the order of time, leading dimensions [T, B]: `obs/*`, `action` (the
-    policy's `row/action` if it gives one), the policy's other `row/*` by name, `reward` (discounted
-    within a chunk), `discount` (gamma^k; 0 only where the world ended), `next_obs/*` (the true
-    successor, also at a time limit: bootstrap only from it), and bool: `ended` (the episode did,
-    with this decision), `first` (it began with it), `valid` (false: padding after a row's last
-    decision, as rows close different numbers of chunks). `carry/*` [B, ...] is what the policy
-    remembered before the first decision (not yet forgotten where that one is `first`). The actor
-    stores no densities or values: `update` begins by computing them with the parameters that acted.
+    An on-policy learner sets `horizon` instead of a batch size: decisions of each parallel
+    environment per update. Its batch is in the order of time, with leading dimensions [T, B]:
+    `obs/*`, `action` (the policy's `row/action` if there is one), the policy's other `row/*` by
+    name, `reward` (discounted within a chunk), `discount` (gamma^k; 0 only after a termination),
+    `next_obs/*` (the true next observation, also at a time limit: bootstrap from it), and bool:
+    `ended` (the episode ended with this decision), `first` (it started with it), `valid` (false:
+    padding after the last decision, as environments finish different numbers of chunks).
+    `carry/*` [B, ...] is the recurrent state before the first decision (not yet reset where that
+    decision is `first`). Log-probabilities and values are not stored: `update` first computes them
+    with the parameters that acted.
 
-    A learner whose `estimates` are not None leaves there what it made of its last batch, in the
-    world's own rewards: `advantage` and `value` [T, B]; and where that batch had `learn` [T, B]
-    (bool), it made no gradient of the decisions where it is false.
+    A learner whose `estimates` are not None stores there its estimates of the last batch, in the
+    environment's own rewards: `advantage` and `value` [T, B]. If that batch has `learn` [T, B]
+    (bool), decisions where it is false get no gradient.
     """
 
     data: ClassVar[Literal["offline", "replay", "rollout"]]
     rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
+    renamed_state: ClassVar[dict[str, str]] = {}
+    """Prefixes of state-dict keys that were renamed, old to new, for checkpoints saved before."""
     policy: Policy
     batch_size: int
     horizon: int = 0
@@ -50,25 +56,53 @@ class Learner(nn.Module):
     estimates: Tensors | None = None
     node: dict[str, Any]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        renamed(cls, RENAMED)
+
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; metrics are detached 0-d tensors, still on the device."""
-        raise NotImplementedError(f"{type(self).__name__} does not update")
+        raise NotImplementedError(f"{type(self).__name__} does not implement update")
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers of the policy (and of critics, where there are any) from data."""
         self.policy.fit(rows)
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """By name, so that they are saved and resumed."""
+        """The optimisers by name, for saving and resuming."""
         return {}
 
     def get_state(self) -> dict[str, Any]:
-        """Parameters, targets, optimiser moments: all that an exact resume needs."""
+        """Parameters, targets and optimiser states: all that an exact resume needs."""
         optimizers = {name: o.state_dict() for name, o in self.optimizers().items()}
         return {"module": self.state_dict(), "optimizers": optimizers}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
-        self.load_state_dict(state["module"])
+        """Restore what `get_state` returned."""
+        self.load_state_dict({self._key(key): value for key, value in state["module"].items()})
         for name, optimizer in self.optimizers().items():
             optimizer.load_state_dict(state["optimizers"][name])
+
+    def _key(self, key: str) -> str:
+        for old, new in self.renamed_state.items():
+            if key == old or key.startswith(f"{old}."):
+                return new + key.removeprefix(old)
+        return key
+
+
+@runtime_checkable
+class TakesDemonstrations(Protocol):
+    """An on-policy learner that also learns from demonstrations."""
+
+    def set_demonstrations(self, rows: Tensors) -> None:
+        """The demonstrations as chunks: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
+        ...
+
+
+@runtime_checkable
+class HasStateValues(Protocol):
+    """A learner that estimates values of initial observations, in the environment's rewards."""
+
+    def state_values(self, obs: Tensors) -> Tensor:
+        """V [N] of observations [N, ...] at the start of episodes."""
+        ...

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from embodied.nn.normalizers import Standard
+from embodied.nn.normalizers import MeanStdNormalizer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -56,7 +56,7 @@ class Feedforward:
     """
 
     leaves: tuple[str, ...]
-    norm: Standard
+    norm: MeanStdNormalizer
     net: nn.Sequential
 
 

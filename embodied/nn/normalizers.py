@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from embodied.moved import attributes
 
-class Standard(nn.Module):
+
+class MeanStdNormalizer(nn.Module):
     """Zero mean, unit variance per element, clamped to +-`clip`; the identity until fitted.
 
     An element that hardly varies in the data keeps scale 1: a constant must not become noise.
@@ -38,7 +40,7 @@ class Standard(nn.Module):
         return ((values - self.mean) / self.std).clamp(-self.limit, self.limit)
 
 
-class Range(nn.Module):
+class MinMaxNormalizer(nn.Module):
     """Minimum to maximum of the data onto [-1, 1] and back; the identity until fitted."""
 
     middle: Tensor
@@ -60,3 +62,6 @@ class Range(nn.Module):
 
     def inverse(self, values: Tensor) -> Tensor:
         return values * self.radius + self.middle
+
+
+__getattr__ = attributes(__name__)

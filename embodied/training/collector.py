@@ -76,14 +76,14 @@ class Rollout:
         return rows, step
 
     def _next(self, step: Step) -> Tensors:
-        seen = self.actor.peek(step.next_obs) if self.augments else step.next_obs
+        seen = self.actor.preview(step.next_obs) if self.augments else step.next_obs
         return tt.nest(seen, "next_obs")
 
     def _begun(self) -> Tensors:
         return {
-            **tt.nest(self.actor.seen, "obs"),
-            "action": self.actor.choice,
-            **self.actor.rows,
+            **tt.nest(self.actor.decision_obs, "obs"),
+            "action": self.actor.stored_action,
+            **self.actor.extras,
         }
 
     def _single(self, step: Step) -> tuple[Tensors, Tensor | None]:

@@ -43,7 +43,7 @@ class RunConfig:
     """
 
     env: Node
-    policy: Node
+    policy: Node | None
     learner: Node
     name: str
     output: str

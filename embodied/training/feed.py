@@ -32,7 +32,7 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import Dataset, chunks, joined, transitions
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, TakesDemonstrations
 from embodied.teachers.episode_log import FILE, Diary
 from embodied.teachers.levels.two_agent import Duel
 from embodied.teachers.resets.reset_distribution import ResetDistribution
@@ -190,7 +190,7 @@ class Feed:
         # Rewards see pictures as they are.
         source, demos = self._shifted(source), self._shifted(demos)
         ready = config.start == 0 or config.pretrain > 0
-        first = self.policy if ready else self.policy.first()
+        first = self.policy if ready else self.policy.warmup_policy()
         rollout = Rollout(
             self.env,
             first,
@@ -292,18 +292,17 @@ class Feed:
 
     def _rollout(self) -> RolloutLoop:
         config, learner = self.config, self.learner
-        show = getattr(learner, "show", None)
         if config.pretrain or config.normalize or config.shift:
             raise ConfigError(
                 "a learner from its own newest steps takes no pretrain, normalize or shift (it has "
                 "a running normaliser of its own: learner.normalize)"
             )
-        if show is None and config.demos is not None:
-            raise ConfigError("this learner takes no demos; learner=ppo_shown does")
-        if show is not None:
+        if not isinstance(learner, TakesDemonstrations) and config.demos is not None:
+            raise ConfigError("this learner takes no demos; learner=ppo_demos does")
+        if isinstance(learner, TakesDemonstrations):
             if self.episodes is None:
                 raise ConfigError("this learner needs to be shown something: demos=DIR")
-            show(self._rows(self.episodes))
+            learner.set_demonstrations(self._rows(self.episodes))
         reward, _ = self._reward()
         seed = distributed.own_seed(config.seed)
         rollout = Rollout(self.env, self.policy, learner.gamma, 1, config.execute, seed)

@@ -32,9 +32,9 @@ TAIL = 16  # steps of which a frozen reward's parts can be shown
 
 @dataclass(frozen=True)
 class Schedule:
-    """`start`: environment steps of `policy.first()` before learning; `ratio`: updates per stored
-    row; `normalize`: set the normalisers from the rows of the warm-up; `pretrain`: updates from
-    the demonstrations before the first environment step."""
+    """`start`: environment steps of `policy.warmup_policy()` before learning; `ratio`: updates per
+    stored row; `normalize`: set the normalisers from the rows of the warm-up; `pretrain`: updates
+    from the demonstrations before the first environment step."""
 
     start: int
     ratio: float
@@ -88,7 +88,7 @@ class ReplayLoop:
             metrics: dict[str, Any] = {}
             # Processes that learn together make the same updates, whatever closed in which.
             closed = distributed.mean(len(rows["reward"]) if rows else 0)
-            if self.warm and closed and distributed.least(len(self.replay)):
+            if self.warm and closed and distributed.all_min(len(self.replay)):
                 self.debt += self.schedule.ratio * closed
                 while self.debt >= 1:
                     metrics = self._update(self.source)
@@ -111,7 +111,7 @@ class ReplayLoop:
     def _begin(self) -> None:
         if self.schedule.normalize and len(self.replay):
             self.learner.fit(self.replay.sample(min(len(self.replay), 10_000)))
-            distributed.share(self.learner)
+            distributed.broadcast(self.learner)
         self.rollout.act_with(self.policy)
         if self.hindsight is not None:
             self.hindsight.forget()

@@ -12,7 +12,7 @@ from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, build, parse, plain, resolve
 from embodied.core.env import VecEnv
 from embodied.core.errors import RobotError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, seed_everything, set_rng_state
 from embodied.evaluation.evaluate import evaluate, film
@@ -44,7 +44,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(yaml.safe_dump(plain(node), sort_keys=False))
     step = parts.resume(config.resume) if config.resume else 0
-    distributed.share(parts.learner)
+    distributed.broadcast(parts.learner)
     if distributed.world() > 1:
         seed_everything(distributed.own_seed(config.seed) + step)
     every = Every(config.log_every, config.eval_every, config.save_every)
@@ -100,8 +100,8 @@ class Parts:
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
-            whole: Any = self.policy
-            self.policy = whole.learned(self.learner.policy)
+            assert isinstance(self.policy, PolicyWrapper)
+            self.policy = self.policy.with_trained(self.learner.policy)
         self.policy.to(self.device)
         self.feed = Feed(config, self.env, self.policy, self.learner, self.device)
         self.loop: Loop = self.feed.loop()
@@ -168,7 +168,7 @@ class Parts:
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         here = checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
-            self.policy.deployed(),
+            self.policy.inference_policy(),
             step,
             self.learner.get_state(),
             loop,
@@ -200,17 +200,20 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
         if config.init is None:
             raise ConfigError("a finetune needs the policy to start from: init=RUN")
         base = checkpoint.load_policy(config.init, env.spec)
-        policy = resolve(config.finetune["_target_"]).on(base, config.finetune, config.policy)
-        return policy, policy.learns()
+        wrapper: type[PolicyWrapper] = resolve(config.finetune["_target_"])
+        whole = wrapper.wrap(base, config.finetune, config.policy)
+        return whole, whole.trainable()
+    if config.policy is None:
+        raise ConfigError("policy is not given: policy=NAME")
     if config.init is not None:
         policy = checkpoint.load_policy(config.init, env.spec)
         wanted = resolve(config.policy["_target_"])
-        if hasattr(wanted, "on") and type(policy) is not wanted:
-            policy = wanted.on(policy, config.policy)  # a policy made of others, this its base
+        if issubclass(wanted, PolicyWrapper) and type(policy) is not wanted:
+            policy = wanted.wrap(policy, config.policy)
         return policy.train(), policy
     policy = build(config.policy, spec=env.spec)
-    if policy.of_clone:
-        raise ConfigError("this policy is put around a trained one: init=RUN")
+    if policy.requires_base:
+        raise ConfigError("this policy wraps a trained base policy: init=RUN")
     return policy, policy
 
 

@@ -60,7 +60,7 @@ class Keeper:
 
     @property
     def running(self) -> bool:
-        self.interrupted = distributed.anywhere(self.interrupted)
+        self.interrupted = distributed.any_rank(self.interrupted)
         return self.step < self.steps and not self.interrupted
 
     def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:

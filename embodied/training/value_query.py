@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.task_space import Floats
 
 SEED = 20_000  # of what a task does not say of a start; the same whenever it is asked
-
-
-@runtime_checkable
-class Knowing(Protocol):
-    """A learner that knows what a first observation is worth, in the world's own rewards."""
-
-    def worth(self, obs: Tensors) -> Tensor: ...
 
 
 class Asked:
@@ -42,15 +33,15 @@ class Asked:
     @torch.no_grad()
     def _some(self, env: VecEnv, tasks: Floats) -> Floats:
         learner = self.learner
-        assert isinstance(learner, Knowing)
+        assert isinstance(learner, HasStateValues)
         rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last world is filled up
         obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
-        values = learner.worth(tt.to(obs, self.device))[: len(tasks)]
+        values = learner.state_values(tt.to(obs, self.device))[: len(tasks)]
         return values.double().cpu().numpy()
 
 
 def asked(node: dict[str, Any], learner: Learner, device: torch.device) -> Asked | None:
     """None where the learner does not know, or not in the world's own rewards."""
-    if not isinstance(learner, Knowing) or learner.estimates is None:
+    if not isinstance(learner, HasStateValues) or learner.estimates is None:
         return None
     return Asked(node, learner, device)

@@ -37,7 +37,7 @@ def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress)
         index = alive.nonzero().flatten() if tracks else album.rare(named, 5)
         track = number[index] if tracks else None
         album.add(env.render_batch(index, album.size), picked(named, index), track)
-        action, carry = script.act(obs, carry, script.draw(rows))
+        action, carry = script.act(obs, carry, script.sample_noise(rows))
         action = action[:, 0]
         if not tracks:
             # A third of the rows follow the script, a third in a shaky way, a third wander.

@@ -40,7 +40,7 @@ def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
         index = alive.nonzero().flatten() if tracks else album.rare(named, 5)
         shots = env.render_batch(index, album.size)
         album.add(shots, picked(named, index), index if tracks else None)
-        action, carry = planner.act(obs, carry, planner.draw(rows))
+        action, carry = planner.act(obs, carry, planner.sample_noise(rows))
         last.clear()
         step = env.step(action[:, 0])
         obs = step.obs

@@ -13,17 +13,17 @@ clipped to the box. The density is that of what was drawn, before clipping.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.core.build import Node, build
-from embodied.core.policy import Policy
+from embodied.core.build import Node
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from policies.networks.encoders import Encoder
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -39,14 +39,14 @@ class Config:
     cut: float = 3.0
 
 
-class Chain(Policy):
+class DenoisingMDP(PolicyWrapper):
     """Noise [n, (1 + K) * size]: where the chain begins, and z of each of its K `links`.
 
     `inner` is the policy to act by when there is nothing more to explore. A row whose z are all
     zero acts as it does, bit for bit.
     """
 
-    of_clone = True
+    requires_base = True
     inner: Any  # Policy; also `encoder`, `size` and `to_actions`
     links: int
 
@@ -61,7 +61,7 @@ class Chain(Policy):
         """Build `inner`; ConfigError where `base` is not a policy of the right kind."""
         raise NotImplementedError
 
-    def inherit(self, base: Policy) -> None:
+    def load_base(self, base: Policy) -> None:
         """Take over the weights and normalisers of a policy of the base's kind."""
         raise NotImplementedError
 
@@ -83,26 +83,19 @@ class Chain(Policy):
         """
         raise NotImplementedError
 
-    @classmethod
-    def on(cls, base: Policy, node: Mapping[str, Any]) -> Self:
-        """Build `node` over a loaded `base`."""
-        chain: Self = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
-        chain.inherit(base)
-        return chain
-
     @property
     def encoder(self) -> Encoder:
         return self.inner.encoder
 
-    def deployed(self) -> Policy:
+    def inference_policy(self) -> Policy:
         return self.inner
 
     def initial(self, n: int) -> Tensors:
         device = next(self.parameters()).device
         return {"row/action": torch.zeros(n, self.links + 1, self.size, device=device)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        start = self.inner.draw(n)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        start = self.inner.sample_noise(n)
         make = torch.randn if explore else torch.zeros
         return torch.cat([start, make(n, self.links * self.size, device=start.device)], 1)
 
@@ -121,7 +114,7 @@ class Chain(Policy):
         """Log-density [n, size] of each element of `following` after `x` in link `k` [n]."""
         return log_normal(following, *self.link(x, k, self.times()[k], self.encoder(obs)))
 
-    def assess(
+    def evaluate_actions(
         self, obs: Tensors, chain: Tensor, played: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-density and entropy [n] of whole chains [n, K + 1, size], a mean over their K + 1
@@ -144,3 +137,6 @@ class Chain(Policy):
 def log_normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """log N(x; mean, std^2) of each element."""
     return -0.5 * ((x - mean) / std).square() - std.log() - HALF_LOG_2PI
+
+
+__getattr__ = attributes(__name__)

@@ -21,7 +21,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from policies.denoising_mdp import chain
-from policies.denoising_mdp.partial_finetune import Relay
+from policies.denoising_mdp.partial_finetune import PartialFinetune
 from policies.generative.diffusion import steps
 
 
@@ -37,10 +37,10 @@ class Config(chain.Config):
     density_floor: float | None = None
 
 
-class NoisyDiffusion(chain.Chain):
+class NoisyDiffusion(chain.DenoisingMDP):
     """The last steps are links; the ones before them stay as they are."""
 
-    inner: Relay
+    inner: PartialFinetune
     numbers: Tensor
     explored: Tensor
     density: Tensor
@@ -64,13 +64,13 @@ class NoisyDiffusion(chain.Chain):
     def inside(self, config: Config, base: Node) -> Policy:
         steps = {} if config.steps is None else {"steps": config.steps}
         node = {
-            "_target_": "policies.denoising_mdp.partial_finetune.Relay",
+            "_target_": "policies.denoising_mdp.partial_finetune.PartialFinetune",
             "base": {**base, **steps},
             "last": config.last,
         }
         return build(node, spec=self.spec)
 
-    def inherit(self, base: Policy) -> None:
+    def load_base(self, base: Policy) -> None:
         self.inner.base.load_state_dict(base.state_dict())
         self.inner.tuned.load_state_dict(base.state_dict())
 

@@ -36,7 +36,7 @@ class Config(chain.Config):
     clip: float = 3.0
 
 
-class NoisyFlow(chain.Chain):
+class NoisyFlow(chain.DenoisingMDP):
     """Every step of the flow is a link, and learns."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -64,7 +64,7 @@ class NoisyFlow(chain.Chain):
             )
         return inner
 
-    def inherit(self, base: Policy) -> None:
+    def load_base(self, base: Policy) -> None:
         self.inner.load_state_dict(base.state_dict())
 
     def times(self) -> Tensor:

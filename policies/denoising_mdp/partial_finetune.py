@@ -15,9 +15,10 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.normalizers import Range
+from embodied.moved import attributes
+from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.diffusion import Diffusion, steps
-from policies.generative.guidance import Stride
+from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder
 
 
@@ -29,7 +30,7 @@ class Config:
     last: int = 4
 
 
-class Relay(Policy):
+class PartialFinetune(Policy):
     """Noise [n, chunk * A] is where denoising starts."""
 
     base: Diffusion
@@ -55,7 +56,7 @@ class Relay(Policy):
         """The tuned copy's."""
         return self.tuned.encoder
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.base.range.radius.device)
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
@@ -76,10 +77,10 @@ class Relay(Policy):
             x = step.next_keep * x0 + step.next_remain * e
         return x
 
-    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The same steps, each open to change."""
         parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
-        strides: list[Stride] = []
+        strides: list[SamplerStep] = []
         for policy, some in parts:
             features = policy.encoder(obs)
             times = policy.embedded()[some]
@@ -90,7 +91,7 @@ class Relay(Policy):
         return noise, strides
 
     @property
-    def range(self) -> Range:
+    def range(self) -> MinMaxNormalizer:
         """The base's."""
         return self.base.range
 
@@ -101,3 +102,6 @@ class Relay(Policy):
     def fit(self, rows: Tensors) -> None:
         self.base.fit(rows)
         self.tuned.fit(rows)
+
+
+__getattr__ = attributes(__name__)

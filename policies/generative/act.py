@@ -23,7 +23,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
-from embodied.nn.normalizers import Range
+from embodied.nn.normalizers import MinMaxNormalizer
 from policies.networks.attention import Layer
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
@@ -62,7 +62,7 @@ class Act(Policy):
         self.spec, self.chunk, self.config = spec, config.chunk, config
         width, self.length = config.width, config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = Range(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size)
         self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
         self.enter = nn.Linear(config.style, width)
         self.places = place(1 + len(self.encoder.sizes), width)
@@ -97,7 +97,7 @@ class Act(Policy):
     def _ensembling(self) -> bool:
         return self.config.ensemble and not self.training
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         make = torch.randn if explore or self.config.prior else torch.zeros
         return make(n, self.config.style, device=self.range.radius.device)
 

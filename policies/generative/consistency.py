@@ -28,7 +28,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from policies.generative import flow
-from policies.generative.guidance import Stride
+from policies.generative.guidance import SamplerStep
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Consistency(flow.Flow):
         super().__init__(config, spec)
         self.levels = config.levels
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -63,7 +63,7 @@ class Consistency(flow.Flow):
             x = (x + (1 - t) * self.net.at(x, time, features)).clamp(-1, 1)
         return self.to_actions(x), carry
 
-    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         x, *fresh = noise.split(self.size, 1)
         strides = super().strides(obs, x)[1]
         for i, again in enumerate(fresh):

@@ -22,9 +22,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
-from embodied.nn.normalizers import Range
+from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.denoisers import denoiser
-from policies.generative.guidance import Stride
+from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
 
@@ -71,7 +71,7 @@ class Diffusion(Policy):
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = Range(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size)
         self.net = denoiser(
             config.net,
             config.chunk,
@@ -86,7 +86,7 @@ class Diffusion(Policy):
         levels = torch.tensor([step.t for step in self.grid]) / config.train_steps
         self.register_buffer("waves", sinusoid(levels, self.net.time_dim), persistent=False)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         parts = 1 if self.config.eta == 0 else self.config.steps
         return torch.randn(n, parts * self.size, device=self.range.radius.device)
 
@@ -106,7 +106,7 @@ class Diffusion(Policy):
         x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
         return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
 
-    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The same steps, each open to change."""
         features = self.encoder(obs)
         x, *fresh = noise.split(self.size, 1)
@@ -116,7 +116,9 @@ class Diffusion(Policy):
             for i, step in enumerate(self.grid)
         ]
 
-    def stride(self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None) -> Stride:
+    def stride(
+        self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None
+    ) -> SamplerStep:
         """One of them."""
 
         def clean(x: Tensor) -> Tensor:
@@ -129,7 +131,7 @@ class Diffusion(Policy):
             there = step.next_keep * x0 + step.next_remain * e
             return there if fresh is None else there + step.sigma * fresh
 
-        return Stride(step.keep, step.remain, clean, onward)
+        return SamplerStep(step.keep, step.remain, clean, onward)
 
     def embedded(self) -> Tensor:
         """The network's features [K, time_dim] of the levels of `grid`."""

@@ -17,9 +17,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
-from embodied.nn.normalizers import Range
+from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.denoisers import denoiser
-from policies.generative.guidance import Stride
+from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
 
@@ -51,7 +51,7 @@ class Flow(Policy):
         self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = Range(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size)
         self.net = denoiser(
             config.net,
             config.chunk,
@@ -72,7 +72,7 @@ class Flow(Policy):
         """The network's features [K, time_dim] of `times`."""
         return self.net.time(self.waves)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -82,13 +82,13 @@ class Flow(Policy):
             x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
         return self.to_actions(x.clamp(-1, 1)), carry
 
-    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[Stride]]:
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The same steps, each open to change."""
         features = self.encoder(obs)
 
-        def stride(i: int, time: Tensor) -> Stride:
+        def stride(i: int, time: Tensor) -> SamplerStep:
             remain = 1 - i / self.steps
-            return Stride(
+            return SamplerStep(
                 keep=i / self.steps,
                 remain=remain,
                 clean=lambda x: torch.add(x, self.net.at(x, time, features), alpha=remain),

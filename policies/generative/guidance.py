@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from embodied.moved import attributes
 
-class Stride(NamedTuple):
+
+class SamplerStep(NamedTuple):
     """At this level x = keep x_1 + remain z, of a chunk x_1 and noise z. `clean(x)`: the chunk
     [n, D] that the network expects, differentiable; `onward(x, x_1)`: x at the next level."""
 
@@ -22,8 +24,11 @@ class Stride(NamedTuple):
     onward: Callable[[Tensor, Tensor], Tensor]
 
 
-def sample(x: Tensor, strides: list[Stride]) -> Tensor:
+def sample(x: Tensor, strides: list[SamplerStep]) -> Tensor:
     """The chunk [n, D] without any change on the way, cut off at the box."""
     for stride in strides:
         x = stride.onward(x, stride.clean(x))
     return x.clamp(-1, 1)
+
+
+__getattr__ = attributes(__name__)

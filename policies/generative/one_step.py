@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
@@ -39,7 +39,7 @@ class Config:
     points: PointConfig = field(default_factory=PointConfig)
 
 
-class OneStep(Policy):
+class OneStep(PolicyWrapper):
     """Noise [n, chunk * A] is standard normal."""
 
     flow: Policy
@@ -52,7 +52,7 @@ class OneStep(Policy):
         self.flow = build({**config.flow, **chunk}, spec=spec)
         self.spec, self.chunk = spec, self.flow.chunk
         self.size = self.chunk * spec.act.size
-        if self.flow.draw(1).shape[1:] != (self.size,):
+        if self.flow.sample_noise(1).shape[1:] != (self.size,):
             raise ConfigError("flow needs a policy whose noise is as large as its chunk")
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -65,18 +65,18 @@ class OneStep(Policy):
         self.fresh = True
 
     @classmethod
-    def on(cls, flow: Policy, node: Mapping[str, Any]) -> Self:
-        """Build `node` over a loaded `flow`, which keeps its normalisers."""
-        onestep = build({**node, "flow": flow.node, "chunk": None}, spec=flow.spec)
-        onestep.flow.load_state_dict(flow.state_dict())
-        onestep.fresh = False
-        return onestep
+    def build_around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
+        """Build `node` with a trained flow policy `base`, which keeps its normalisers."""
+        policy: Self = build({**node, "flow": base.node, "chunk": None}, spec=base.spec)
+        policy.flow.load_state_dict(base.state_dict())
+        policy.fresh = False
+        return policy
 
     def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
         """mu(o, z) [n, size], not yet cut off at the box; differentiable."""
         return self.net(torch.cat([self.encoder(obs), noise], 1))
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.encoder.norm.mean.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -91,7 +91,7 @@ class OneStep(Policy):
     def loss(self, batch: Tensors) -> Tensor:
         """The flow's own loss, and the squared distance to what it makes of fresh noise, [n]."""
         obs = under(batch, "obs")
-        noise = self.draw(len(batch["action"]))
+        noise = self.sample_noise(len(batch["action"]))
         error = (self(obs, noise) - self.teacher(obs, noise)).square()
         distil = per_row(error.view_as(batch["action"]), batch["valid"])
         return self.flow.loss(batch) + distil

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.normalizers import Standard
+from embodied.nn.normalizers import MeanStdNormalizer
 from policies.networks.image_encoders import ImageConfig, cameras
 from policies.networks.pointnet import PointConfig, PointNet
 
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
         self.vectors = [k for k, v in seen.items() if _plain(v)]
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         flat = sum(seen[name].size for name in self.vectors)
-        self.norm = Standard(flat)
+        self.norm = MeanStdNormalizer(flat)
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
         shapes = [seen[name].shape for name in self.images]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from embodied.nn.normalizers import Standard
+from embodied.nn.normalizers import MeanStdNormalizer
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PointNet(nn.Module):
 
     def __init__(self, channels: int, config: PointConfig) -> None:
         super().__init__()
-        self.norm = Standard(channels)
+        self.norm = MeanStdNormalizer(channels)
         layers: list[nn.Module] = []
         for out in config.channels:
             layers += [nn.Linear(channels, out), nn.LayerNorm(out), nn.ReLU()]

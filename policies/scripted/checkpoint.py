@@ -15,6 +15,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Config:
     random: float = 0.0
 
 
-class Trained(Policy):
+class CheckpointDemonstrator(Policy):
     """Noise [n, D]: the policy's own, flat; what is added to its actions; whether a decision is
     uniform, and if so which."""
 
@@ -39,13 +40,13 @@ class Trained(Policy):
         self.base = checkpoint.load_policy(config.run, spec)
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
         self.size = self.chunk * spec.act.size
-        self.shape = self.base.draw(1).shape[1:]
+        self.shape = self.base.sample_noise(1).shape[1:]
 
     def initial(self, n: int) -> Tensors:
         return self.base.initial(n)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        own = self.base.draw(n, self.config.explore).flatten(1)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        own = self.base.sample_noise(n, self.config.explore).flatten(1)
         device = own.device
         added = torch.randn(n, self.size, device=device)
         uniform = torch.rand(n, self.size + 1, device=device)
@@ -66,3 +67,6 @@ class Trained(Policy):
 
     def _own(self, noise: Tensor) -> Tensor:
         return noise[:, : -2 * self.size - 1].view(-1, *self.shape)
+
+
+__getattr__ = attributes(__name__)

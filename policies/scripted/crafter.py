@@ -50,7 +50,7 @@ class Woodcutter(Policy):
         assert isinstance(high, int | float)
         self.actions = int(high) + 1
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.rand(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

@@ -99,7 +99,7 @@ class Scripted(Policy):
             "pause": torch.zeros(n, dtype=torch.int64),
         }
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, WORDS)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from policies.scripted import fr3
 from policies.scripted.fr3 import Plan, Scripted, Seen
 
@@ -36,7 +37,7 @@ class Config(fr3.Config):
             raise ConfigError(f"calm is {self.calm}, it has to be above 0, up to 1")
 
 
-class PatientLift(Scripted):
+class DelayedLift(Scripted):
     """From above, down, close until it holds, up; over again when the cube is not in the hand."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -57,3 +58,6 @@ class PatientLift(Scripted):
         place = plan.place.clone()
         place[:, UP] = torch.where(holds, place[:, UP], place[:, UP - 1])
         return replace(plan, place=place)
+
+
+__getattr__ = attributes(__name__)

@@ -16,6 +16,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 
 class Intervener(Protocol):
@@ -51,7 +52,7 @@ class Config:
             raise ConfigError("an intervener has patience and hold of 1 or more, a blunder of 0..1")
 
 
-class Watcher:
+class ProgressIntervener:
     """One for each row; its own generator decides when it blunders."""
 
     def __init__(self, config: Config, spec: Spec, num_envs: int, seed: int = 0) -> None:
@@ -85,3 +86,6 @@ class Watcher:
     @torch.no_grad()
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.actor(obs, first)
+
+
+__getattr__ = attributes(__name__)

@@ -42,7 +42,7 @@ class PickCube(Policy):
         self.at = {key: names.index(f"{name}[0]") for key, name in SEEN.items()}
         self.grasped = names.index(GRASPED)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

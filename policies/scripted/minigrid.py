@@ -59,7 +59,7 @@ class Planner(Policy):
         self.height = spec.obs["privileged/grid"].shape[1]
         self.known: dict[State, int] = {}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.rand(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

@@ -16,6 +16,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 WHAT = ("goal", "tool", "lead")
 
@@ -27,7 +28,7 @@ class Config:
     gain: float = 4.0
 
 
-class Fly(Policy):
+class FlyTo(Policy):
     """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -42,7 +43,7 @@ class Fly(Policy):
         self.config, self.spec = config, spec
         self.places = [names.index(name) for name in wanted]
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.zeros(n, 0)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -50,3 +51,6 @@ class Fly(Policy):
         way = self.config.gain * (goal - tool - lead)
         length = way.norm(dim=1, keepdim=True).clamp(min=1.0)
         return (way / length)[:, None], carry
+
+
+__getattr__ = attributes(__name__)

@@ -34,7 +34,7 @@ class Lap(Policy):
             raise ConfigError("a lap is driven where goal_ahead and goal_left are seen: env=race")
         self.index = [names.index(name) for name in ("goal_ahead", "goal_left")]
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -59,7 +59,7 @@ class Free(Policy):
     def initial(self, n: int) -> Tensors:
         return {"steer": torch.full((n,), torch.nan)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.rand(n, 1)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 BEFORE, BEHIND, GAPS, GOAL = 0.42, 0.56, (0.25, 0.75), (0.95, 0.5)
 
@@ -21,7 +22,7 @@ class Config:
     unsteady: float = 0.25
 
 
-class Gaps(Policy):
+class TwoGapDemonstrator(Policy):
     """Noise is [n, 3]: the choice of the gap (once an episode), and what it adds to x and y."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -31,7 +32,7 @@ class Gaps(Policy):
     def initial(self, n: int) -> Tensors:
         return {"gap": torch.zeros(n)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -46,3 +47,6 @@ class Gaps(Policy):
         way = (aim - obs["state"]) / 0.05
         way = way / way.norm(dim=1, keepdim=True).clamp(min=1)
         return (way + self.unsteady * noise[:, 1:]).clamp(-1, 1)[:, None], {"gap": gap}
+
+
+__getattr__ = attributes(__name__)

@@ -16,6 +16,7 @@ from torch import Tensor
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from policies.steering import steered
 
 
@@ -26,25 +27,25 @@ class Config(steered.Config):
     bound: float = 1.5
 
 
-class Latent(steered.Steered):
+class Dsrl(steered.Steered):
     """A base policy whose noise is chosen, not drawn; learners see u as the action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         self.bound = config.bound
         super().__init__(config, spec)
         self.chunk = self.base.chunk
-        self.noise_shape = self.base.draw(1).shape[1:]
+        self.noise_shape = self.base.sample_noise(1).shape[1:]
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
-        size = math.prod(self.base.draw(1).shape[1:])
+        size = math.prod(self.base.sample_noise(1).shape[1:])
         return spec.with_act(Leaf((size,), low=-1.0, high=1.0))
 
     def initial(self, n: int) -> Tensors:
         u = self.inner.spec.act.zeros(n, next(self.base.parameters()).device)
         return {**super().initial(n), "row/action": u}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        return self.inner.draw(n, explore)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.inner.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         u = self.inner.act(obs, {}, noise)[0].squeeze(1)
@@ -52,6 +53,9 @@ class Latent(steered.Steered):
         actions, carry = self.base_act(obs, carry, w)
         return actions, {**carry, "row/action": u}
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """The base itself: normal noise, cut off at the bound."""
         return self.with_inner({"_target_": "policies.random.Random", "clip": self.bound})
+
+
+__getattr__ = attributes(__name__)

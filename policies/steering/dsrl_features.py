@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
+from embodied.moved import attributes
 from policies.networks.encoders import Encoder, hidden
 from policies.steering import dsrl
 
@@ -23,13 +24,13 @@ class Config(dsrl.Config):
     """As of `policies.steering.dsrl`."""
 
 
-class Featured(dsrl.Latent):
+class DsrlFeatures(dsrl.Dsrl):
     """Latent over `features`; the observations travel in the carry from `observe` to `act`."""
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
         encoder = getattr(self.base, "encoder", None)
         if not isinstance(encoder, Encoder):
-            raise ConfigError("this base has no encoder to share: finetune=latent")
+            raise ConfigError("this base has no encoder to share: finetune=dsrl")
         kept = {name: leaf for name, leaf in spec.obs.items() if hidden(name)}
         seen = replace(spec, obs={"features": Leaf((encoder.size,)), **kept})
         return super().inner_spec(config, seen)
@@ -46,3 +47,6 @@ class Featured(dsrl.Latent):
         u = self.inner.act(obs, {}, noise)[0].squeeze(1)
         actions, carry = self.base_act(sight, carry, self.bound * u.view(-1, *self.noise_shape))
         return actions, {**carry, "row/action": u}
+
+
+__getattr__ = attributes(__name__)

@@ -15,6 +15,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from policies.steering import dsrl
 from policies.steering.steered import Steered
 
@@ -24,14 +25,14 @@ class Config(dsrl.Config):
     """As of `policies.steering.dsrl`."""
 
 
-class Aliased(dsrl.Latent):
+class DsrlNa(dsrl.Dsrl):
     """Acts like Latent; learners are given all of it, and see executed chunks as the action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         if self.base.initial(1):
             raise ConfigError(
-                "values of executed actions need a base without memory: finetune=latent"
+                "values of executed actions need a base without memory: finetune=dsrl"
             )
 
     def initial(self, n: int) -> Tensors:
@@ -45,12 +46,16 @@ class Aliased(dsrl.Latent):
         """The base's chunks [n, H, A] of noises `u` [n, d] in units of the bound."""
         return self.base_act(obs, {}, self.bound * u.view(-1, *self.noise_shape))[0]
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """The base with its own noise: what is stored does not have to be reachable."""
         return self.base
 
-    def learns(self) -> Policy:
+    def trainable(self) -> Policy:
+        """All of it: the learner needs the base too."""
         return self
 
-    def learned(self, policy: Policy) -> Policy:
-        return policy
+    def with_trained(self, trained: Policy) -> Policy:
+        return trained
+
+
+__getattr__ = attributes(__name__)

@@ -35,8 +35,8 @@ class Residual(steered.Steered):
         super().__init__(config, spec)
         self.scale = config.scale
         self.execute = config.execute or self.base.chunk
-        self.inner_noise = self.inner.draw(1).flatten(1).shape[1]
-        self.base_noise = self.base.draw(1).shape[1:]
+        self.inner_noise = self.inner.sample_noise(1).flatten(1).shape[1]
+        self.base_noise = self.base.sample_noise(1).shape[1:]
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
         size = spec.act.size
@@ -54,10 +54,10 @@ class Residual(steered.Steered):
             **self.inner.initial(n),
         }
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         """[n, inner + base]: the inner policy's noise, then the base's (used when it plans)."""
-        inner = self.inner.draw(n, explore).flatten(1)
-        return torch.cat([inner, self.base.draw(n, explore).flatten(1)], 1)
+        inner = self.inner.sample_noise(n, explore).flatten(1)
+        return torch.cat([inner, self.base.sample_noise(n, explore).flatten(1)], 1)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         done = carry["cursor"] >= self.execute

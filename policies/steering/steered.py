@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from embodied.core.build import Node, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest, under
 
@@ -26,7 +26,7 @@ class Config:
     inner: Node
 
 
-class Steered(Policy):
+class Steered(PolicyWrapper):
     """Holds base and inner; `inner` learns, `base` never changes (its carry is below `base/`)."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -36,23 +36,27 @@ class Steered(Policy):
         self.inner: Policy = build(config.inner, spec=self.inner_spec(config, spec))
 
     @classmethod
-    def on(cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any]) -> Policy:
-        """Build `node` over a loaded `base`, with a fresh inner policy `inner`."""
-        steered = build({**node, "base": base.node, "inner": inner}, spec=base.spec)
-        steered.base.load_state_dict(base.state_dict())
+    def wrap(
+        cls, base: Policy, node: Mapping[str, Any], inner: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Build `node` around the frozen `base`, with a new inner policy `inner`."""
+        if inner is None:
+            raise ConfigError(f"{cls.__name__} trains a small inner policy: policy=gaussian")
+        steered: Self = build({**node, "base": base.node, "inner": inner}, spec=base.spec)
+        steered.load_base(base)
         return steered
 
     def inner_spec(self, config: Any, spec: Spec) -> Spec:
         """What the inner policy sees and acts in."""
         raise NotImplementedError
 
-    def learns(self) -> Policy:
-        """What a learner is given, and whose actions its rows hold."""
+    def trainable(self) -> Policy:
+        """The inner policy."""
         return self.inner
 
-    def learned(self, policy: Policy) -> Policy:
-        """The whole, now that `policy` is what the learner made of `learns()`."""
-        self.inner = policy
+    def with_trained(self, trained: Policy) -> Policy:
+        """This policy with `trained` as its inner policy."""
+        self.inner = trained
         return self
 
     def with_inner(self, node: Node) -> Self:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, take
+from embodied.moved import attributes
 from policies.networks.encoders import hidden
 
 Judge = Callable[[Tensors, Tensor], Tensor]
@@ -37,9 +38,11 @@ class Config:
     value: Literal["mean", "min"] = "mean"
 
 
-class Best(Policy):
+class BestOfN(PolicyWrapper):
     """Noise [n, N * base noise]: the first candidate as the base acts, the others exploring."""
 
+    requires_critic = True
+    for_evaluation = True
     base: Policy
     critic: Any  # a module with `each` and an `encoder`
 
@@ -54,35 +57,38 @@ class Best(Policy):
         self.base = build({**config.base, **chunk}, spec=spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
-        self.noise_shape = self.base.draw(1).shape[1:]
+        self.noise_shape = self.base.sample_noise(1).shape[1:]
         # Whoever acts sees no more than a robot does, and its critic with it.
         seen = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
         self.critic = build(config.critic, spec=replace(spec, obs=seen), size=self.size)
         self.fresh = True
 
     @classmethod
-    def on(cls, base: Policy, node: Mapping[str, Any]) -> Self:
-        """Build `node` over a loaded `base`, which keeps its normalisers, with a fresh critic."""
-        best = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
-        best.base.load_state_dict(base.state_dict())
-        best.fresh = False
-        return best
+    def wrap(
+        cls,
+        base: Policy,
+        node: Mapping[str, Any],
+        inner: Mapping[str, Any] | None = None,
+        critic: Any = None,
+    ) -> Self:
+        """Build `node` around a trained `base`, which keeps its normalisers.
 
-    @classmethod
-    def judged(cls, base: Policy, node: Mapping[str, Any], critic: Any) -> Self:
-        """The same with a critic that a learner trained beside `base`. It judges what it learned
-        from: what the base stores as its action, or else the first steps of its chunk."""
-        best = cls.on(base, node)
-        best.critic = critic
-        best.size = critic.ensemble.weights[0].shape[1] - critic.encoder.size
+        `critic`: one that a learner trained together with `base` (None: a new one). It values the
+        actions that it was trained on: the base's stored action, or the first steps of its chunk.
+        """
+        best = super().wrap(base, node, inner)
+        best.fresh = False
+        if critic is not None:
+            best.critic = critic
+            best.size = critic.ensemble.weights[0].shape[1] - critic.encoder.size
         return best
 
     def initial(self, n: int) -> Tensors:
         return self.base.initial(n)
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        first = self.base.draw(n, explore).view(n, -1)
-        others = self.base.draw(n * (self.n - 1), explore=True).view(n, -1)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        first = self.base.sample_noise(n, explore).view(n, -1)
+        others = self.base.sample_noise(n * (self.n - 1), explore=True).view(n, -1)
         return torch.cat([first, others], 1)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
@@ -116,9 +122,9 @@ class Best(Policy):
         """The base's."""
         return self.base.loss(batch)
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """Whoever the base would begin with."""
-        return self.base.first()
+        return self.base.warmup_policy()
 
     def fit(self, rows: Tensors) -> None:
         """A base that came with its normalisers keeps them."""
@@ -143,3 +149,6 @@ def repeat(rows: Tensors, times: int) -> Tensors:
     return each(
         rows, lambda leaf: leaf.unsqueeze(1).expand(-1, times, *leaf.shape[1:]).flatten(0, 1)
     )
+
+
+__getattr__ = attributes(__name__)

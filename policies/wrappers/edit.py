@@ -32,9 +32,10 @@ class Config(best_of_n.Config):
     scale: float = 0.1
 
 
-class Edit(best_of_n.Best):
+class Edit(best_of_n.BestOfN):
     """Noise [n, N * base noise + N * chunk * A]: the base's, then the edit policy's."""
 
+    for_evaluation = False
     edit: Gaussian
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -49,9 +50,9 @@ class Edit(best_of_n.Best):
             raise ConfigError("edit needs a policy with a density and chunk=1: policies.gaussian")
         self.edit = edit
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        edits = self.edit.draw(n * self.n, explore).view(n, -1)
-        return torch.cat([super().draw(n, explore), edits], 1)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        edits = self.edit.sample_noise(n * self.n, explore).view(n, -1)
+        return torch.cat([super().sample_noise(n, explore), edits], 1)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         base, edits = self._split(noise)

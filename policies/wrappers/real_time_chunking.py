@@ -19,18 +19,18 @@ the delay exactly: the first d actions of a plan are the old one's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
+from embodied.core.policy import PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from policies.generative.guidance import Stride, sample
+from embodied.moved import attributes
+from policies.generative.guidance import SamplerStep, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Config:
     chunk: int | None = None
 
 
-class Past(NamedTuple):
+class PreviousPlan(NamedTuple):
     """Of every row: the old plan from now on `plan` [n, H, A] (its last action goes on), the steps
     `delay` [n, 1] that it will be followed, those `left` [n, 1] that it knows, and `fresh` [n, 1]
     (bool) where there is none."""
@@ -59,13 +59,14 @@ class Past(NamedTuple):
     fresh: Tensor
 
 
-class Realtime(Policy):
+class RealTimeChunking(PolicyWrapper):
     """Noise and observations are the base's. The first plan of an episode is there at once.
 
     The carry holds the last `plan`, how many of its steps were `followed` (set by who follows it;
     -1: there is none) and the `delay`, which who knows better may set, too.
     """
 
+    for_evaluation = True
     base: Any  # a Policy; guided, also `strides`, `range` and `to_actions`
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -87,24 +88,17 @@ class Realtime(Policy):
                 "mode=naive and mode=wait take any policy"
             )
 
-    @classmethod
-    def around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
-        """Build `node` over a loaded `base`."""
-        policy: Self = build({**node, "base": base.node, "chunk": None}, spec=base.spec)
-        policy.base.load_state_dict(base.state_dict())
-        return policy
-
     def initial(self, n: int) -> Tensors:
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         return {
             "plan": torch.zeros(n, self.chunk, *self.spec.act.shape, device=device),
-            "followed": torch.full((n,), -1, device=device),
+            "executed_steps": torch.full((n,), -1, device=device),
             "delay": torch.full((n,), self.config.delay, device=device),
             **nest(self.base.initial(n), "base"),
         }
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        return self.base.draw(n, explore)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.base.sample_noise(n, explore)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         seen, kept = self.base.observe(obs, under(carry, "base"), noise)
@@ -120,7 +114,7 @@ class Realtime(Policy):
         plan = self.late(plan, past)
         return plan, {**carry, "plan": plan, **nest(kept, "base")}
 
-    def continued(self, obs: Tensors, noise: Tensor, past: Past) -> Tensor:
+    def continued(self, obs: Tensors, noise: Tensor, past: PreviousPlan) -> Tensor:
         """The base's chunks [n, H, A], pulled towards the old plans."""
         shape = past.plan.shape
         wide = weights(past, self.config.mode == "guided").view(*shape[:2], *[1] * len(shape[2:]))
@@ -134,7 +128,7 @@ class Realtime(Policy):
             guided = [pulled(stride, goal, weight, beta) for stride in strides]
             return self.base.to_actions(sample(x, guided))
 
-    def late(self, plan: Tensor, past: Past) -> Tensor:
+    def late(self, plan: Tensor, past: PreviousPlan) -> Tensor:
         """Plans [n, H, A] as they are played by who follows the old one, or waits, meanwhile."""
         steps = torch.arange(self.chunk, device=plan.device)
         begins, instead = past.delay, past.plan
@@ -153,17 +147,17 @@ class Realtime(Policy):
         self.base.fit(rows)
 
 
-def remembered(carry: Tensors, chunk: int) -> Past:
+def remembered(carry: Tensors, chunk: int) -> PreviousPlan:
     """What a carry says of the old plans, shifted by what was followed of them."""
-    plan, followed = carry["plan"], carry["followed"][:, None]
+    plan, followed = carry["plan"], carry["executed_steps"][:, None]
     steps = torch.arange(chunk, device=plan.device)
     index = (steps + followed.clamp(min=0)).clamp(max=chunk - 1)
     wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
     left = (chunk - followed).clamp(min=0)
-    return Past(plan.gather(1, wide), carry["delay"][:, None], left, followed < 0)
+    return PreviousPlan(plan.gather(1, wide), carry["delay"][:, None], left, followed < 0)
 
 
-def weights(past: Past, soft: bool) -> Tensor:
+def weights(past: PreviousPlan, soft: bool) -> Tensor:
     """W [n, H]: how much the old plan counts for each step; after the delay only if `soft`."""
     steps = torch.arange(past.plan.shape[1], device=past.plan.device)
     c = (past.left - steps) / (past.left - past.delay + 1).clamp(min=1)
@@ -172,7 +166,7 @@ def weights(past: Past, soft: bool) -> Tensor:
     return weight * ((steps < past.left) & ~past.fresh)
 
 
-def pulled(stride: Stride, goal: Tensor, weight: Tensor, beta: float) -> Stride:
+def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> SamplerStep:
     """`stride` heading for what is nearer to `goal` [n, D] where `weight` [n, D] is."""
     most = math.inf if stride.keep == 0 else (stride.keep**2 + stride.remain**2) / stride.keep
     gain = min(beta * stride.remain, most)
@@ -191,3 +185,6 @@ def pulled(stride: Stride, goal: Tensor, weight: Tensor, beta: float) -> Stride:
 def ordinary(value: Tensor) -> Tensor:
     """`value` as a tensor that a gradient may be taken with."""
     return value.clone() if value.is_inference() else value
+
+
+__getattr__ = attributes(__name__)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import mlp
 from policies.networks.encoders import Encoder
@@ -43,7 +44,7 @@ class Config:
     hidden: tuple[int, ...] = (128, 128)
 
 
-class Reflexive(Policy):
+class ReflexOverride(PolicyWrapper):
     """Noise is the base's. The row of a tick holds what was proposed (`row/action`), what was
     `executed`, and whether that was the `reflex` (0 or 1)."""
 
@@ -92,8 +93,8 @@ class Reflexive(Policy):
             "row/reflex": zeros[:, 0],
         }
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
-        return self.base.draw(n, explore)
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         fresh, age = carry["left"] <= 0, carry["age"]
@@ -112,7 +113,7 @@ class Reflexive(Policy):
             "row/reflex": acting.float(),
         }
 
-    def first(self) -> Policy:
+    def warmup_policy(self) -> Policy:
         """Uniform decisions, held as long as its own are."""
         node = {**self.node, "base": {"_target_": RANDOM}}
         return build(node, spec=self.spec).to(self.armed.device)
@@ -120,3 +121,6 @@ class Reflexive(Policy):
     def fit(self, rows: Tensors) -> None:
         self.base.fit(rows)
         self.encoder.fit(rows)
+
+
+__getattr__ = attributes(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from policies.wrappers.real_time_chunking import Realtime
+from policies.wrappers.real_time_chunking import RealTimeChunking
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import MOST_ACTION
 from real_robot.policy.observer import Observer
@@ -46,11 +46,11 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
 def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
     """The policy whose chunks continue each other, where the deployment asks for that; ConfigError
     for one that cannot."""
-    if deployment.chunks is None or "followed" in policy.initial(1):  # it does so already
+    if deployment.chunks is None or "executed_steps" in policy.initial(1):  # it does so already
         return policy
     node = {
-        "_target_": "policies.wrappers.real_time_chunking.Realtime",
+        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
         "mode": deployment.chunks,
         "delay": 0,
     }
-    return Realtime.around(policy, node).eval()
+    return RealTimeChunking.wrap(policy, node).eval()

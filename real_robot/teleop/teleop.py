@@ -90,7 +90,7 @@ class Teleoperator(Policy):
     def initial(self, n: int) -> Tensors:
         return {"row/intervened": torch.zeros(n, dtype=torch.bool)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.zeros(n, 0)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

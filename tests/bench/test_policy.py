@@ -39,7 +39,7 @@ def test_bare_calls_are_as_many_as_a_decision_makes(
 
     monkeypatch.setattr(network, "at", counted)
     with torch.no_grad():
-        policy.act({"state": torch.randn(1, 32)}, {}, policy.draw(1))
+        policy.act({"state": torch.randn(1, 32)}, {}, policy.sample_noise(1))
     assert calls == [20]
     assert bare(node, 3)() == 3
     assert calls == [20 + 3 * 20]

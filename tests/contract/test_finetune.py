@@ -11,22 +11,65 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import build, resolve
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError, build, resolve
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from policies.steering.steered import Steered
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
+NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
+WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"]), Steered)]
+WITHOUT_INNER = [n for n in NODES if n not in WITH_INNER]
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
 
 
-@pytest.fixture(params=FILES, ids=lambda file: file.stem)
-def steered(request: pytest.FixtureRequest) -> Policy:
+def make(name: str) -> PolicyWrapper:
+    """The wrapper of configs/finetune/NAME.yaml around a small base policy."""
     torch.manual_seed(0)
+    node = NODES[name]
+    kind = "diffusion.Diffusion" if "Diffusion" in node["_target_"] else "flow.Flow"
+    small = {"chunk": 4, "width": 16}
+    base = build({"_target_": f"policies.generative.{kind}", **small}, spec=SPEC)
+    return resolve(node["_target_"]).wrap(base, node, *[INNER] * (name in WITH_INNER))
+
+
+@pytest.fixture(params=WITH_INNER)
+def steered(request: pytest.FixtureRequest) -> PolicyWrapper:
+    return make(request.param)
+
+
+@pytest.fixture(params=NODES)
+def wrapped(request: pytest.FixtureRequest) -> PolicyWrapper:
+    return make(request.param)
+
+
+def test_all_ways_to_finetune_are_in_one_group() -> None:
+    names = {"dsrl", "dsrl_na", "dsrl_features", "residual", "dppo", "reinflow", "expo"}
+    assert names <= set(NODES)
+
+
+def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
+    before = play(wrapped)
+    whole = wrapped.with_trained(wrapped.trainable())
+    assert isinstance(whole, PolicyWrapper)
+    assert torch.equal(play(whole), before)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_it_says_whether_it_needs_an_inner_policy(name: str) -> None:
+    kind = resolve(NODES[name]["_target_"])
     base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
-    node: dict[str, Any] = yaml.safe_load(request.param.read_text())
-    return resolve(node["_target_"]).on(base, node, INNER)
+    wrong = [] if name in WITH_INNER else [INNER]
+    with pytest.raises(ConfigError, match="policy="):
+        kind.wrap(base, NODES[name], *wrong)
+
+
+@pytest.mark.parametrize("name", ["dppo", "reinflow"])
+def test_denoising_without_exploration_is_what_is_saved(name: str) -> None:
+    policy = make(name)
+    assert torch.equal(play(policy), play(policy.inference_policy()))
 
 
 def play(policy: Policy, steps: int = 9, rows: int = 3) -> torch.Tensor:
@@ -44,9 +87,9 @@ def play(policy: Policy, steps: int = 9, rows: int = 3) -> torch.Tensor:
 def test_the_learner_sees_the_inner_action(steered: Policy) -> None:
     actor = Actor(steered, 3, explore=True)
     actor({"state": torch.zeros(3, 5)}, torch.ones(3, dtype=torch.bool))
-    assert actor.choice.shape == (3, *steered.inner.spec.act.shape)
-    assert actor.choice.abs().max() <= 1
-    assert set(actor.seen) == set(steered.inner.spec.obs)
+    assert actor.stored_action.shape == (3, *steered.inner.spec.act.shape)
+    assert actor.stored_action.abs().max() <= 1
+    assert set(actor.decision_obs) == set(steered.inner.spec.obs)
 
 
 def test_the_base_is_frozen(steered: Policy) -> None:
@@ -73,10 +116,10 @@ def test_the_base_is_frozen(steered: Policy) -> None:
     )
 
 
-def test_it_loads_without_its_base(steered: Policy, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "1", steered, 1)
+def test_it_loads_without_its_base(wrapped: PolicyWrapper, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "1", wrapped.inference_policy(), 1)
     loaded = checkpoint.load_policy(tmp_path / "1", SPEC)
-    assert torch.equal(play(steered), play(loaded))
+    assert torch.equal(play(wrapped), play(loaded))
 
 
 def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) -> None:
@@ -93,13 +136,13 @@ def test_a_residual_begins_as_its_base() -> None:
     torch.manual_seed(0)
     base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
     node = {"_target_": "policies.steering.residual.Residual", "scale": 0.1}
-    residual = resolve(node["_target_"]).on(base, node, INNER)
+    residual = resolve(node["_target_"]).wrap(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
-    noise = residual.draw(2)
+    noise = residual.sample_noise(2)
     carry = residual.initial(2)
     plan, _ = base.act(obs, {}, noise[:, residual.inner_noise :])
     for step in range(4):
-        seen, carry = residual.observe(obs, carry, residual.draw(2) if step else noise)
+        seen, carry = residual.observe(obs, carry, residual.sample_noise(2) if step else noise)
         action, carry = residual.act(seen, carry, torch.zeros_like(noise))
         assert torch.equal(action[:, 0], plan[:, step])
 
@@ -107,9 +150,9 @@ def test_a_residual_begins_as_its_base() -> None:
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
     torch.manual_seed(0)
     base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
-    node = {"_target_": "policies.steering.dsrl.Latent", "bound": 1.5}
-    latent = resolve(node["_target_"]).on(base, node, INNER | {"zero_head": False})
+    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
+    latent = resolve(node["_target_"]).wrap(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}
-    actions, carry = latent.act(obs, latent.initial(2), latent.draw(2, explore=True))
+    actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
     expected, _ = base.act(obs, {}, 1.5 * carry["row/action"])
     assert torch.equal(actions, expected)

@@ -15,6 +15,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.learners.learner import Learner
+from policies.steering.steered import Steered
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LEARNERS = sorted(path.stem for path in (CONFIGS / "learner").glob("*.yaml"))
@@ -52,8 +53,12 @@ def candidates() -> list[tuple[str, Path]]:
 def steer(path: Path) -> Policy:
     """What a learner is given of a fine-tuner over a flow policy."""
     steering: dict[str, Any] = yaml.safe_load(path.read_text())
-    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}, spec=SPEC)
-    return resolve(steering["_target_"]).on(base, steering, node("policy", "gaussian")).learns()
+    kind = "diffusion.Diffusion" if "Diffusion" in steering["_target_"] else "flow.Flow"
+    small = {"chunk": 2, "width": 16}
+    base = build({"_target_": f"policies.generative.{kind}", **small}, spec=SPEC)
+    wrapper = resolve(steering["_target_"])
+    inner = (node("policy", "gaussian"),) if issubclass(wrapper, Steered) else ()
+    return wrapper.wrap(base, steering, *inner).trainable()
 
 
 def batch_for(learner: Learner, seed: int = 0) -> Tensors:
@@ -87,7 +92,10 @@ def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tens
     policy, times = learner.policy, (HORIZON, rows)
     states = torch.randn(*times, 2, 3, generator=generator)
     with torch.no_grad():
-        obs, noise = {"state": states[:, :, 0].flatten(0, 1)}, policy.draw(HORIZON * rows, True)
+        obs, noise = (
+            {"state": states[:, :, 0].flatten(0, 1)},
+            policy.sample_noise(HORIZON * rows, True),
+        )
         plan, carry = policy.act(*policy.observe(obs, policy.initial(len(noise)), noise), noise)
     kept = {"action": plan.flatten(1), **under(carry, "row")}
     ended = torch.rand(times, generator=generator) < 0.2

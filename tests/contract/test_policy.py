@@ -100,7 +100,7 @@ def test_there_are_policies() -> None:
 
 def test_actions_have_the_shape_and_range_of_the_contract(policy: Policy) -> None:
     obs = observations(policy.spec, 6)
-    actions = decide(policy, obs, 5 * policy.draw(6, explore=True))
+    actions = decide(policy, obs, 5 * policy.sample_noise(6, explore=True))
     act = policy.spec.act
     assert actions.shape == (6, policy.chunk, *act.shape)
     assert actions.dtype == getattr(torch, act.dtype)
@@ -114,33 +114,33 @@ def test_actions_have_the_shape_and_range_of_the_contract(policy: Policy) -> Non
 def test_the_chunk_is_what_was_asked_for(node: dict[str, object]) -> None:
     policy = made({**node, "chunk": 3}, SPECS["state"])
     assert policy.chunk == 3
-    shape = decide(policy, observations(policy.spec, 2), policy.draw(2)).shape
+    shape = decide(policy, observations(policy.spec, 2), policy.sample_noise(2)).shape
     assert shape == (2, 3, *policy.spec.act.shape)
 
 
 def test_the_same_noise_gives_the_same_action(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 20), policy.draw(20, explore=True)
+    obs, noise = observations(policy.spec, 20), policy.sample_noise(20, explore=True)
     one = decide(policy, obs, noise)
     torch.manual_seed(1)
     assert torch.equal(one, decide(policy, obs, noise))
-    assert not torch.equal(one, decide(policy, obs, policy.draw(20, explore=True)))
+    assert not torch.equal(one, decide(policy, obs, policy.sample_noise(20, explore=True)))
 
 
 def test_noise_comes_from_the_default_generator(policy: Policy) -> None:
     torch.manual_seed(3)
-    one = policy.draw(5, explore=True)
+    one = policy.sample_noise(5, explore=True)
     torch.manual_seed(3)
-    two = policy.draw(5, explore=True)
+    two = policy.sample_noise(5, explore=True)
     assert torch.equal(one, two) and len(one) == 5
-    assert not torch.equal(two, policy.draw(5, explore=True))
-    calm = policy.draw(5, explore=False)
+    assert not torch.equal(two, policy.sample_noise(5, explore=True))
+    calm = policy.sample_noise(5, explore=False)
     assert calm.shape == one.shape
     # Either it is its noise, or there is none without exploration.
     assert not calm.any() or 0.3 < calm.std() < 3
 
 
 def test_rows_do_not_see_each_other(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 3), policy.draw(3, explore=True)
+    obs, noise = observations(policy.spec, 3), policy.sample_noise(3, explore=True)
     together = decide(policy, obs, noise)
     for i in range(3):
         alone = decide(policy, each(obs, lambda v: v[i : i + 1]), noise[i : i + 1])  # noqa: B023
@@ -150,10 +150,12 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
 def response(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
     """What the policy makes of observations: its actions, or where these are few, and so hide a
     small influence, the loss (or, with memory, the density) of always choosing the first."""
-    if policy.spec.act == CHOICE and callable(relive := getattr(policy, "relive", None)):
+    if policy.spec.act == CHOICE and callable(
+        evaluate_sequence := getattr(policy, "evaluate_sequence", None)
+    ):
         n, rows = len(noise), each(obs, lambda leaf: leaf[None])
         first = torch.ones(1, n, dtype=torch.bool)
-        return relive(rows, torch.zeros(1, n), policy.initial(n), first)[0].detach()
+        return evaluate_sequence(rows, torch.zeros(1, n), policy.initial(n), first)[0].detach()
     if policy.spec.act != CHOICE or type(policy).loss is Policy.loss:
         return decide(policy, obs, noise)
     shape = (len(noise), policy.chunk)
@@ -163,7 +165,7 @@ def response(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
 
 
 def test_observations_matter_and_those_of_the_critic_do_not(policy: Policy) -> None:
-    obs, noise = observations(policy.spec, 4), policy.draw(4)
+    obs, noise = observations(policy.spec, 4), policy.sample_noise(4)
     before = response(policy, obs, noise)
     for name in obs:
         changed = {**obs, name: observations(policy.spec, 4)[name]}
@@ -174,13 +176,13 @@ def test_observations_matter_and_those_of_the_critic_do_not(policy: Policy) -> N
 
 
 def test_acting_leaves_no_gradients(policy: Policy) -> None:
-    actions = decide(policy, observations(policy.spec, 2), policy.draw(2))
+    actions = decide(policy, observations(policy.spec, 2), policy.sample_noise(2))
     assert not actions.requires_grad
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
 def test_a_saved_policy_acts_bit_for_bit(policy: Policy, tmp_path: Path) -> None:
-    obs, noise = observations(policy.spec, 4), policy.draw(4, explore=True)
+    obs, noise = observations(policy.spec, 4), policy.sample_noise(4, explore=True)
     checkpoint.save(tmp_path / "checkpoints" / "00000000", policy, 0)
     loaded = checkpoint.load_policy(tmp_path, policy.spec)
     assert torch.equal(decide(policy, obs, noise), decide(loaded, obs, noise))
@@ -232,7 +234,7 @@ def test_discrete_actions_are_refused_or_played(node: dict[str, object]) -> None
     except ConfigError as error:
         assert "\n" not in str(error)
         return
-    actions = decide(policy, observations(spec, 4), policy.draw(4))
+    actions = decide(policy, observations(spec, 4), policy.sample_noise(4))
     assert actions.dtype == torch.int64 and actions.shape == (4, policy.chunk)
 
 
@@ -241,7 +243,7 @@ def test_deciding_and_learning_stay_on_the_device(policy: Policy) -> None:
     batch = demonstrations(policy, 4)
     policy.to("meta")
     obs = each(observations(policy.spec, 4), lambda value: value.to("meta"))
-    noise = policy.draw(4, explore=True)
+    noise = policy.sample_noise(4, explore=True)
     assert noise.is_meta and decide(policy, obs, noise).is_meta
     if type(policy).loss is not Policy.loss:
         assert policy.loss(each(batch, lambda value: value.to("meta"))).is_meta

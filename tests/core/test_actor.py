@@ -26,7 +26,7 @@ class Counting(Policy):
     def initial(self, n: int) -> Tensors:
         return {"count": torch.zeros(n, dtype=torch.int64), "row/age": torch.zeros(n)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.full((n, 1), 1000.0 if explore else 0.0)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
@@ -68,12 +68,15 @@ def test_one_row_begins_again_alone() -> None:
     assert played(actor, at(7, 8), flags(0, 1)) == [1.1, 8.0]
     assert actor.decided.tolist() == [False, True]
     assert actor.carry["count"].tolist() == [1, 1]  # row 1 starts from `initial`
-    assert actor.seen["state"].flatten().tolist() == [1, 8]  # what each running decision saw
+    assert actor.decision_obs["state"].flatten().tolist() == [
+        1,
+        8,
+    ]  # what each running decision saw
     assert [played(actor, at(9, 9), NEVER) for _ in range(2)] == [[1.2, 8.1], [1.3, 8.2]]
     assert played(actor, at(3, 9), NEVER) == [3.0, 8.3]  # row 0's four steps are over
     assert played(actor, at(9, 4), NEVER) == [3.1, 4.0]
     assert actor.carry["count"].tolist() == [2, 2]
-    assert actor.seen["before"].tolist() == [1, 1]
+    assert actor.decision_obs["before"].tolist() == [1, 1]
 
 
 def test_beginning_again_when_all_decide_also_clears_the_carry() -> None:
@@ -86,10 +89,10 @@ def test_beginning_again_when_all_decide_also_clears_the_carry() -> None:
 def test_choice_and_rows_are_what_a_learner_stores() -> None:
     actor = Actor(Counting(), 2, execute=2)
     played(actor, at(1, 2), ~NEVER)
-    torch.testing.assert_close(actor.choice, torch.tensor([[1.0, 1.1], [2.0, 2.1]]))
-    assert actor.rows["age"].tolist() == [10, 10]
+    torch.testing.assert_close(actor.stored_action, torch.tensor([[1.0, 1.1], [2.0, 2.1]]))
+    assert actor.extras["age"].tolist() == [10, 10]
     actor.carry["row/action"] = torch.zeros(2, 5)
-    assert actor.choice.shape == (2, 5) and set(actor.rows) == {"age"}
+    assert actor.stored_action.shape == (2, 5) and set(actor.extras) == {"age"}
 
 
 def test_exploring_reaches_the_noise() -> None:
@@ -100,7 +103,7 @@ def test_peek_sees_as_the_next_decision_would_and_changes_nothing() -> None:
     actor = Actor(Counting(), 2)
     played(actor, at(1, 2), ~NEVER)
     before = {key: value.clone() for key, value in actor.get_state().items()}
-    assert actor.peek(at(5, 6))["before"].tolist() == [1, 1]
+    assert actor.preview(at(5, 6))["before"].tolist() == [1, 1]
     after = actor.get_state()
     assert all(torch.equal(before[key], after[key]) for key in before)
 

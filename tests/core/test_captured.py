@@ -21,7 +21,7 @@ NODES: list[dict[str, Any]] = [
     {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 4, "width": 16, "eta": 1.0},
     {"_target_": "policies.generative.act.Act", "chunk": 4, "width": 16, "ensemble": True},
     {
-        "_target_": "policies.steering.dsrl.Latent",
+        "_target_": "policies.steering.dsrl.Dsrl",
         "base": {"_target_": "policies.generative.flow.Flow", "width": 16},
         "inner": {"_target_": "policies.gaussian.Gaussian", "hidden": [16]},
     },
@@ -38,7 +38,7 @@ def make(node: dict[str, Any]) -> Policy:
 def test_one_dict_in_and_one_out_is_the_same_decision(node: dict[str, Any]) -> None:
     policy = make(node)
     obs, carry = {"state": torch.randn(3, 5)}, policy.initial(3)
-    noise = policy.draw(3, explore=True)
+    noise = policy.sample_noise(3, explore=True)
     expected = policy.observe(obs, carry, noise)
     actions, after = policy.act(*expected, noise)
     seen, found, left = outputs(decision(policy, inputs(obs, carry, noise)))
@@ -52,7 +52,9 @@ def test_one_dict_in_and_one_out_is_the_same_decision(node: dict[str, Any]) -> N
 def test_a_decision_never_looks_at_a_value(node: dict[str, Any]) -> None:
     """On the meta device there are none: what passes here does not wait for a GPU either."""
     policy = make(node).to("meta")
-    given = inputs({"state": torch.zeros(3, 5, device="meta")}, policy.initial(3), policy.draw(3))
+    given = inputs(
+        {"state": torch.zeros(3, 5, device="meta")}, policy.initial(3), policy.sample_noise(3)
+    )
     assert all(value.is_meta for value in decision(policy, given).values())
 
 

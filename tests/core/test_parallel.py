@@ -45,7 +45,7 @@ class Told(Gaussian):
 
     begin, calls = 0, 0
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         self.calls += 1
         generator = torch.Generator().manual_seed(self.calls)
         return torch.randn(2 * ROWS, self.size, generator=generator)[self.begin : self.begin + n]
@@ -80,7 +80,7 @@ def sac(begin: int, rows: int) -> Learner:
 
 def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=contract.SPEC)
+    policy = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=contract.SPEC)
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
     return build(PPO | size, policy=policy, spec=contract.SPEC)
 
@@ -116,7 +116,7 @@ def test_one_process_is_not_changed() -> None:
     values = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
     distributed.average(values)
     assert [v.tolist() for v in values] == [[1.0, 2.0], 3.0]
-    found = (distributed.world(), distributed.rank(), distributed.mean(2.5), distributed.least(3))
+    found = (distributed.world(), distributed.rank(), distributed.mean(2.5), distributed.all_min(3))
     assert found == (1, 0, 2.5, 3)
     assert distributed.own_seed(5) == 5
 
@@ -128,7 +128,7 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
     if kind == "chunks":
         node["policy"]["chunk"] = 3
     if kind == "rollout":
-        node["policy"] = {"_target_": "policies.diagonal_gaussian.Normal"}
+        node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
         node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     torchrun(__file__, "train", tmp_path)

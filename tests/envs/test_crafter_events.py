@@ -59,7 +59,7 @@ def test_on_the_way_to_a_pickaxe() -> None:
     obs, said = env.reset(0), [[] for _ in range(4)]
     carry, over = player.initial(4), torch.zeros(4, dtype=torch.bool)
     for _ in range(400):
-        action, carry = player.act(obs, carry, player.draw(4))
+        action, carry = player.act(obs, carry, player.sample_noise(4))
         step = env.step(action[:, 0])
         for row, text in enumerate(env.event_captions(obs, step.next_obs)):
             said[row] += [text] if text and not over[row] else []

@@ -279,7 +279,7 @@ def test_the_script_picks_the_cube(made: Maker) -> None:
     script = PickCube(ScriptConfig(), env.spec)
     obs, won = env.reset(seed=1), torch.zeros(2, dtype=torch.bool)
     for _ in range(50):
-        actions, _ = script.act(obs, {}, script.draw(2))
+        actions, _ = script.act(obs, {}, script.sample_noise(2))
         step = env.step(actions[:, 0])
         obs, won = step.obs, won | step.log["success"]
     assert won.all()

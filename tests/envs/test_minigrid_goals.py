@@ -111,7 +111,7 @@ def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
     wanted = ["pick up the yellow key", "unlock the yellow door", "get to the goal"]
     over = torch.zeros(3, dtype=torch.bool)
     while not over.all():
-        action, _ = planner.act(obs, {}, planner.draw(3))
+        action, _ = planner.act(obs, {}, planner.sample_noise(3))
         step = env.step(action[:, 0])
         for text in wanted:
             held = goal(text).holds(

@@ -126,7 +126,7 @@ def test_the_planner_wins_them_all(env: MiniGrid) -> None:
     planner = Planner(PlannerConfig(), env.spec)
     obs, won = env.reset(3), 0
     for _ in range(120):
-        action, _ = planner.act(obs, {}, planner.draw(8))
+        action, _ = planner.act(obs, {}, planner.sample_noise(8))
         step = env.step(action[:, 0])
         assert torch.equal(step.ended, step.log["success"])
         won, obs = won + int(step.ended.sum()), step.obs

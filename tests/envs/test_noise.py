@@ -15,7 +15,7 @@ from envs.fr3.env import Fr3
 from envs.wrappers.observation_noise import Config, ObservationNoise
 from policies.scripted.fr3 import TRAITS, WORDS
 from policies.scripted.fr3_delayed import Config as PatientConfig
-from policies.scripted.fr3_delayed import PatientLift
+from policies.scripted.fr3_delayed import DelayedLift
 
 ROWS = 400
 
@@ -88,7 +88,7 @@ def test_wrong_settings_are_one_line(settings: dict[str, Any], reason: str) -> N
 def test_the_script_raises_once_the_hand_holds() -> None:
     """A cube of 4 cm that is turned by 0.2 rad is 4 (cos 0.2 + sin 0.2) = 4.715 cm wide."""
     env = Fr3(Fr3Config(num_envs=1, threads=1))
-    script = PatientLift(PatientConfig(quality=1.0, sides=0, slack=0.006), env.spec)
+    script = DelayedLift(PatientConfig(quality=1.0, sides=0, slack=0.006), env.spec)
     names = env.spec.obs["state"].names
     row = torch.zeros(1, len(names))
     for name, value in {

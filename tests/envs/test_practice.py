@@ -168,7 +168,7 @@ class Towards(Policy):
         super().__init__()
         self.config, self.spec = config, spec
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.zeros(n, 1)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

@@ -21,7 +21,7 @@ def test_a_script_reaches_the_goals() -> None:
     obs, carry = env.reset(0), script.initial(64)
     ended, won = torch.zeros(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
     while not ended.all():
-        action, carry = script.act(obs, carry, script.draw(64))
+        action, carry = script.act(obs, carry, script.sample_noise(64))
         step = env.step(action[:, 0])
         won |= step.terminated & ~ended
         ended |= step.terminated | step.truncated

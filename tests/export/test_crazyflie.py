@@ -153,7 +153,7 @@ def test_it_sees_and_does_what_the_world_does(tmp_path: Path, past: int, vehicle
             thrust, action,
         )  # fmt: skip
         with torch.no_grad():
-            wanted = made.act(obs, {}, made.draw(1))[0][0, 0]
+            wanted = made.act(obs, {}, made.sample_noise(1))[0][0, 0]
         assert torch.tensor(list(action)) == pytest.approx(wanted, abs=1e-5)
         u = (wanted.clamp(-1, 1) + 1) / 2
         c0, c1, c2 = vehicle.thrust
@@ -191,7 +191,7 @@ def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path) -> None:
     obs[0, :18] = torch.tensor([0.2, 0.1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
     obs[0, 18:] = PAPER.hover
     with torch.no_grad():
-        action = made.act({"state": obs}, {}, made.draw(1))[0][0, 0].clamp(-1, 1)
+        action = made.act({"state": obs}, {}, made.sample_noise(1))[0][0, 0].clamp(-1, 1)
     thrusts = (PAPER.thrust[2] * ((action + 1) / 2) ** 2).tolist()
     assert list(out)[:4] == pytest.approx(thrusts, abs=1e-6), "the mixer gives back each rotor's"
     assert tick([0, 0, 0.5], 4, mode=0) == pid, "levelling out is the firmware's"

@@ -57,9 +57,9 @@ def small(name: str, spec: Spec, **settings: object) -> Policy:
 
 
 def rows(policy: Policy, n: int) -> tuple[Tensors, Tensor]:
-    return {name: observation(leaf, n) for name, leaf in policy.spec.obs.items()}, policy.draw(
-        n, explore=True
-    )
+    return {
+        name: observation(leaf, n) for name, leaf in policy.spec.obs.items()
+    }, policy.sample_noise(n, explore=True)
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
@@ -70,7 +70,7 @@ def open_session(path: Path) -> onnxruntime.InferenceSession:
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_every_policy_acts_the_same_elsewhere(file: Path, world: str, tmp_path: Path) -> None:
     try:
-        policy = make(yaml.safe_load(file.read_text()), SPECS[world]).deployed()
+        policy = make(yaml.safe_load(file.read_text()), SPECS[world]).inference_policy()
     except ConfigError:
         pytest.skip("not for this world")
     if any(not key.startswith(("row/", "explore/")) for key in policy.initial(1)):
@@ -121,7 +121,7 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     base = {"_target_": "policies.generative.flow.Flow", "width": 32}
     inner = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
     nodes = {"base": base, "inner": inner}
-    policy = make({"_target_": "policies.steering.dsrl.Latent", **nodes}, SPECS["vectors"])
+    policy = make({"_target_": "policies.steering.dsrl.Dsrl", **nodes}, SPECS["vectors"])
     write_onnx(decision := Decision(policy), facts(decision), tmp_path / "policy.onnx")
     obs, noise = rows(policy, 3)
     feed = {k: v.numpy() for k, v in zip(decision.inputs, decision.example(3), strict=True)}

@@ -70,7 +70,7 @@ def decided(run: str) -> Figures:
     carry, played = policy.initial(4), []
     for _ in range(3):
         obs = {name: torch.randn(4, *leaf.shape) for name, leaf in policy.spec.obs.items()}
-        noise = policy.draw(4, explore=True)
+        noise = policy.sample_noise(4, explore=True)
         with torch.no_grad():
             actions, carry = policy.act(*policy.observe(obs, carry, noise), noise)
         played.append(actions)

@@ -17,8 +17,22 @@ from tests.contract import test_learner as contract
 from tests.golden import fingerprint
 
 # What was renamed since: the name in the JSON file -> the name of the YAML file of today.
-RENAMED: dict[str, str] = {}  # of configs/learner
-RENAMED_OPTIONS: dict[str, str] = {}  # of what it learns: "policy/gaussian", "finetune/latent"
+RENAMED = {  # of configs/learner
+    "dsact": "dsac_t",
+    "qchunk": "qchunking",
+    "aliased": "dsrl_na",
+    "dagger": "hg_dagger",
+    "ppo_shown": "ppo_demos",
+}
+RENAMED_OPTIONS = {  # of what it learns
+    "finetune/latent": "finetune/dsrl",
+    "finetune/aliased": "finetune/dsrl_na",
+    "finetune/featured": "finetune/dsrl_features",
+    "policy/normal": "policy/diagonal_gaussian",
+    "policy/onestep": "policy/one_step",
+    "policy/best": "policy/best_of_n",
+    "policy/realtime": "policy/real_time_chunking",
+}
 
 FILE = "learners.json"
 UPDATES = 4

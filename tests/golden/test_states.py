@@ -91,7 +91,7 @@ def acted(policy: Any, shape: Any, low: float) -> list[Tensor]:
     torch.manual_seed(0)
     carry, played = policy.initial(ROWS), []
     for _ in range(2):
-        obs, noise = {"state": torch.randn(ROWS, 3)}, policy.draw(ROWS, explore=True)
+        obs, noise = {"state": torch.randn(ROWS, 3)}, policy.sample_noise(ROWS, explore=True)
         with torch.no_grad():
             actions, carry = policy.act(*policy.observe(obs, carry, noise), noise)
         played.append(actions)

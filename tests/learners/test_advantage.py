@@ -7,7 +7,7 @@ import torch
 
 from embodied.core.spec import Leaf
 from embodied.learners.on_policy.gae import clip_loss, clip_slope, gae, normalized, variance
-from embodied.learners.on_policy.running_stats import Moments, Observed, Returns
+from embodied.learners.on_policy.running_stats import Moments, ObservationStats, RewardScaler
 from policies.networks.encoders import Encoder
 
 
@@ -105,14 +105,14 @@ def test_moments_of_pieces_are_those_of_the_whole() -> None:
 
 def test_observed_sets_the_encoder_and_goes_on_from_one_that_was_set() -> None:
     encoder = Encoder({"a": Leaf((1,)), "b": Leaf((2,))})
-    seen = Observed(encoder)
+    seen = ObservationStats(encoder)
     obs = {"a": torch.tensor([[1.0], [3.0], [50.0]]), "b": torch.ones(3, 2)}
     seen.follow(encoder, obs, torch.tensor([True, True, False]))
     assert not seen.given
     assert encoder.norm.mean.tolist() == [2, 1, 1]
     assert encoder.norm.std.tolist() == [1, 1, 1]  # a constant keeps scale 1
     encoder.norm.std[0] = 5.0
-    again = Observed(encoder)
+    again = ObservationStats(encoder)
     again.follow(encoder, obs, torch.tensor([True, False, False]))
     assert again.given
     torch.testing.assert_close(encoder.norm.mean[0].item(), 2 - 1 / 10_001, rtol=0, atol=1e-6)
@@ -120,7 +120,7 @@ def test_observed_sets_the_encoder_and_goes_on_from_one_that_was_set() -> None:
 
 
 def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
-    returns = Returns(clip=1.5)
+    returns = RewardScaler(clip=1.5)
     reward = columns([1.0, 1, 2], [3, 5, 0])
     discount = columns([0.5, 0.5, 0], [0.5, 0.5, 0.5])
     ended = columns([0.0, 0, 1], [0, 1, 0]).bool()

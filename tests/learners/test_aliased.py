@@ -13,24 +13,24 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.finetune.dsrl_na import Aliased, distil_loss
+from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
 from policies.steering import dsrl_na
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [32]}
 LEARNER = {
-    "_target_": "embodied.learners.finetune.dsrl_na.Aliased",
+    "_target_": "embodied.learners.finetune.dsrl_na.DsrlNa",
     "batch_size": 64,
     "hidden": [32],
 }
 
 
-def made(base: dict[str, Any] = BASE, **settings: Any) -> Aliased:
+def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:
     torch.manual_seed(0)
-    policy = dsrl_na.Aliased.on(
+    policy = dsrl_na.DsrlNa.wrap(
         build(base, spec=SPEC),
-        {"_target_": "policies.steering.dsrl_na.Aliased", "bound": 2.0},
+        {"_target_": "policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
         INNER,
     )
     return build(LEARNER | settings, policy=policy)
@@ -44,7 +44,7 @@ def rows(action: Tensor, reward: Tensor, discount: float = 0.0) -> Tensors:
     return {"obs/state": state[0], "next_obs/state": state[1], **kept}
 
 
-def digest(learner: Aliased) -> str:
+def digest(learner: DsrlNa) -> str:
     parts = [v.numpy().tobytes() for v in learner.policy.base.state_dict().values()]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -63,7 +63,7 @@ def test_backup_is_the_least_value_of_what_the_base_does_at_the_chosen_noise() -
     torch.manual_seed(5)
     got = learner._backup(reward, discount, {"state": state})
     torch.manual_seed(5)
-    u, log_prob = learner.actor.sample({"state": state}, learner.actor.draw(2, True))
+    u, log_prob = learner.actor.sample({"state": state}, learner.actor.sample_noise(2, True))
     chunk, _ = learner.policy.base.act({"state": state}, {}, 2.0 * u)
     q = learner.target({"state": state}, chunk.flatten(1)).min(0).values
     assert got[0].item() == 1.0
@@ -74,8 +74,8 @@ def test_rows_hold_what_was_executed() -> None:
     learner = made()
     actor = Actor(learner.policy, 3, explore=True)
     first = actor({"state": torch.randn(3, 2)}, torch.ones(3, dtype=torch.bool))
-    assert actor.choice.shape == (3, 2)
-    assert torch.equal(actor.choice[:, :1], first)
+    assert actor.stored_action.shape == (3, 2)
+    assert torch.equal(actor.stored_action[:, :1], first)
 
 
 def test_noises_are_the_actors_and_normal_ones() -> None:
@@ -100,7 +100,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
         pick = torch.randint(4096, (64,))
         learner.update(rows(action[pick], reward[pick]))
     with torch.no_grad():
-        u = learner.actor.act(state, {}, learner.actor.draw(1))[0].squeeze(1)
+        u = learner.actor.act(state, {}, learner.actor.sample_noise(1))[0].squeeze(1)
         last = learner.policy.play(state, u).flatten(1)
         begun, ended = ((a - best).square().sum().item() for a in (first, last))
     assert begun > 0.1
@@ -112,7 +112,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
 def test_part_of_a_chunk() -> None:
     """With execute=1 of 2, critics judge the one action that was played."""
     policy = made().policy
-    learner: Aliased = build(LEARNER, policy=policy, execute=1)
+    learner: DsrlNa = build(LEARNER, policy=policy, execute=1)
     learner.update(rows(torch.zeros(64, 1), torch.ones(64)))
     assert learner.critic.ensemble.weights[0].shape[1] == 2 + 1
 
@@ -126,5 +126,5 @@ def test_a_base_that_ignores_its_noise_is_refused() -> None:
 
 
 def test_other_policies_are_refused() -> None:
-    with pytest.raises(ConfigError, match="finetune=aliased"):
+    with pytest.raises(ConfigError, match="finetune=dsrl_na"):
         build(LEARNER, policy=build(INNER, spec=SPEC))

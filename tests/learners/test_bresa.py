@@ -13,7 +13,7 @@ from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from policies.gaussian import Config as GaussianConfig
 from policies.gaussian import Gaussian
-from policies.wrappers.reflex_override import Reflexive
+from policies.wrappers.reflex_override import ReflexOverride
 from policies.wrappers.reflex_rule import reflexing
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
@@ -153,11 +153,11 @@ def test_two_thresholds_and_a_least_duration() -> None:
     assert seen == [False, True, True, True, False, True, True, True, True, False]
 
 
-def play(policy: Reflexive, steps: int) -> tuple[list[float], list[Tensors]]:
+def play(policy: ReflexOverride, steps: int) -> tuple[list[float], list[Tensors]]:
     carry, done, kept = policy.initial(1), [], []
     for k in range(steps):
         obs = {"state": torch.full((1, 1), 0.1 * k)}
-        action, carry = policy.act(obs, carry, policy.draw(1, explore=True))
+        action, carry = policy.act(obs, carry, policy.sample_noise(1, explore=True))
         done.append(action.item())
         kept.append(carry)
     return done, kept
@@ -182,7 +182,7 @@ def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
 
 
 def test_what_it_begins_with_is_held_too() -> None:
-    first = made(ticks=3).policy.first()
-    assert isinstance(first, Reflexive)
+    first = made(ticks=3).policy.warmup_policy()
+    assert isinstance(first, ReflexOverride)
     done, _ = play(first, 6)
     assert len(set(done[:3])) == 1 and done[0] != done[3]

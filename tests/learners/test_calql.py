@@ -16,7 +16,9 @@ from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make(target: str = "calql.CalQl", std: float = math.exp(-1.5), **settings: object) -> Sac:
+def make(
+    target: str = "offline.calql.CalQl", std: float = math.exp(-1.5), **settings: object
+) -> Sac:
     """With a policy that starts at the deviation `std` before squashing."""
     torch.manual_seed(0)
     log_std = [math.log(std) - 1, math.log(std) + 1]
@@ -96,7 +98,7 @@ def test_without_the_term_it_is_sac() -> None:
     one = make(conservative=0.0, entropy_in_backup=True)._critic_loss(batch_of(4))[0]
     torch.manual_seed(1)
     batch = batch_of(4)
-    other = make("sac.Sac")
+    other = make("off_policy.sac.Sac")
     torch.manual_seed(1)
     batch = batch_of(4)
     assert one.item() == pytest.approx(other._critic_loss(batch)[0].item(), rel=1e-5)
@@ -122,6 +124,6 @@ def test_pessimism_is_bounded_by_the_returns_seen() -> None:
                 }
             )
         obs = {"state": torch.zeros(200, 3)}
-        action, _ = learner.policy.sample(obs, learner.policy.draw(200, True))
+        action, _ = learner.policy.sample(obs, learner.policy.sample_noise(200, True))
         values.append(learner.critic(obs, action).mean().item())
     assert values[0] > -20 > -40 > values[1]

@@ -12,17 +12,17 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic
-from embodied.learners.off_policy.dsac_t import Dsact, distribution, huber, value_loss, weights
+from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make(spec: Spec = SPEC, **settings: object) -> Dsact:
+def make(spec: Spec = SPEC, **settings: object) -> DsacT:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
-        {"_target_": "embodied.learners.off_policy.dsac_t.Dsact", **given}, policy=policy, spec=spec
+        {"_target_": "embodied.learners.off_policy.dsac_t.DsacT", **given}, policy=policy, spec=spec
     )
 
 
@@ -77,9 +77,9 @@ def test_bound_and_weight_by_hand() -> None:
     torch.testing.assert_close(weight, torch.tensor([[4 / 1.1, 4 / 9.1], [16 / 16.1, 16 / 16.1]]))
     bound, _ = learner._adjustment(torch.tensor([[4.0, 4.0], [4.0, 4.0]]))
     torch.testing.assert_close(bound, 3 * torch.tensor([[2.2], [4.0]]))
-    rim = weights(torch.tensor([[0.01, 100.0]]), torch.tensor([[2.0]]), "huber")
+    rim = loss_weights(torch.tensor([[0.01, 100.0]]), torch.tensor([[2.0]]), "huber")
     assert rim.tolist() == [[10.0, pytest.approx(0.1)]]
-    free = weights(torch.tensor([[0.01]]), torch.tensor([[2.0]]), "squares")
+    free = loss_weights(torch.tensor([[0.01]]), torch.tensor([[2.0]]), "squares")
     assert free.item() == pytest.approx(4 / 0.1001)
     bound, weight = make(adjust=False, bound=7.0)._adjustment(torch.tensor([[0.1, 3.0]] * 2))
     assert bound.tolist() == [[7.0], [7.0]]
@@ -132,7 +132,7 @@ def test_switches() -> None:
         learner._backup = lambda *_: (torch.full((4,), 2.0), torch.full((4,), 5.0))  # type: ignore[method-assign]
         constant(learner.critic, [(1.0, 1e-3), (1.0, 1e-3)])
         for _ in range(400):
-            learner.adams["critic"].param_groups[0]["lr"] = 0.02
+            learner.optims["critic"].param_groups[0]["lr"] = 0.02
             learner.update(batch_of(4))
             seen.append(learner.critic(under(batch_of(1), "obs"), torch.zeros(1, 2))[0, 0, 0])
         assert seen[-1].item() == pytest.approx(wanted, abs=0.3)
@@ -141,15 +141,17 @@ def test_switches() -> None:
 def test_everything_but_the_critic_moves_at_every_second_update() -> None:
     learner = make(delay=2, tau=0.3)
     for update in range(1, 5):
-        old = copy.deepcopy([p.detach() for p in learner.averages])
-        weight, actor = learner.weights[0].detach().clone(), copy.deepcopy(learner.policy)
+        old = copy.deepcopy([p.detach() for p in learner.target_params])
+        weight, actor = learner.critic_params[0].detach().clone(), copy.deepcopy(learner.policy)
         alpha = learner.log_alpha.item()
         metrics = learner.update(batch_of(4))
         moved = not torch.equal(next(actor.parameters()), next(learner.policy.parameters()))
         assert moved == (update % 2 == 0) == (learner.log_alpha.item() != alpha)
-        assert not torch.equal(weight, learner.weights[0])
+        assert not torch.equal(weight, learner.critic_params[0])
         assert ("actor_loss" in metrics) == (update >= 2)
-        for before, now, after in zip(old, learner.moving, learner.averages, strict=True):
+        for before, now, after in zip(
+            old, learner.online_params, learner.target_params, strict=True
+        ):
             expected = 0.7 * before + 0.3 * now.detach() if update % 2 == 0 else before
             torch.testing.assert_close(after.detach(), expected)
 
@@ -167,7 +169,7 @@ def learned_sigma(form: str, discount: float, updates: int = 600) -> tuple[float
     )
     for update in range(updates):
         if update > 0.7 * updates:
-            learner.adams["critic"].param_groups[0]["lr"] = 5e-4
+            learner.optims["critic"].param_groups[0]["lr"] = 5e-4
         batch = batch_of(256)
         zeros = torch.zeros(256, 3)
         learner.update(
@@ -229,7 +231,7 @@ def test_bandit_is_solved() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "policies.deterministic.Deterministic"}, spec=SPEC)
     with pytest.raises(ConfigError, match="density"):
-        build({"_target_": "embodied.learners.off_policy.dsac_t.Dsact"}, policy=policy, spec=SPEC)
+        build({"_target_": "embodied.learners.off_policy.dsac_t.DsacT"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="delay=0"):
         make(delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):

@@ -11,7 +11,7 @@ from embodied.buffers.replay import Replay
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.off_policy.flashsac import Config, Flashsac, sought
+from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
 from embodied.training.collector import Rollout
 from tests.learners.test_sac import score
 from tests.toy_envs import Reach
@@ -85,9 +85,9 @@ def test_rewards_are_scaled_by_the_mean_return() -> None:
 
 def test_the_entropy_sought() -> None:
     """That of N(0, 0.15^2): log(0.15 * 4.1327) = -0.478 per action element, or what is given."""
-    assert sought(Config()) == pytest.approx(-0.4782, abs=1e-4)
+    assert target_entropy(Config()) == pytest.approx(-0.4782, abs=1e-4)
     assert make().entropy == pytest.approx(2 * -0.4782, abs=1e-3)
-    assert sought(Config(target_entropy=-1.0)) == -1.0
+    assert target_entropy(Config(target_entropy=-1.0)) == -1.0
     assert math.isclose(make(target_entropy=-1.0).entropy, -2.0)
 
 
@@ -115,7 +115,7 @@ def test_weights_keep_their_norm_and_the_policy_waits() -> None:
             for weight in [*net.weights, net.head]:
                 norms = weight.norm(dim=1)
                 torch.testing.assert_close(norms, torch.ones_like(norms))
-    assert all(weight.grad is None and weight.requires_grad for weight in learner.weights)
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
 
 
 def test_value_of_a_constant_reward() -> None:
@@ -165,7 +165,7 @@ def test_learns_to_reach() -> None:
         "batch_size": 128,
     }
     learner = build(node | rates, policy=policy, spec=env.spec)
-    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    replay, rollout = Replay(20_000), Rollout(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
             rollout.act_with(policy)

@@ -107,10 +107,10 @@ def test_what_each_term_moves() -> None:
 
 def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
     learner = make(tau=0.3, critic_lr=0.0)
-    before = [weight.detach().clone() for weight in learner.weights]
-    torch._foreach_add_(learner.averages, 1.0)
+    before = [weight.detach().clone() for weight in learner.critic_params]
+    torch._foreach_add_(learner.target_params, 1.0)
     learner.update(two_modes(16))
-    for old, new, average in zip(before, learner.weights, learner.averages, strict=True):
+    for old, new, average in zip(before, learner.critic_params, learner.target_params, strict=True):
         assert torch.equal(old, new) and new.grad is None and new.requires_grad
         torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
 
@@ -121,9 +121,9 @@ def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one() -> None:
     for _ in range(300):
         learner.update(two_modes(64))
     obs, policy = {"state": torch.zeros(200, 1)}, learner.policy
-    cloned = policy.flow.act(obs, {}, policy.draw(200))[0]
+    cloned = policy.flow.act(obs, {}, policy.sample_noise(200))[0]
     assert 0.3 < (cloned > 0).float().mean() < 0.7
-    assert (policy.act(obs, {}, policy.draw(200))[0] > 0).float().mean() > 0.95
+    assert (policy.act(obs, {}, policy.sample_noise(200))[0] > 0).float().mean() > 0.95
 
 
 def test_without_values_it_distils_the_flow() -> None:
@@ -135,20 +135,20 @@ def test_without_values_it_distils_the_flow() -> None:
         adam.zero_grad()
         policy.loss(behaviour(two_modes(64), policy)).mean().backward()
         adam.step()
-    obs, noise = {"state": torch.zeros(200, 1)}, policy.draw(200)
+    obs, noise = {"state": torch.zeros(200, 1)}, policy.sample_noise(200)
     gap = policy.act(obs, {}, noise)[0].flatten(1) - policy.teacher(obs, noise)
     assert gap.square().mean() < 0.02
     assert policy.teacher(obs, noise).var() > 0.1
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="policy=onestep"):
+    with pytest.raises(ConfigError, match="policy=one_step"):
         build(
             {"_target_": "embodied.learners.offline.fql.Fql"},
             policy=build(FLOW, spec=SPEC),
             spec=SPEC,
         )
-    wide = {"_target_": "policies.wrappers.best_of_n.Best", "base": FLOW, "n": 2}
+    wide = {"_target_": "policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
         node = {

@@ -12,15 +12,15 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation.behavior_cloning import Config, Imitate, cosine
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make(kind: str = "gaussian.Gaussian", steps: int = 100, **settings: float) -> Imitate:
+def make(kind: str = "gaussian.Gaussian", steps: int = 100, **settings: float) -> BehaviorCloning:
     torch.manual_seed(0)
     node = {"_target_": f"policies.{kind}", "chunk": 2}
-    return Imitate(Config(**settings), build(node, spec=SPEC), total_steps=steps)
+    return BehaviorCloning(Config(**settings), build(node, spec=SPEC), total_steps=steps)
 
 
 def batches(count: int, n: int = 32) -> list[Tensors]:
@@ -83,7 +83,7 @@ def test_the_rate_falls_to_a_tenth_and_stays() -> None:
 
 
 def test_fitting_sets_the_normalisers_of_both() -> None:
-    learner = make("flow.Flow")
+    learner = make("generative.flow.Flow")
     rows = batches(1)[0]
     rows = {**rows, "obs/state": 5 * rows["obs/state"] + 3, "action": 0.5 * rows["action"]}
     learner.fit(rows)
@@ -93,7 +93,9 @@ def test_fitting_sets_the_normalisers_of_both() -> None:
     torch.testing.assert_close(acting["encoder.norm.mean"], rows["obs/state"].mean(0))
 
 
-@pytest.mark.parametrize("kind", ["gaussian.Gaussian", "flow.Flow", "diffusion.Diffusion"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian.Gaussian", "generative.flow.Flow", "generative.diffusion.Diffusion"]
+)
 def test_going_on_from_a_saved_state_is_exact(kind: str) -> None:
     data = batches(12)
     whole = make(kind)
@@ -117,7 +119,7 @@ def test_the_clone_does_as_it_was_shown() -> None:
         learner.update(batch)
     test = batches(301, 128)[-1]
     obs = {"state": test["obs/state"]}
-    actions, _ = learner.policy.act(obs, {}, learner.policy.draw(128))
+    actions, _ = learner.policy.act(obs, {}, learner.policy.sample_noise(128))
     assert not actions.requires_grad  # what acts is not what is trained
     error = (actions - test["action"]).square().mean()
     assert error < 0.01 * test["action"].var()

@@ -70,11 +70,11 @@ def test_the_rate_falls_to_zero() -> None:
     rates = []
     for _ in range(101):
         learner.update(batch_of(4))
-        rates.append(learner.adams["actor"].param_groups[0]["lr"])
+        rates.append(learner.optims["actor"].param_groups[0]["lr"])
     assert rates[0] == 3e-4 and rates[50] == pytest.approx(1.5e-4) and rates[100] == 0
     steady = make(cosine=False)
     steady.update(batch_of(4))
-    assert steady.adams["actor"].param_groups[0]["lr"] == 3e-4
+    assert steady.optims["actor"].param_groups[0]["lr"] == 3e-4
 
 
 def test_the_three_losses_by_hand() -> None:

@@ -26,7 +26,11 @@ from tests.training.test_on_policy import Silent
 BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
 NODES: dict[str, dict[str, Any]] = {
-    "normal": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], "head": 1.0},
+    "normal": {
+        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "hidden": [8],
+        "head": 1.0,
+    },
     "categorical": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
 }
 MEMORY = {"_target_": "policies.recurrent.Recurrent", "width": 5}
@@ -53,7 +57,7 @@ def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) ->
     action = []
     for t in range(times):
         actor(take_time(obs, t), first[t])
-        action.append(actor.choice)
+        action.append(actor.stored_action)
     valid = torch.ones(times, rows, dtype=torch.bool)
     if padded:
         valid[-2:, 1] = False
@@ -88,7 +92,7 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
     torch.testing.assert_close(old, expected, atol=1e-5, rtol=0)
     order = torch.randperm(len(table["old"]))[:3]
     part = take(table, order)
-    log_prob, _ = learner._assess(part)
+    log_prob, _ = learner._evaluate_actions(part)
     torch.testing.assert_close((log_prob - part["old"]).exp(), torch.ones_like(log_prob))
     metrics, _ = learner._loss(part, *quantities(learner, part))
     assert abs(metrics["kl"]) < 1e-5 and not metrics["clipped"]
@@ -96,7 +100,7 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
 
 def quantities(learner: Ppo, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """Densities, values and entropies of a minibatch."""
-    log_prob, entropy = learner._assess(rows)
+    log_prob, entropy = learner._evaluate_actions(rows)
     return log_prob, learner._worth(rows), entropy
 
 
@@ -109,11 +113,11 @@ def densities(learner: Ppo, batch: Tensors) -> Tensor:
     for t in range(len(batch["reward"])):
         obs = {"state": batch["obs/state"][t]}
         if h is None:
-            found.append(policy.assess(obs, batch["action"][t])[0])
+            found.append(policy.evaluate_actions(obs, batch["action"][t])[0])
             continue
         h = torch.where(batch["first"][t][:, None], torch.zeros_like(h), h)
         h = policy.memory(obs, h)
-        found.append(policy.inner.assess({"memory": h}, batch["action"][t])[0])
+        found.append(policy.inner.evaluate_actions({"memory": h}, batch["action"][t])[0])
     return torch.stack(found)
 
 
@@ -255,7 +259,7 @@ def test_gradients_are_clipped_together() -> None:
 
 
 def rate(learner: Ppo) -> float:
-    return float(next(iter(learner.adams.values())).param_groups[0]["lr"])
+    return float(next(iter(learner.optims.values())).param_groups[0]["lr"])
 
 
 def test_schedules() -> None:
@@ -277,7 +281,7 @@ def test_the_adaptive_rate_follows_the_divergence() -> None:
     for _ in range(20):
         learner._adapt(torch.tensor(0.0))
     assert rate(learner) == pytest.approx(1e-2)  # and no further
-    assert float(learner.adams["critic"].param_groups[0]["lr"]) == pytest.approx(1e-3)
+    assert float(learner.optims["critic"].param_groups[0]["lr"]) == pytest.approx(1e-3)
 
 
 def test_no_more_epochs_beyond_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +337,7 @@ def test_deviation_that_does_not_learn() -> None:
 def test_only_the_played_part_of_a_chunk_counts() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {"_target_": "policies.diagonal_gaussian.Normal", "chunk": 3, "hidden": [4]}
+    node = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "chunk": 3, "hidden": [4]}
     learner = build(
         {
             "_target_": "embodied.learners.on_policy.ppo.Ppo",
@@ -363,7 +367,7 @@ def steps(loop: RolloutLoop, count: int) -> None:
 def test_policies_without_a_density_are_refused() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
     policy = build({"_target_": "policies.generative.flow.Flow", "width": 8}, spec=spec)
-    with pytest.raises(ConfigError, match="policy=normal"):
+    with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
         build({"_target_": "embodied.learners.on_policy.ppo.Ppo"}, policy=policy, spec=spec)
     with pytest.raises(ConfigError, match='no observation "truth"'):
         make(value={"obs": ["truth"]})
@@ -393,7 +397,11 @@ def score(learner: Ppo, env: VecEnv, length: int) -> float:
 
 def test_reach_is_learned() -> None:
     env = Reach(8)
-    node = {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [32], "log_std": -0.5}
+    node = {
+        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "hidden": [32],
+        "log_std": -0.5,
+    }
     settings = {"horizon": 40, "batch_size": 80, "epochs": 8, "lr": 2e-3, "gamma": 0.9}
     untrained = train(env, node, 0, **settings)
     learner = train(env, node, 6400, **settings)

@@ -63,7 +63,7 @@ def test_nothing_to_learn_from_leaves_everything_as_it_is(memory: bool) -> None:
     assert set(metrics) == {"explained"} and torch.isfinite(metrics["explained"])
     for key, value in learner.named_parameters():
         assert torch.equal(value, before[key])
-    assert not any(adam.state for adam in learner.adams.values())
+    assert not any(adam.state for adam in learner.optims.values())
     assert learner.estimates is not None and learner.estimates["value"].shape == (6, 4)
     learner.update(played(learner))
     assert any(not torch.equal(v, before[k]) for k, v in learner.named_parameters())

@@ -14,7 +14,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
-from embodied.learners.offline.qchunking import QChunk
+from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Rollout
 from tests.toy_envs import Config, Counter
 
@@ -24,13 +24,20 @@ FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
 CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
 
 
-def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings: Any) -> QChunk:
+def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings: Any) -> QChunking:
     torch.manual_seed(0)
     critic = {**CRITIC, "hidden": list(hidden)}
-    node = {"_target_": "policies.wrappers.best_of_n.Best", "base": FLOW, "critic": critic, "n": n}
+    node = {
+        "_target_": "policies.wrappers.best_of_n.BestOfN",
+        "base": FLOW,
+        "critic": critic,
+        "n": n,
+    }
     policy = build({**node, "chunk": chunk}, spec=SPEC)
     given = {"batch_size": 16, "gamma": GAMMA, **settings}
-    return build({"_target_": "embodied.learners.offline.qchunking.QChunk", **given}, policy=policy)
+    return build(
+        {"_target_": "embodied.learners.offline.qchunking.QChunking", **given}, policy=policy
+    )
 
 
 class Known(nn.Module):
@@ -124,7 +131,9 @@ def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: An
     following, reward = {"state": torch.randn(6, 1)}, torch.arange(6.0)
     discount = torch.tensor([0.9, 0.9, 0.9, 0.81, 0.81, 0.0])
     torch.manual_seed(4)
-    candidates = learner.policy.proposals(following, learner.policy.draw(6, explore=True))[:, :, 0]
+    candidates = learner.policy.proposals(following, learner.policy.sample_noise(6, explore=True))[
+        :, :, 0
+    ]
     torch.manual_seed(4)
     backup = learner._backup(reward, discount, following)
     torch.testing.assert_close(backup, reward + discount * of(candidates.amin(1)))
@@ -151,18 +160,18 @@ def test_keeps_both_modes_and_acts_in_the_better_one() -> None:
         learner.update(two_modes(64))
     obs = {"state": torch.zeros(200, 1)}
     policy = learner.policy
-    cloned = policy.base.act(obs, {}, policy.base.draw(200))[0]
+    cloned = policy.base.act(obs, {}, policy.base.sample_noise(200))[0]
     assert 0.3 < (cloned > 0).float().mean() < 0.7
-    acted = policy.act(obs, {}, policy.draw(200))[0]
+    acted = policy.act(obs, {}, policy.sample_noise(200))[0]
     assert (acted > 0).float().mean() > 0.95
 
 
 def test_each_step_moves_its_own_part() -> None:
     learner = make(tau=0.3)
-    target = [weight.clone() for weight in learner.averages]
+    target = [weight.clone() for weight in learner.target_params]
     base = [weight.detach().clone() for weight in learner.policy.base.parameters()]
     learner.update(two_modes(16))
-    for old, new, average in zip(target, learner.weights, learner.averages, strict=True):
+    for old, new, average in zip(target, learner.critic_params, learner.target_params, strict=True):
         torch.testing.assert_close(average, 0.7 * old + 0.3 * new.detach())
     moved = zip(base, learner.policy.base.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in moved)
@@ -171,8 +180,8 @@ def test_each_step_moves_its_own_part() -> None:
 
 def test_refusals() -> None:
     flow = build(FLOW, spec=SPEC)
-    with pytest.raises(ConfigError, match="policy=best"):
-        build({"_target_": "embodied.learners.offline.qchunking.QChunk"}, policy=flow)
+    with pytest.raises(ConfigError, match="policy=best_of_n"):
+        build({"_target_": "embodied.learners.offline.qchunking.QChunking"}, policy=flow)
     with pytest.raises(ConfigError, match="rows hold 1 steps a decision and the policy plans 2"):
         learner = make(2)
         learner._clone_loss(two_modes(4))

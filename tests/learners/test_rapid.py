@@ -13,16 +13,16 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
-from embodied.learners.on_policy.ppo_rapid import Best, Episode, Rapid
+from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
 
-TARGET = "embodied.learners.on_policy.ppo_rapid.Rapid"
+TARGET = "embodied.learners.on_policy.ppo_rapid.PpoRapid"
 
 
-def make(name: str = "categorical", seed: int = 0, **settings: Any) -> Rapid:
+def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
     torch.manual_seed(seed)
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
@@ -36,12 +36,12 @@ def episode(seen: str, ret: float) -> Episode:
     return Episode({"obs/state": numbers[:, None].float(), "action": numbers}, ret)
 
 
-def actions(best: Best) -> str:
+def actions(best: EpisodeBuffer) -> str:
     return "".join(chr(ord("a") + number) for number in best.table["action"].tolist())
 
 
 def test_scores_and_order_by_hand() -> None:
-    best = Best(5, (1.0, 0.1, 0.001))
+    best = EpisodeBuffer(5, (1.0, 0.1, 0.001))
     best.take([episode("aab", 0.5)])
     # Two of three are different; a was seen twice, b once.
     first = 0.5 + 0.1 * 2 / 3 + 0.001 * (2 / 2**0.5 + 1) / 3
@@ -67,18 +67,18 @@ def test_scores_and_order_by_hand() -> None:
 
 
 def test_the_newer_of_equals_is_first_and_weights_may_be_none() -> None:
-    best = Best(4, (1.0, 0.0, 0.0))
+    best = EpisodeBuffer(4, (1.0, 0.0, 0.0))
     best.take([episode("ab", 1.0), episode("cc", 1.0), episode("dddd", 0.9)])
     assert actions(best) == "ccab" and best.scores == [1.0, 1.0]
     assert not best.number  # nobody asked for counts
-    rare = Best(4, (0.0, 0.0, 1.0))
+    rare = EpisodeBuffer(4, (0.0, 0.0, 1.0))
     rare.take([episode("aa", 5.0), episode("ab", 0.0), episode("c", 0.0)])
     assert rare.scores == pytest.approx([1.0, (1 / 3**0.5 + 1) / 2, 1 / 3**0.5])
     assert actions(rare) == "caba"
 
 
 def test_an_episode_longer_than_there_is_room_for() -> None:
-    best = Best(3, (1.0, 0.1, 0.001))
+    best = EpisodeBuffer(3, (1.0, 0.1, 0.001))
     best.take([episode("abcdef", 1.0)])
     assert actions(best) == "abc" and best.episodes[0].local == 1.0
 
@@ -91,7 +91,7 @@ def test_what_decides_is_what_the_policy_sees() -> None:
     learner.update(batch)
     assert learner.best.episodes[0].local == 0.25
     assert set(learner.best.table) == {"obs/state", "action"}
-    best = Best(9, (1.0, 0.1, 0.001))
+    best = EpisodeBuffer(9, (1.0, 0.1, 0.001))
     rows = {"obs/a": torch.tensor([[0], [0], [1]]), "obs/b": torch.tensor([[0], [1], [0]])}
     best.take([Episode({**rows, "action": torch.zeros(3)}, 0.0)])
     assert best.episodes[0].local == 1.0
@@ -152,10 +152,10 @@ def test_what_was_best_becomes_likelier(name: str) -> None:
     learner.update(batch)
     table = learner.best.table
     with torch.no_grad():
-        before = learner._assess(table)[0].mean()
+        before = learner._evaluate_actions(table)[0].mean()
     loss = learner._imitate(30)
     with torch.no_grad():
-        assert learner._assess(table)[0].mean() > before + 0.1
+        assert learner._evaluate_actions(table)[0].mean() > before + 0.1
     assert torch.isfinite(loss)
 
 

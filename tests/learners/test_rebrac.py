@@ -19,7 +19,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 
 
-def make(target: str = "rebrac.Rebrac", **settings: object) -> Td3:
+def make(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, spec=SPEC)
     given = {"hidden": [32], "batch_size": 4, **settings}
@@ -83,7 +83,7 @@ def test_the_critic_penalty_by_hand(distance: str, over: int) -> None:
 def test_without_penalties_it_is_td3() -> None:
     """The critics' loss and its noise are TD3's, bit for bit."""
     losses = []
-    for target, more in (("rebrac.Rebrac", {"critic_bc": 0.0}), ("td3.Td3", {})):
+    for target, more in (("offline.rebrac.Rebrac", {"critic_bc": 0.0}), ("off_policy.td3.Td3", {})):
         learner = make(target, layer_norm=False, **more)
         torch.manual_seed(2)
         losses.append(learner._critic_loss(batch_of(4))[0].item())

@@ -109,13 +109,13 @@ def test_temperature_moves_towards_the_target_entropy() -> None:
 def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make(utd=3, critics=5, tau=0.3)
     assert learner.batch_size == 12
-    seen, weights, averages = [], [], copy.deepcopy(learner.averages)
+    seen, weights, averages = [], [], copy.deepcopy(learner.target_params)
     critic_step, actor_step = learner._critic_step, learner._actor_step
 
     def critic(batch: Tensors) -> Tensors:
         seen.append(batch["reward"].tolist())
         metrics = critic_step(batch)
-        weights.append([weight.detach().clone() for weight in learner.weights])
+        weights.append([weight.detach().clone() for weight in learner.critic_params])
         return metrics
 
     def actor(batch: Tensors) -> Tensors:
@@ -130,17 +130,17 @@ def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -
         averages = [
             0.7 * old.detach() + 0.3 * new for old, new in zip(averages, after, strict=True)
         ]
-    for expected, average in zip(averages, learner.averages, strict=True):
+    for expected, average in zip(averages, learner.target_params, strict=True):
         torch.testing.assert_close(average.detach(), expected)
 
 
 def test_the_actor_step_leaves_the_critics_alone() -> None:
     learner = make()
-    before = [weight.detach().clone() for weight in learner.weights]
+    before = [weight.detach().clone() for weight in learner.critic_params]
     policy = [weight.detach().clone() for weight in learner.policy.parameters()]
     learner._actor_step(batch_of(4))
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights, strict=True))
-    assert all(weight.grad is None and weight.requires_grad for weight in learner.weights)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.critic_params, strict=True))
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
     moved = [
         not torch.equal(a, b) for a, b in zip(policy, learner.policy.parameters(), strict=True)
     ]
@@ -231,7 +231,7 @@ def test_learns_to_reach() -> None:
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
     node = {"_target_": "embodied.learners.off_policy.sac.Sac", **settings, **lrs}
     learner = build(node, policy=policy, spec=env.spec)
-    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    replay, rollout = Replay(20_000), Rollout(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
             rollout.act_with(policy)
@@ -246,7 +246,7 @@ def score(policy: torch.nn.Module, env: Reach) -> float:
     """Mean return of one deterministic episode a row."""
     obs, total = env.reset(seed=1), torch.zeros(env.num_envs)
     for _ in range(20):
-        step = env.step(policy.act(obs, {}, policy.draw(env.num_envs))[0][:, 0])
+        step = env.step(policy.act(obs, {}, policy.sample_noise(env.num_envs))[0][:, 0])
         obs, total = step.obs, total + step.reward
     return total.mean().item()
 

@@ -12,7 +12,7 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.on_policy.ppo_demos import Shown, remaining
+from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
@@ -22,16 +22,16 @@ from tests.training.test_teaching import NODE, PPO
 CLONE = {"before": 30, "warm": 1, "beside": 2, "clone_batch": 8, "clone_lr": 0.02}
 
 
-def make(name: str = "categorical", rows: int = 40, **settings: Any) -> Shown:
+def make(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
     torch.manual_seed(0)
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
-    node = {"_target_": "embodied.learners.on_policy.ppo_demos.Shown", **given, **settings}
-    learner: Shown = build(
+    node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", **given, **settings}
+    learner: PpoDemos = build(
         node, policy=build(NODES[name], spec=spec), spec=spec, total_decisions=240
     )
     if rows:
-        learner.show(demos(name, rows))
+        learner.set_demonstrations(demos(name, rows))
     return learner
 
 
@@ -49,7 +49,7 @@ def demos(name: str, rows: int) -> Tensors:
     return {**shown, "episode": torch.zeros(rows, dtype=torch.int64)}
 
 
-def moved(learner: Shown, batch: Tensors) -> tuple[bool, bool]:
+def moved(learner: PpoDemos, batch: Tensors) -> tuple[bool, bool]:
     """Whether the policy's and the critic's weights move in an update."""
     parts = (learner.policy, learner.value)
     before = [[p.clone() for p in part.parameters()] for part in parts]
@@ -121,14 +121,16 @@ def test_what_it_does_not_take() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
     policy = build({**MEMORY, "inner": NODES["normal"]}, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
-        build({"_target_": "embodied.learners.on_policy.ppo_demos.Shown"}, policy=policy, spec=spec)
+        build(
+            {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}, policy=policy, spec=spec
+        )
     with pytest.raises(ConfigError, match="length of the run"):
-        node = {"_target_": "embodied.learners.on_policy.ppo_demos.Shown", "fade": 0.5}
+        node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "fade": 0.5}
         build(node, policy=build(NODES["normal"], spec=spec), spec=spec)
 
 
 def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
     node = {**NODE, **PPO, "teacher": None, "output": str(tmp_path / "run")}
-    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.Shown"}  # type: ignore[dict-item]
+    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="demos=DIR"):
         train({**node, "learner": shown}, Log(tmp_path, silent=True))

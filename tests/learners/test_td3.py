@@ -45,12 +45,12 @@ def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
 def slopes(learner: Td3, values: tuple[float, float]) -> None:
     """Make target critic i answer 10 + values[i] * a_0, and the target policy act 0.4 and 0."""
     ensemble = learner.target.ensemble
-    for parameter in [*ensemble.parameters(), *learner.policy_averages]:
+    for parameter in [*ensemble.parameters(), *learner.target_actor_params]:
         parameter.zero_()
     ensemble.weights[0][:, 3, :2] = torch.tensor([1.0, -1.0])  # relu(a_0), relu(-a_0)
     ensemble.weights[1][:, :2, 0] = torch.tensor(values)[:, None] * torch.tensor([1.0, -1.0])
     ensemble.biases[1].fill_(10.0)
-    learner.policy_averages[-1].copy_(torch.atanh(torch.tensor([0.4, 0.0])))
+    learner.target_actor_params[-1].copy_(torch.atanh(torch.tensor([0.4, 0.0])))
 
 
 def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def test_delays() -> None:
     """Policy after 3 updates, every second; target critics every third; both from the start on."""
     learner = make(policy_delay=2, target_delay=3, actor_start=3)
     parts = {
-        "policy": learner.policy_weights,
-        "target_policy": learner.policy_averages,
-        "critic": learner.weights,
-        "target": learner.averages,
+        "policy": learner.actor_params,
+        "target_policy": learner.target_actor_params,
+        "critic": learner.critic_params,
+        "target": learner.target_params,
     }
     moved: dict[str, list[int]] = {name: [] for name in parts}
     for update in range(1, 9):
@@ -105,11 +105,11 @@ def test_delays() -> None:
 
 def test_targets_move_by_tau() -> None:
     learner = make(policy_delay=1, target_delay=1, tau=0.3)
-    old = copy.deepcopy([*learner.averages, *learner.policy_averages])
+    old = copy.deepcopy([*learner.target_params, *learner.target_actor_params])
     learner.update(batch_of(4))
-    new = [*learner.weights, *learner.policy_weights]
+    new = [*learner.critic_params, *learner.actor_params]
     for before, weight, after in zip(
-        old, new, [*learner.averages, *learner.policy_averages], strict=True
+        old, new, [*learner.target_params, *learner.target_actor_params], strict=True
     ):
         torch.testing.assert_close(after, 0.7 * before + 0.3 * weight.detach())
 
@@ -125,15 +125,15 @@ def test_the_policy_climbs_the_first_critic() -> None:
         signs = torch.tensor([1.0, -5.0])
         ensemble.weights[1][:, :2, 0] = signs[:, None] * torch.tensor([1.0, -1.0])
     batch = batch_of(16)
-    before = [weight.detach().clone() for weight in learner.weights]
+    before = [weight.detach().clone() for weight in learner.critic_params]
     acts = learner.policy(under(batch, "obs")).detach()
     loss = learner._actor_step(batch)["actor_loss"]
     assert loss.item() == pytest.approx(-acts[:, 0].mean().item(), rel=1e-5)
     for _ in range(100):
         learner._actor_step(batch)
     assert learner.policy(under(batch, "obs"))[:, 0].min() > 0.9
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights, strict=True))
-    assert all(weight.grad is None and weight.requires_grad for weight in learner.weights)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.critic_params, strict=True))
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
 
 
 def test_weight_decay_by_hand() -> None:
@@ -145,7 +145,7 @@ def test_weight_decay_by_hand() -> None:
     # 0.4, -0.4 and -0.5 + 0.4: the signs decide where each goes.
     torch.testing.assert_close(weight.detach(), torch.tensor([1.9, -1.9, 2.1]))
     learner = make(weight_decay=0.25, critic_lr=0.0)
-    assert [a.param_groups[0]["weight_decay"] for a in learner.adams.values()] == [0.25, 0.25]
+    assert [a.param_groups[0]["weight_decay"] for a in learner.optims.values()] == [0.25, 0.25]
     theirs = torch.nn.Parameter(torch.tensor([2.0, -2.0, 2.0]))
     theirs.grad = torch.tensor([0.0, 0.0, -0.5])
     torch.optim.Adam([theirs], 0.1, weight_decay=0.2, fused=True).step()
@@ -225,7 +225,7 @@ def test_learns_to_reach() -> None:
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
     learner = build(node, policy=policy, spec=env.spec)
-    replay, rollout = Replay(20_000), Rollout(env, policy.first(), 0.95, seed=0)
+    replay, rollout = Replay(20_000), Rollout(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
             rollout.act_with(policy)
@@ -337,5 +337,5 @@ def test_every_episode_has_its_own_deviation() -> None:
         expected = (mean - e[:, :2] * stds[:, None]).clamp(-1, 1)
         torch.testing.assert_close(again[:, 0], expected, atol=1e-4, rtol=0)
         assert torch.equal(kept["explore/std"], carry["explore/std"])
-        calm, _ = policy.act(obs, policy.initial(3), policy.draw(3))
+        calm, _ = policy.act(obs, policy.initial(3), policy.sample_noise(3))
         assert torch.equal(calm[:, 0], mean)

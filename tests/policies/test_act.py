@@ -61,8 +61,8 @@ def test_padding_says_nothing_about_the_style() -> None:
 
 
 def test_a_style_is_drawn_only_where_asked() -> None:
-    assert not make().draw(5).any() and make().draw(5, explore=True).all()
-    assert make(prior=True).draw(5).all()
+    assert not make().sample_noise(5).any() and make().sample_noise(5, explore=True).all()
+    assert make(prior=True).sample_noise(5).all()
 
 
 def test_the_mean_of_all_predictions_by_hand() -> None:
@@ -92,7 +92,7 @@ def test_an_ensemble_decides_at_every_step_and_starts_over_with_its_row() -> Non
     obs = torch.randn(4, 2, 2)
     starts = torch.tensor([[True, True], [False, False], [False, True], [False, False]])
     with torch.no_grad():
-        said = [policy.predict(policy.observed({"state": o}), policy.draw(2)) for o in obs]
+        said = [policy.predict(policy.observed({"state": o}), policy.sample_noise(2)) for o in obs]
         played = [actor({"state": o}, first) for o, first in zip(obs, starts, strict=True)]
     said = [x.clamp(-1, 1) for x in said]
     third = (said[0][0, 2] + said[1][0, 1] + said[2][0, 0]) / 3

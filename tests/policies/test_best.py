@@ -15,7 +15,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.wrappers.best_of_n import Best, repeat, select_by_q
+from policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
 from policies.wrappers.edit import Edit
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -24,10 +24,10 @@ GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
 LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 
-def best(**settings: Any) -> Best:
+def best(**settings: Any) -> BestOfN:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.wrappers.best_of_n.Best",
+        "_target_": "policies.wrappers.best_of_n.BestOfN",
         "base": FLOW,
         "critic": LINEAR,
         "n": 4,
@@ -48,7 +48,7 @@ def edit(**settings: Any) -> Edit:
 
 
 @torch.no_grad()
-def prefer(policy: Best, weights: list[list[float]]) -> None:
+def prefer(policy: BestOfN, weights: list[list[float]]) -> None:
     """Make Q_i(s, a) = weights[i] . a, whatever s."""
     ensemble = policy.critic.ensemble
     ensemble.weights[0].zero_()
@@ -77,7 +77,7 @@ def test_the_best_candidate_by_the_critics_together(value: str, slopes: list[flo
     policy = best(value=value)
     # Of the last action element: Q_1 = a, Q_2 = 3 a; the mean is 2 a, the minimum a or 3 a.
     prefer(policy, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
-    obs, noise = {"state": torch.randn(5, 3)}, policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 3)}, policy.sample_noise(5)
     chosen, _ = policy.act(obs, {}, noise)
     each = torch.stack([policy.base.act(obs, {}, z)[0] for z in noise.view(5, 4, 4).unbind(1)], 1)
     last = each[:, :, 1, 1]
@@ -89,13 +89,13 @@ def test_the_best_candidate_by_the_critics_together(value: str, slopes: list[flo
 
 def test_one_candidate_is_the_base_itself() -> None:
     policy = best(n=1)
-    obs, noise = {"state": torch.randn(5, 3)}, policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 3)}, policy.sample_noise(5)
     assert torch.equal(policy.act(obs, {}, noise)[0], policy.base.act(obs, {}, noise)[0])
 
 
 def test_the_first_candidate_is_drawn_as_the_base_acts() -> None:
     policy = best(base={**GAUSSIAN, "chunk": 2}, n=3)
-    calm = policy.draw(4).view(4, 3, 4)
+    calm = policy.sample_noise(4).view(4, 3, 4)
     assert not calm[:, 0].any() and calm[:, 1:].all()
 
 
@@ -119,13 +119,13 @@ def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
     kept = {key: value.clone() for key, value in base.state_dict().items()}
     kind = type(make())
     node = {key: value for key, value in make().node.items() if key != "base"}
-    policy = kind.on(base, node)
+    policy = kind.wrap(base, node)
     policy.fit({"obs/state": torch.randn(50, 3), "action": torch.rand(50, 4) * 2 - 1})
     assert all(torch.equal(value, kept[key]) for key, value in policy.base.state_dict().items())
     assert policy.critic.encoder.norm.limit < 100  # fitted
     checkpoint.save(tmp_path / "1", policy, 1)
     loaded = checkpoint.load_policy(tmp_path / "1", SPEC)
-    obs, noise = {"state": torch.randn(6, 3)}, policy.draw(6, explore=True)
+    obs, noise = {"state": torch.randn(6, 3)}, policy.sample_noise(6, explore=True)
     assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
 
 
@@ -134,7 +134,7 @@ def test_any_base_and_what_its_critic_judges() -> None:
     torch.manual_seed(1)
     flow = build(FLOW, spec=SPEC)
     latent = {
-        "_target_": "policies.steering.dsrl.Latent",
+        "_target_": "policies.steering.dsrl.Dsrl",
         "bound": 2.0,
         "base": FLOW,
         "inner": GAUSSIAN,
@@ -148,11 +148,11 @@ def test_any_base_and_what_its_critic_judges() -> None:
     torch.manual_seed(2)
     actor({"state": torch.zeros(6, 3)}, torch.ones(6, dtype=torch.bool))
     torch.manual_seed(2)
-    noise = policy.draw(6, explore=True).view(6, 5, 4)
+    noise = policy.sample_noise(6, explore=True).view(6, 5, 4)
     obs = {"state": torch.zeros(6, 3)}
     u = torch.stack([steered.inner.act(obs, {}, z)[0][:, 0] for z in noise.unbind(1)], 1)
     expected = u[torch.arange(6), u[:, :, 0].argmax(1)]
-    torch.testing.assert_close(actor.choice, expected)
+    torch.testing.assert_close(actor.stored_action, expected)
     torch.testing.assert_close(actor.plan, flow.act(obs, {}, 2 * expected)[0])
 
 
@@ -161,21 +161,21 @@ def test_edits_of_nothing_are_the_base_bit_for_bit() -> None:
     zero = {**GAUSSIAN, "zero_head": True}
     obs = {"state": torch.randn(7, 3)}
     one = edit(edit=zero, n=1)
-    noise = one.draw(7)
+    noise = one.sample_noise(7)
     assert torch.equal(one.act(obs, {}, noise)[0], one.base.act(obs, {}, noise[:, :4])[0])
     many, plain = edit(edit=zero), best()
     plain.base.load_state_dict(many.base.state_dict())
     plain.critic.load_state_dict(many.critic.state_dict())
-    noise = many.draw(7)
+    noise = many.sample_noise(7)
     assert torch.equal(many.act(obs, {}, noise)[0], plain.act(obs, {}, noise[:, :16])[0])
-    explored = many.act(obs, {}, many.draw(7, explore=True))[0]
+    explored = many.act(obs, {}, many.sample_noise(7, explore=True))[0]
     assert not torch.equal(explored, plain.act(obs, {}, noise[:, :16])[0])
 
 
 def test_proposals_are_the_base_and_its_edits() -> None:
     policy = edit(scale=0.7)
     torch.nn.init.normal_(policy.edit.net[-1].bias, std=2.0)
-    obs, noise = {"state": torch.randn(3, 3)}, policy.draw(3, explore=True)
+    obs, noise = {"state": torch.randn(3, 3)}, policy.sample_noise(3, explore=True)
     proposals = policy.proposals(obs, noise)
     assert proposals.shape == (3, 8, 4) and proposals.abs().max() == 1
     base, edits = noise[:, :16].view(3, 4, 4), noise[:, 16:].view(3, 4, 4)

@@ -77,10 +77,10 @@ def test_statistics_are_fresh_only_while_learning() -> None:
     policy, obs = make(), {"state": 5 + torch.randn(16, 3)}
     before = copy.deepcopy(policy.state_dict())
     with torch.no_grad():
-        policy.sample(obs, policy.draw(16, True))
-    policy.eval().sample(obs, policy.draw(16, True))
+        policy.sample(obs, policy.sample_noise(16, True))
+    policy.eval().sample(obs, policy.sample_noise(16, True))
     assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
-    policy.train().sample(obs, policy.draw(16, True))
+    policy.train().sample(obs, policy.sample_noise(16, True))
     norm = policy.net.norms[0]
     torch.testing.assert_close(norm.mean[0, 0], 0.01 * obs["state"].mean(0))
 
@@ -121,12 +121,12 @@ def test_an_episode_begins_with_its_own_noise() -> None:
     actor(obs, torch.tensor([False, True]))
     assert torch.equal(actor.carry["explore/noise"][0], before[0])
     assert not torch.equal(actor.carry["explore/noise"][1], before[1])
-    assert actor.rows == {}  # nothing of it is stored
+    assert actor.extras == {}  # nothing of it is stored
 
 
 def test_without_a_carry_noise_is_used_as_given() -> None:
     policy, obs = make(), {"state": torch.randn(3, 3)}
-    noise = policy.draw(3, True)
+    noise = policy.sample_noise(3, True)
     with torch.no_grad():
         action, carry = policy.act(obs, {}, noise)
         mean, log_std = policy(obs)

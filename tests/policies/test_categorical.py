@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import Dataset, chunks
 from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
-from embodied.learners.imitation.behavior_cloning import Imitate
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from policies.categorical import Categorical, Config
 
 CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")
@@ -46,18 +46,18 @@ def test_probabilities_are_those_of_torch(policy: Categorical) -> None:
 
 def test_gumbel_noise_draws_from_the_distribution(policy: Categorical) -> None:
     one = {"cells": cells(1)["cells"].expand(40_000, 2, 2)}
-    action, _ = policy.act(one, {}, policy.draw(40_000, explore=True))
+    action, _ = policy.act(one, {}, policy.sample_noise(40_000, explore=True))
     probability = policy(one)[0].exp()
     for step in range(2):
         share = torch.bincount(action[:, step], minlength=5) / 40_000
         assert (share - probability[step]).abs().max() < 0.012  # over four deviations
-    best, _ = policy.act(one, {}, policy.draw(40_000))
+    best, _ = policy.act(one, {}, policy.sample_noise(40_000))
     assert (best == probability.argmax(1)).all()
 
 
 def test_who_is_sampled_draws_in_evaluation_too() -> None:
     policy = Categorical(Config(hidden=(4,), sampled=True), SPEC)
-    assert policy.draw(5).abs().min() > 0 and policy.draw(5).shape == (5, 1, 5)
+    assert policy.sample_noise(5).abs().min() > 0 and policy.sample_noise(5).shape == (5, 1, 5)
 
 
 def test_loss_by_hand(policy: Categorical) -> None:
@@ -105,11 +105,13 @@ def test_discrete_demonstrations_go_to_disk_and_are_imitated(tmp_path: Path) -> 
     assert episodes.steps["obs/cells"].dtype == torch.uint8
     rows = Dataset(chunks(episodes, 1))
     assert rows.rows["action"].shape == (320, 1)
-    learner = Imitate(ImitateConfig(batch_size=64, lr=1e-2), Categorical(Config(), SPEC), 150)
+    learner = BehaviorCloning(
+        ImitateConfig(batch_size=64, lr=1e-2), Categorical(Config(), SPEC), 150
+    )
     learner.fit(rows.rows)
     for _ in range(150):
         learner.update(rows.sample(64))
     obs = cells(500)
     right = torch.where(obs["cells"][:, 0, 0] == 3, 4, obs["cells"][:, 1, 1].long())
-    chosen, _ = learner.policy.act(obs, {}, learner.policy.draw(500))
+    chosen, _ = learner.policy.act(obs, {}, learner.policy.sample_noise(500))
     assert (chosen[:, 0] == right).float().mean() > 0.98

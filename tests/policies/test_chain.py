@@ -13,10 +13,10 @@ from torch.distributions import Normal
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from policies.denoising_mdp.chain import Chain
+from policies.denoising_mdp.chain import DenoisingMDP
 from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from policies.denoising_mdp.noisy_flow import NoisyFlow
-from policies.denoising_mdp.partial_finetune import Relay
+from policies.denoising_mdp.partial_finetune import PartialFinetune
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
@@ -40,18 +40,22 @@ def fitted(kind: str) -> Any:
     return base
 
 
-def noisy(kind: str, **settings: Any) -> Chain:
+def noisy(kind: str, **settings: Any) -> DenoisingMDP:
     name = "noisy_diffusion" if kind == "diffusion" else "noisy_flow"
     cls = NoisyDiffusion if kind == "diffusion" else NoisyFlow
-    node = {"_target_": f"policies.{name}.{cls.__name__}", "base": BASES["flow"], **settings}
-    return cls.on(fitted(kind), node)
+    node = {
+        "_target_": f"policies.denoising_mdp.{name}.{cls.__name__}",
+        "base": BASES["flow"],
+        **settings,
+    }
+    return cls.wrap(fitted(kind), node)
 
 
-def drawn(policy: Chain, n: int = 64) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def drawn(policy: DenoisingMDP, n: int = 64) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Observations, the actions of exploring in them, and the chains."""
     obs = {"state": torch.randn(n, 3)}
     with torch.no_grad():
-        actions, carry = policy.act(obs, {}, policy.draw(n, explore=True))
+        actions, carry = policy.act(obs, {}, policy.sample_noise(n, explore=True))
     return obs, actions, carry["row/action"]
 
 
@@ -60,23 +64,23 @@ def test_without_noise_it_is_its_base_bit_for_bit(kind: str) -> None:
     policy, base = noisy(kind), fitted(kind)
     obs = {"state": torch.randn(500, 3)}
     torch.manual_seed(1)
-    noise = policy.draw(500)
+    noise = policy.sample_noise(500)
     torch.manual_seed(1)
-    plain = base.act(obs, {}, base.draw(500))[0]
+    plain = base.act(obs, {}, base.sample_noise(500))[0]
     assert torch.equal(policy.act(obs, {}, noise)[0], plain)
-    deployed = policy.deployed()
+    deployed = policy.inference_policy()
     assert torch.equal(deployed.act(obs, {}, noise[:, : policy.size])[0], plain)
-    assert isinstance(deployed, Relay if kind == "diffusion" else type(base))
-    assert not torch.equal(policy.act(obs, {}, policy.draw(500, explore=True))[0], plain)
+    assert isinstance(deployed, PartialFinetune if kind == "diffusion" else type(base))
+    assert not torch.equal(policy.act(obs, {}, policy.sample_noise(500, explore=True))[0], plain)
 
 
 @pytest.mark.parametrize("kind", BASES)
 def test_rows_with_and_without_noise_do_not_mix(kind: str) -> None:
     policy = noisy(kind)
-    obs, noise = {"state": torch.randn(6, 3)}, policy.draw(6, explore=True)
+    obs, noise = {"state": torch.randn(6, 3)}, policy.sample_noise(6, explore=True)
     noise[::2, policy.size :] = 0
     actions = policy.act(obs, {}, noise)[0]
-    plain = policy.deployed().act(obs, {}, noise[:, : policy.size])[0]
+    plain = policy.inference_policy().act(obs, {}, noise[:, : policy.size])[0]
     same = (actions == plain).flatten(1).all(1)
     assert same.tolist() == [True, False] * 3
 
@@ -86,10 +90,10 @@ def test_a_diffusion_policy_may_take_fewer_steps() -> None:
     policy = noisy("diffusion", steps=5, last=2)
     coarse = build(BASES["diffusion"] | {"steps": 5}, spec=SPEC)
     coarse.load_state_dict(fitted("diffusion").state_dict())
-    obs, noise = {"state": torch.randn(50, 3)}, policy.draw(50)
+    obs, noise = {"state": torch.randn(50, 3)}, policy.sample_noise(50)
     plain = coarse.act(obs, {}, noise[:, : policy.size])[0]
     assert torch.equal(policy.act(obs, {}, noise)[0], plain)
-    assert policy.deployed().node["base"]["steps"] == 5
+    assert policy.inference_policy().node["base"]["steps"] == 5
 
 
 def test_flow_density_is_a_product_of_normals() -> None:
@@ -110,10 +114,10 @@ def test_flow_density_is_a_product_of_normals() -> None:
         step = Normal(mean.clamp(-limit, limit), std)
         total = total + step.log_prob(chain[:, k + 1])
         entropy = entropy + step.entropy()
-    log_prob, spread = policy.assess(obs, chain)
+    log_prob, spread = policy.evaluate_actions(obs, chain)
     torch.testing.assert_close(log_prob, total.sum(1) / (5 * 6))
     torch.testing.assert_close(spread, entropy.sum(1) / (5 * 6))
-    played, _ = policy.assess(obs, chain, played=4)  # two of three control steps
+    played, _ = policy.evaluate_actions(obs, chain, played=4)  # two of three control steps
     torch.testing.assert_close(played, total[:, :4].sum(1) / (5 * 4))
     torch.testing.assert_close(actions, flow.to_actions(chain[:, -1].clamp(-1, 1)))
 
@@ -143,7 +147,7 @@ def test_diffusion_density_is_a_product_of_normals() -> None:
 def test_drawn_noise_is_cut_off() -> None:
     policy = noisy("one step")
     obs = {"state": torch.randn(400, 3)}
-    _, carry = policy.act(obs, {}, 20 * policy.draw(400, explore=True))
+    _, carry = policy.act(obs, {}, 20 * policy.sample_noise(400, explore=True))
     chain = carry["row/action"]
     mean, std = policy.link(
         chain[:, 0], 0, policy.times()[0], policy.encoder(obs), torch.ones(400, 1, dtype=torch.bool)
@@ -159,17 +163,17 @@ def test_the_actor_stores_the_chain() -> None:
     for _ in range(2):
         actor({"state": torch.randn(5, 3)}, first)
         first = torch.zeros(5, dtype=torch.bool)
-    assert actor.choice.shape == (5, 5, 6)
+    assert actor.stored_action.shape == (5, 5, 6)
     actor({"state": torch.randn(5, 3)}, torch.arange(5) == 1)
-    assert actor.choice.shape == (5, 5, 6) and actor.choice.abs().sum() > 0
+    assert actor.stored_action.shape == (5, 5, 6) and actor.stored_action.abs().sum() > 0
 
 
 def test_a_relay_begins_with_the_clone_and_ends_with_the_copy() -> None:
     """Where the copy answers nothing, the last step leaves x / sqrt(abar), clipped."""
     policy = noisy("diffusion", last=1)
-    relay = policy.deployed()
-    assert isinstance(relay, Relay)
-    obs, noise = {"state": torch.randn(9, 3)}, relay.draw(9)
+    relay = policy.inference_policy()
+    assert isinstance(relay, PartialFinetune)
+    obs, noise = {"state": torch.randn(9, 3)}, relay.sample_noise(9)
     with torch.no_grad():
         for name, parameter in relay.tuned.net.named_parameters():
             parameter.mul_(not name.startswith("leave"))
@@ -205,5 +209,5 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as found:
-        build({"_target_": f"policies.{name}", **settings}, spec=SPEC)
+        build({"_target_": f"policies.denoising_mdp.{name}", **settings}, spec=SPEC)
     assert "\n" not in str(found.value)

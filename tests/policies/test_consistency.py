@@ -27,7 +27,7 @@ def rows(n: int) -> dict[str, Tensor]:
 
 def test_one_step_is_noise_plus_network() -> None:
     policy = make()
-    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x = noise + policy.net(noise, torch.zeros(5), policy.encoder(obs))
     actions, _ = policy.act(obs, {}, noise)
     torch.testing.assert_close(actions, x.clamp(-1, 1)[:, :, None], atol=1e-6, rtol=1e-5)
@@ -35,7 +35,7 @@ def test_one_step_is_noise_plus_network() -> None:
 
 def test_further_steps_noise_again() -> None:
     policy = make(steps=2)
-    obs, noise = {"state": torch.randn(5, 2)}, policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
     assert noise.shape == (5, 4)
     z, fresh = noise.split(2, 1)
     features = policy.encoder(obs)

@@ -24,7 +24,12 @@ NETS: list[dict[str, Any]] = [
         "width": 16,
     },
 ]
-POLICIES = ["flow.Flow", "diffusion.Diffusion", "shortcut.Shortcut", "consistency.Consistency"]
+POLICIES = [
+    "generative.flow.Flow",
+    "generative.diffusion.Diffusion",
+    "generative.shortcut.Shortcut",
+    "generative.consistency.Consistency",
+]
 
 
 def make(net: dict[str, Any], chunk: int = 4) -> Timed:
@@ -71,7 +76,7 @@ def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, 
     made.fit(batch)
     made.loss(batch).sum().backward()
     assert all(p.grad is not None for p in made.net.parameters())
-    assert made.act({"state": torch.randn(2, 4)}, {}, made.draw(2))[0].shape == (2, 3, 3)
+    assert made.act({"state": torch.randn(2, 4)}, {}, made.sample_noise(2))[0].shape == (2, 3, 3)
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2])

@@ -32,7 +32,7 @@ def make(**settings: float) -> Diffusion:
 @torch.no_grad()
 def test_steps_are_those_of_the_scheduler(eta: float, count: int) -> None:
     policy = make(steps=count, eta=eta)
-    obs, noise = {"state": torch.randn(5, 2)}, policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 2)}, policy.sample_noise(5)
     assert noise.shape == (5, 3 if eta == 0 else 3 * count)
     features, (x, *fresh) = policy.encoder(obs), noise.split(3, 1)
     for i, t in enumerate(policy.sampler.timesteps):
@@ -59,7 +59,7 @@ def test_one_step_equals_the_schedulers_to_a_millionth() -> None:
 
 def test_without_eta_the_noise_decides() -> None:
     policy = make(eta=0.0)
-    obs, noise = {"state": torch.randn(4, 2)}, policy.draw(4)
+    obs, noise = {"state": torch.randn(4, 2)}, policy.sample_noise(4)
     first, _ = policy.act(obs, {}, noise)
     torch.manual_seed(7)
     assert torch.equal(first, policy.act(obs, {}, noise)[0])
@@ -90,7 +90,7 @@ def test_a_network_that_knows_the_noise_finds_the_action(monkeypatch: pytest.Mon
         return (x - 0.4 * keep[near][0]) / keep[near][1]
 
     monkeypatch.setattr(policy.net, "at", exact)
-    actions, _ = policy.act({"state": torch.zeros(6, 2)}, {}, policy.draw(6))
+    actions, _ = policy.act({"state": torch.zeros(6, 2)}, {}, policy.sample_noise(6))
     torch.testing.assert_close(actions, torch.full((6, 3, 1), 0.4), atol=1e-5, rtol=0)
 
 

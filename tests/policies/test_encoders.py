@@ -7,7 +7,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
-from embodied.nn.normalizers import Range, Standard
+from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from policies.networks.encoders import Encoder, ImageConfig
 
 OBS = {
@@ -34,7 +34,7 @@ def test_vectors_are_sorted_by_name_and_critics_see_more() -> None:
 
 
 def test_standard_by_hand() -> None:
-    norm = Standard(3, clip=2.0)
+    norm = MeanStdNormalizer(3, clip=2.0)
     values = torch.tensor([[0.0, 5.0, 1.0], [4.0, 5.0, 3.0]])
     assert torch.equal(norm(values), values)  # the identity until fitted, beyond `clip` too
     norm.fit(values)
@@ -46,7 +46,7 @@ def test_standard_by_hand() -> None:
 
 
 def test_range_there_and_back() -> None:
-    scale = Range(2)
+    scale = MinMaxNormalizer(2)
     values = torch.tensor([[-0.2, 0.5], [0.6, 0.5]])
     assert torch.equal(scale.inverse(scale(values)), values)
     scale.fit(values)

@@ -11,7 +11,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.steering.dsrl_features import Featured
+from policies.steering.dsrl_features import DsrlFeatures
 
 SPEC = Spec(
     {
@@ -31,11 +31,11 @@ BASE = {
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
 
 
-def made(**base: Any) -> Featured:
+def made(**base: Any) -> DsrlFeatures:
     torch.manual_seed(0)
-    node = {"_target_": "policies.steering.dsrl_features.Featured", "bound": 2.0}
-    policy = Featured.on(build(BASE | base, spec=SPEC), node, INNER)
-    assert isinstance(policy, Featured)
+    node = {"_target_": "policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
+    policy = DsrlFeatures.wrap(build(BASE | base, spec=SPEC), node, INNER)
+    assert isinstance(policy, DsrlFeatures)
     return policy
 
 
@@ -51,29 +51,29 @@ def test_rows_hold_features_and_what_critics_see_and_no_picture() -> None:
     policy, obs = made(), seen(4)
     actor = Actor(policy, 4, explore=True)
     actor(obs, torch.ones(4, dtype=torch.bool))
-    assert set(actor.seen) == {"features", "privileged/state"} == set(policy.inner.spec.obs)
-    assert actor.seen["features"].shape == (4, 3 + 7)
-    assert torch.equal(actor.seen["features"], policy.base.get_submodule("encoder")(obs))
-    assert actor.choice.shape == (4, 6)
+    assert set(actor.decision_obs) == {"features", "privileged/state"} == set(policy.inner.spec.obs)
+    assert actor.decision_obs["features"].shape == (4, 3 + 7)
+    assert torch.equal(actor.decision_obs["features"], policy.base.get_submodule("encoder")(obs))
+    assert actor.stored_action.shape == (4, 6)
     assert not any("sight" in key for key in actor.carry), "pictures stay in the carry"
-    assert set(actor.peek(obs)) == {"features", "privileged/state"}
+    assert set(actor.preview(obs)) == {"features", "privileged/state"}
 
 
 def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
     policy, obs = made(), seen(4)
     actor = Actor(policy, 4)
     one = actor(obs, torch.ones(4, dtype=torch.bool))
-    u = actor.choice
+    u = actor.stored_action
     expected = policy.base.act(obs, {}, 2.0 * u)[0]
     assert torch.allclose(one, expected[:, 0], atol=1e-6)
     other = {key: value.roll(1, 0) for key, value in obs.items()}
     again = actor(other, torch.tensor([True, False, False, False]))
     assert torch.allclose(again[1:], expected[1:, 1], atol=1e-6), "these go on with their chunks"
-    fresh = policy.base.act(other, {}, 2.0 * actor.choice)[0]
+    fresh = policy.base.act(other, {}, 2.0 * actor.stored_action)[0]
     assert torch.allclose(again[0], fresh[0, 0], atol=1e-6)
 
 
 def test_a_base_without_an_encoder_is_refused() -> None:
     base = build({"_target_": "policies.random.Random"}, spec=SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
-        Featured.on(base, {"_target_": "policies.steering.dsrl_features.Featured"}, INNER)
+        DsrlFeatures.wrap(base, {"_target_": "policies.steering.dsrl_features.DsrlFeatures"}, INNER)

@@ -15,7 +15,7 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 def test_acting_is_euler_on_the_left_grid() -> None:
     torch.manual_seed(0)
     policy = Flow(Config(chunk=2, steps=4, width=16), SPEC)
-    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     for t in (0.0, 0.25, 0.5, 0.75):
         x = x + 0.25 * policy.net(x, torch.full((5,), t), features)
@@ -54,5 +54,5 @@ def test_actions_return_from_the_range_of_the_data() -> None:
     # 0.1 .. 0.5 onto -1 .. 1: middle 0.3, radius 0.2.
     torch.testing.assert_close(policy.range(action).flatten(), torch.tensor([-1, 0, -0.5, 1.0]))
     torch.testing.assert_close(policy.to_actions(policy.range(action).flatten(1)), action)
-    extremes = policy.act({"state": torch.zeros(9, 2)}, {}, 50 * policy.draw(9))[0]
+    extremes = policy.act({"state": torch.zeros(9, 2)}, {}, 50 * policy.sample_noise(9))[0]
     assert extremes.min() >= 0.1 - 1e-6 and extremes.max() <= 0.5 + 1e-6

@@ -30,7 +30,7 @@ def theirs(policy: Gaussian, obs: dict[str, Tensor]) -> TransformedDistribution:
 
 def test_log_probabilities_are_those_of_torch(policy: Gaussian) -> None:
     obs = {"state": torch.randn(50, 4)}
-    action, log_prob = policy.sample(obs, 0.5 * policy.draw(50, explore=True))
+    action, log_prob = policy.sample(obs, 0.5 * policy.sample_noise(50, explore=True))
     assert action.shape == (50, 6) and log_prob.shape == (50,)
     expected = theirs(policy, obs).log_prob(action.detach().double())
     torch.testing.assert_close(log_prob.double(), expected, atol=1e-3, rtol=1e-3)
@@ -62,10 +62,10 @@ def test_far_out_the_density_stays_finite_and_has_a_gradient(policy: Gaussian) -
 
 
 def test_acting_is_sampling_with_the_same_noise(policy: Gaussian) -> None:
-    obs, noise = {"state": torch.randn(5, 4)}, policy.draw(5, explore=True)
+    obs, noise = {"state": torch.randn(5, 4)}, policy.sample_noise(5, explore=True)
     actions, _ = policy.act(obs, {}, noise)
     torch.testing.assert_close(actions.flatten(1), policy.sample(obs, noise)[0])
-    assert not policy.draw(5, explore=False).any()
+    assert not policy.sample_noise(5, explore=False).any()
 
 
 def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
@@ -95,7 +95,7 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
 
 def test_a_head_of_zeros_starts_at_the_middle() -> None:
     policy = Gaussian(Config(zero_head=True), SPEC)
-    actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.draw(3))
+    actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.sample_noise(3))
     assert torch.equal(actions, torch.zeros(3, 1, 2))
 
 

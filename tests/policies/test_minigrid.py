@@ -84,7 +84,7 @@ def test_mistakes_are_turns_or_safe_steps() -> None:
         "privileged/agent": torch.tensor([[1, 1, 0, 1, 0]]).expand(300, 5),
     }
     torch.manual_seed(0)
-    noise = planner.draw(300)
+    noise = planner.sample_noise(300)
     drawn, _ = planner.act(obs, {}, noise)
     assert drawn.shape == (300, 1) and set(drawn.flatten().tolist()) == {0, 1}
     again, _ = planner.act(obs, {}, noise)
@@ -105,7 +105,7 @@ def test_it_wins_in_the_packages_levels(level: str) -> None:
     planner = Planner(Config(), env.spec)
     obs, over, count = env.reset(0), torch.zeros(3, dtype=torch.bool), 0
     while not over.all():
-        step = env.step(planner.act(obs, {}, planner.draw(3))[0][:, 0])
+        step = env.step(planner.act(obs, {}, planner.sample_noise(3))[0][:, 0])
         assert step.log["success"][step.ended].all()
         obs, over, count = step.obs, over | step.ended, count + 1
         assert count < 100

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
-from embodied.learners.imitation.behavior_cloning import Config, Imitate
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SHARE, ROWS = 0.3, 4096
@@ -34,13 +34,13 @@ def trained(node: dict[str, Any], updates: int) -> tuple[Tensor, float]:
         "valid": torch.ones(ROWS, 1, dtype=torch.bool),
     }
     policy = build({**node, "chunk": 1, "width": 64}, spec=SPEC)
-    learner = Imitate(Config(batch_size=256, lr=2e-3), policy, total_steps=updates)
+    learner = BehaviorCloning(Config(batch_size=256, lr=2e-3), policy, total_steps=updates)
     learner.fit(rows)
     for _ in range(updates):
         index = torch.randint(ROWS, (256,))
         learner.update({key: value[index] for key, value in rows.items()})
     with torch.no_grad():
-        noise = learner.policy.draw(4000)
+        noise = learner.policy.sample_noise(4000)
         played = learner.policy.act({"state": torch.zeros(4000, 1)}, {}, noise)[0].flatten()
     return played, left.float().mean().item()
 

@@ -12,23 +12,26 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.nn.networks import mlp
-from policies.diagonal_gaussian import Density, Normal
+from policies.diagonal_gaussian import Density, DiagonalGaussian
 from policies.networks.layers import Layers, layers
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 
 
-def make(**settings: Any) -> Normal:
+def make(**settings: Any) -> DiagonalGaussian:
     torch.manual_seed(0)
     return build(
-        {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], **settings}, spec=SPEC
+        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8], **settings},
+        spec=SPEC,
     )
 
 
 def test_density_and_entropy_by_hand() -> None:
     policy = make(zero_head=True, log_std=math.log(2.0))
-    log_prob, entropy = policy.assess({"state": torch.randn(1, 3)}, torch.tensor([[2.0, -4.0]]))
+    log_prob, entropy = policy.evaluate_actions(
+        {"state": torch.randn(1, 3)}, torch.tensor([[2.0, -4.0]])
+    )
     # z = (1, -2): -(1 + 4) / 2 - 2 log 2 - log 2 pi; entropy 2 (log 2 + (1 + log 2 pi) / 2)
     assert log_prob.item() == pytest.approx(-2.5 - 2 * math.log(2) - math.log(2 * math.pi))
     assert entropy.item() == pytest.approx(2 * math.log(2) + 1 + math.log(2 * math.pi))
@@ -56,7 +59,7 @@ def test_the_density_and_its_slopes_are_torchs() -> None:
 def test_part_of_a_chunk() -> None:
     policy = make(chunk=3, head=1.0)
     obs, action = {"state": torch.randn(5, 3)}, torch.randn(5, 6)
-    some, _ = policy.assess(obs, action[:, :2])
+    some, _ = policy.evaluate_actions(obs, action[:, :2])
     mean = policy(obs)[:, :2]
     expected = torch.distributions.Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
     torch.testing.assert_close(some, expected)
@@ -66,8 +69,8 @@ def test_the_robot_gets_the_clipped_action_and_the_learner_the_whole() -> None:
     policy = make(log_std=1.0)
     actor = Actor(policy, 50, explore=True)
     action = actor({"state": torch.randn(50, 3)}, torch.ones(50, dtype=torch.bool))
-    assert actor.choice.abs().max() > 2
-    assert torch.equal(action, actor.choice.clamp(-1, 1))
+    assert actor.stored_action.abs().max() > 2
+    assert torch.equal(action, actor.stored_action.clamp(-1, 1))
 
 
 def test_it_begins_near_zero_and_orthogonal() -> None:
@@ -82,7 +85,7 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 def test_discrete_actions_are_refused() -> None:
     spec = SPEC.with_act(Leaf((), "int64", 0, 3))
     with pytest.raises(ConfigError, match="continuous"):
-        build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=spec)
+        build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=spec)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

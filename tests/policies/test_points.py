@@ -82,5 +82,5 @@ def test_a_policy_learns_from_points() -> None:
     seen = torch.randn(100, 16, 3) * 0.1
     seen[..., :2] += fresh[:, None]
     with torch.no_grad():
-        action, _ = policy.act({"points": seen}, {}, policy.draw(100))
+        action, _ = policy.act({"points": seen}, {}, policy.sample_noise(100))
     assert (action[:, 0] - fresh).abs().mean() < 0.15, "chance is 0.6"

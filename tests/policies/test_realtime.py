@@ -19,8 +19,8 @@ from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
 from envs.toy.two_gap import Config as GapConfig
 from envs.toy.two_gap import TwoGap
-from policies.generative.guidance import Stride, sample
-from policies.wrappers.real_time_chunking import Past, Realtime, pulled, weights
+from policies.generative.guidance import SamplerStep, sample
+from policies.wrappers.real_time_chunking import PreviousPlan, RealTimeChunking, pulled, weights
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 6}
@@ -31,34 +31,38 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "diffusion": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
     "stochastic": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion", "eta": 1.0},
     "relay": {
-        "_target_": "policies.denoising_mdp.partial_finetune.Relay",
+        "_target_": "policies.denoising_mdp.partial_finetune.PartialFinetune",
         "base": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
     },
 }
 
 
-def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> Realtime:
+def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> RealTimeChunking:
     torch.manual_seed(0)
-    node = {"_target_": "policies.wrappers.real_time_chunking.Realtime", "base": base, **settings}
-    policy: Realtime = build(node, spec=SPEC)
+    node = {
+        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
+        "base": base,
+        **settings,
+    }
+    policy: RealTimeChunking = build(node, spec=SPEC)
     action = torch.rand(50, 2) * torch.tensor([0.4, 1.6]) - 0.2
     policy.fit({"obs/state": 2 * torch.randn(50, 3), "action": action.clamp(-1, 1)})
     return policy.eval()
 
 
-def carried(policy: Realtime, n: int, followed: int, delay: int) -> dict[str, Tensor]:
+def carried(policy: RealTimeChunking, n: int, followed: int, delay: int) -> dict[str, Tensor]:
     """A carry with plans in the range of what was learned."""
     plan = policy.base.range.inverse(torch.rand(n, 6, 2) * 2 - 1)
     return {
         **policy.initial(n),
         "plan": plan,
-        "followed": torch.full((n,), followed),
+        "executed_steps": torch.full((n,), followed),
         "delay": torch.full((n,), delay),
     }
 
 
-def past(left: int, delay: int, fresh: bool = False) -> Past:
-    return Past(
+def past(left: int, delay: int, fresh: bool = False) -> PreviousPlan:
+    return PreviousPlan(
         torch.zeros(1, 8, 1),
         torch.tensor([[delay]]),
         torch.tensor([[left]]),
@@ -82,7 +86,7 @@ def test_weights_by_hand() -> None:
 def test_without_a_pull_it_is_the_base(name: str) -> None:
     """W = 0: nothing is left of the old plan, or there is none; and strides are the sampler's."""
     policy = realtime(SAMPLERS[name], delay=2)
-    obs, noise = {"state": torch.randn(9, 3)}, 2 * policy.draw(9)
+    obs, noise = {"state": torch.randn(9, 3)}, 2 * policy.sample_noise(9)
     expected, _ = policy.base.act(obs, {}, noise)
     torch.testing.assert_close(
         policy.base.to_actions(sample(*policy.base.strides(obs, noise))), expected
@@ -97,7 +101,7 @@ def test_without_a_pull_it_is_the_base(name: str) -> None:
 def test_the_pull_is_the_gradient(name: str) -> None:
     """Of half the weighted squared error, the old plan's side held: against finite differences."""
     policy = realtime(SAMPLERS[name]).double()
-    noise = policy.draw(2).double()
+    noise = policy.sample_noise(2).double()
     x, strides = policy.base.strides({"state": torch.randn(2, 3).double()}, noise)
     goal, weight = torch.rand(2, 12).double() - 0.5, torch.rand(2, 12).double()
     for stride in (strides[0], strides[-1]):
@@ -122,10 +126,10 @@ def test_no_velocity_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     w = (tau^2 + (1 - tau)^2) / (tau (1 - tau)); with W = 1 and beta = K the first arrives."""
     policy = realtime(beta=3.0)
     monkeypatch.setattr(policy.base.net, "at", lambda x, time, features: 0 * x)
-    obs, noise = {"state": torch.zeros(4, 3)}, 0.5 * policy.draw(4).clamp(-1, 1)
+    obs, noise = {"state": torch.zeros(4, 3)}, 0.5 * policy.sample_noise(4).clamp(-1, 1)
     carry = carried(policy, 4, followed=2, delay=2)
     goal = policy.base.range(carry["plan"]).flatten(1).view(4, 6, 2)[:, 2:]
-    weight = weights(Past(carry["plan"], *columns(2, 4)), soft=True)
+    weight = weights(PreviousPlan(carry["plan"], *columns(2, 4)), soft=True)
     x = noise.view(4, 6, 2)[:, :4].clone()
     for share in (3.0, min(3.0, 0.625 / 0.1875), min(3.0, 2.0), min(3.0, 0.625 / 0.1875)):
         x = x + share / 4 * weight[:, :4, None] * (goal - x)
@@ -136,7 +140,7 @@ def test_no_velocity_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_of_it.base.net, "at", lambda x, time, features: 0 * x)
     whole = carried(all_of_it, 4, followed=0, delay=6)
     torch.testing.assert_close(all_of_it.act(obs, whole, noise)[0], whole["plan"])
-    pulled_only = all_of_it.continued(obs, noise, Past(whole["plan"], *columns(6, 6)))
+    pulled_only = all_of_it.continued(obs, noise, PreviousPlan(whole["plan"], *columns(6, 6)))
     torch.testing.assert_close(pulled_only, whole["plan"])
 
 
@@ -156,10 +160,10 @@ def test_what_is_free_follows_what_is_not() -> None:
     cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
     goal, weight = torch.tensor([[0.6, 0.0]]), torch.tensor([[1.0, 0.0]])
 
-    def stride(i: int, count: int) -> Stride:
+    def stride(i: int, count: int) -> SamplerStep:
         t = i / count
         to_clean = t * cov @ torch.linalg.inv(t**2 * cov + (1 - t) ** 2 * torch.eye(2))
-        return Stride(
+        return SamplerStep(
             t,
             1 - t,
             lambda x: x @ to_clean.T,
@@ -187,8 +191,8 @@ def test_diffusion_is_pulled_as_the_flow_that_it_is() -> None:
         return torch.tanh(x @ torch.tensor([[0.5, 0.3], [-0.2, 0.8]]))
 
     total = keep + remain
-    diffusion = Stride(keep, remain, clean, torch.add)
-    flow = Stride(keep / total, remain / total, lambda x: clean(total * x), torch.add)
+    diffusion = SamplerStep(keep, remain, clean, torch.add)
+    flow = SamplerStep(keep / total, remain / total, lambda x: clean(total * x), torch.add)
     x, goal, weight = torch.randn(5, 2), torch.rand(5, 2), torch.rand(5, 2)
     for beta in (0.5, 100.0):
         torch.testing.assert_close(
@@ -219,9 +223,9 @@ def test_plans_begin_as_what_will_have_been_done(name: str, mode: str) -> None:
 
 def test_a_row_does_not_see_the_plans_of_others() -> None:
     policy = realtime(delay=2)
-    obs, noise = {"state": torch.randn(3, 3)}, policy.draw(3)
+    obs, noise = {"state": torch.randn(3, 3)}, policy.sample_noise(3)
     carry = carried(policy, 3, followed=2, delay=2)
-    carry["followed"], carry["delay"] = torch.tensor([-1, 2, 3]), torch.tensor([2, 1, 3])
+    carry["executed_steps"], carry["delay"] = torch.tensor([-1, 2, 3]), torch.tensor([2, 1, 3])
     together, _ = policy.act(obs, carry, noise)
     for i in range(3):
         one = {key: value[i : i + 1] for key, value in carry.items()}
@@ -236,7 +240,7 @@ def test_naive_and_waiting_by_hand() -> None:
     for mode in ("naive", "wait"):
         policy = realtime(delay=2, mode=mode)
         carry = carried(policy, 2, followed=3, delay=2)
-        carry["followed"] = torch.tensor([3, -1])
+        carry["executed_steps"] = torch.tensor([3, -1])
         base, _ = policy.base.act(obs, {}, noise)
         plan, _ = policy.act(obs, carry, noise)
         assert torch.equal(plan[1], base[1]), "the first of an episode is there at once"
@@ -250,7 +254,7 @@ def test_naive_and_waiting_by_hand() -> None:
 def test_a_plan_that_ends_too_early_goes_on_with_its_last_action() -> None:
     policy = realtime(delay=4)
     carry = carried(policy, 1, followed=4, delay=4)
-    plan, _ = policy.act({"state": torch.randn(1, 3)}, carry, policy.draw(1))
+    plan, _ = policy.act({"state": torch.randn(1, 3)}, carry, policy.sample_noise(1))
     assert torch.equal(plan[0, :4], carry["plan"][0, [4, 5, 5, 5]])
 
 
@@ -259,7 +263,7 @@ def test_guiding_joins_chunks_better() -> None:
     gaps = {}
     for mode in ("naive", "hard", "guided"):
         policy = realtime(delay=2, mode=mode)
-        obs, noise = {"state": torch.randn(200, 3)}, policy.draw(200)
+        obs, noise = {"state": torch.randn(200, 3)}, policy.sample_noise(200)
         carry = carried(policy, 200, followed=1, delay=2)
         plan, _ = policy.act(obs, carry, noise)
         gaps[mode] = policy.base.range(plan[:, 2] - carry["plan"][:, 3]).abs().mean().item()
@@ -269,7 +273,7 @@ def test_guiding_joins_chunks_better() -> None:
 
 def test_in_inference_mode_as_ever() -> None:
     policy = realtime(delay=2)
-    obs, noise = {"state": torch.randn(3, 3)}, policy.draw(3)
+    obs, noise = {"state": torch.randn(3, 3)}, policy.sample_noise(3)
     carry = carried(policy, 3, followed=2, delay=2)
     with torch.no_grad():
         expected, _ = policy.act(obs, carry, noise)
@@ -309,7 +313,7 @@ def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
         "base": {"_target_": "policies.generative.act.Act"},
     }
     policy = asked_for(base, node, tmp_path, {})
-    assert isinstance(policy, Realtime) and policy.config.delay == 3 and policy.chunk == 6
+    assert isinstance(policy, RealTimeChunking) and policy.config.delay == 3 and policy.chunk == 6
     for name, value in base.state_dict().items():
         assert torch.equal(value, policy.base.state_dict()[name])
     refused: tuple[tuple[dict[str, Any], str], ...] = (
@@ -327,7 +331,7 @@ def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
 def test_evaluation_says_how_much_actions_change() -> None:
     """Of chunks 0.0, 0.3, -0.2 by hand: |0.3|, |-0.5|, |0.2|, ... within an episode only."""
 
-    class Same(Realtime):
+    class Same(RealTimeChunking):
         def act(
             self, obs: dict[str, Tensor], carry: dict[str, Tensor], noise: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:

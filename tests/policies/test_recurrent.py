@@ -51,9 +51,9 @@ def test_living_through_it_again_is_what_acting_was(inner: str) -> None:
     for t in range(9):
         actor({"state": obs[t]}, first[t])
         inside = {"memory": actor.carry["h"]}
-        actions.append(actor.choice)
-        densities.append(policy.inner.assess(inside, actor.choice)[0])
-    log_prob, entropy = policy.relive({"state": obs}, torch.stack(actions), carry, first)
+        actions.append(actor.stored_action)
+        densities.append(policy.inner.evaluate_actions(inside, actor.stored_action)[0])
+    log_prob, entropy = policy.evaluate_sequence({"state": obs}, torch.stack(actions), carry, first)
     torch.testing.assert_close(log_prob, torch.stack(densities), atol=1e-6, rtol=1e-5)
     assert entropy.shape == (9, 4)
 

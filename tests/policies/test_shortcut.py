@@ -28,7 +28,7 @@ def rows(n: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_acting_is_euler_told_its_step(steps: int) -> None:
     policy = make(steps=steps, finest=8)
-    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.draw(5)
+    obs, noise = {"state": torch.randn(5, 2)}, 0.3 * policy.sample_noise(5)
     x, features = noise, policy.encoder(obs)
     level = {1: 0, 2: 1, 8: 3}[steps]
     for i in range(steps):

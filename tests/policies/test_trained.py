@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
-from policies.scripted.checkpoint import Trained
+from policies.scripted.checkpoint import CheckpointDemonstrator
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -26,14 +26,20 @@ def saved(folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = SPEC, chun
     return folder
 
 
-def trained(run: Path, spec: Spec = SPEC, **settings: object) -> Trained:
-    node = {"_target_": "policies.scripted.checkpoint.Trained", "run": str(run), **settings}
+def trained(run: Path, spec: Spec = SPEC, **settings: object) -> CheckpointDemonstrator:
+    node = {
+        "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
+        "run": str(run),
+        **settings,
+    }
     return build(node, spec=spec)
 
 
-def acted(policy: Trained, n: int = 4000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def acted(
+    policy: CheckpointDemonstrator, n: int = 4000
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
-    obs, noise = {"state": torch.randn(n, 2)}, policy.draw(n)
+    obs, noise = {"state": torch.randn(n, 2)}, policy.sample_noise(n)
     mean = policy.base.act(obs, {}, torch.zeros(n, 2))[0]
     return policy.act(obs, {}, noise)[0], mean, noise
 
@@ -61,7 +67,7 @@ def test_the_share_of_random_decisions(tmp_path: Path) -> None:
 
 def test_exploring_as_it_did(tmp_path: Path) -> None:
     policy = trained(saved(tmp_path), explore=True)
-    noise = policy.draw(8)
+    noise = policy.sample_noise(8)
     obs = {"state": torch.randn(8, 2)}
     expected = policy.base.act(obs, {}, noise[:, :2])[0]
     assert torch.equal(policy.act(obs, {}, noise)[0], expected)
@@ -69,8 +75,8 @@ def test_exploring_as_it_did(tmp_path: Path) -> None:
 
 
 def test_a_chunk_of_a_generative_policy(tmp_path: Path) -> None:
-    policy = trained(saved(tmp_path, "flow.Flow", chunk=3), noise=0.1)
-    noise = policy.draw(5)
+    policy = trained(saved(tmp_path, "generative.flow.Flow", chunk=3), noise=0.1)
+    noise = policy.sample_noise(5)
     action, _ = policy.act({"state": torch.randn(5, 2)}, {}, noise)
     assert action.shape == (5, 3, 2)
     again, _ = policy.act({"state": torch.randn(5, 2)}, {}, noise)
@@ -94,7 +100,7 @@ def test_collecting_from_a_run(tmp_path: Path) -> None:
     settings = CollectConfig(
         env={"_target_": "tests.toy_envs.Reach"},
         demonstrator={
-            "_target_": "policies.scripted.checkpoint.Trained",
+            "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
             "run": str(run),
             "random": 0.5,
         },

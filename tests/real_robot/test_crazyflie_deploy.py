@@ -47,7 +47,9 @@ def test_a_policy_of_the_setpoint_world_fits(
 ) -> None:
     """Rate, actions, observations and parity: what it was trained in is what is flown."""
     spec = QuadrotorGoto(Config(num_envs=1)).spec
-    policy = build({"_target_": "policies.diagonal_gaussian.Normal", "hidden": [16]}, spec=spec)
+    policy = build(
+        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]}, spec=spec
+    )
     run = tmp_path / "run"
     save(run / "checkpoints" / "00000000", policy, 0)
     world = {"_target_": "envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}

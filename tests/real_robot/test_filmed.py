@@ -124,7 +124,7 @@ def test_rows_have_their_pictures(bridge: Bridge, deployment: Deployment) -> Non
 def replayed(rows: Tensors, path: str, front: torch.Tensor) -> torch.Tensor:
     """How far each action is from those that the policy decides on with these pictures."""
     made = load_policy(path)
-    noise = rows["noise"].reshape(made.draw(len(front)).shape)
+    noise = rows["noise"].reshape(made.sample_noise(len(front)).shape)
     with torch.inference_mode():
         plan, _ = made.act({"state": rows["decided/state"], "front": front}, {}, noise)
     return (plan - rows["action"][:, None]).abs().amax(2).amin(1)

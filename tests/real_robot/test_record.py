@@ -203,7 +203,7 @@ def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deploy
     noise = rows["noise"]
     heard = noise.abs().sum(1) > 0
     assert heard.float().mean() > 0.5, "the recorder missed most of what was drawn"
-    shape = policy.draw(len(noise)).shape
+    shape = policy.sample_noise(len(noise)).shape
     plan, _ = policy.act({"state": rows["decided/state"]}, {}, noise.reshape(shape))
     apart = (plan.detach() - rows["action"][:, None]).abs().amax(2).amin(1)
     assert float(apart[heard].max()) < 1e-5, "each action is one of the plan's, bit by bit nearly"

@@ -16,7 +16,7 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from policies.wrappers.reflex_override import Reflexive
+from policies.wrappers.reflex_override import ReflexOverride
 from real_robot.control.arm_state import ArmState, Limits
 from real_robot.safety.chain import Chain, Tick
 from real_robot.safety.checks import Finite
@@ -29,11 +29,11 @@ LIMITS = Limits(*((value,) * 2 for value in (-1.0, 1.0, 0.0, 2.0, 9.0, 90.0, 9.0
 STRIDE = (0.01, 0.02)
 
 
-def policy(armed: bool = True) -> Reflexive:
+def policy(armed: bool = True) -> ReflexOverride:
     torch.manual_seed(2)
     base = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
     node = {
-        "_target_": "policies.wrappers.reflex_override.Reflexive",
+        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
         "base": base,
         "ticks": 1,
         "above": 0.5,
@@ -41,7 +41,7 @@ def policy(armed: bool = True) -> Reflexive:
         "least": 1,
         "hidden": [16, 16],
     }
-    made: Reflexive = build(node, spec=SPEC)
+    made: ReflexOverride = build(node, spec=SPEC)
     made.fit({"obs/state": torch.randn(500, 8) * torch.linspace(0.1, 2, 8) + 0.3})
     for weight in [*made.risks.parameters(), *made.recovery.parameters()]:
         weight.data.mul_(2)
@@ -50,12 +50,12 @@ def policy(armed: bool = True) -> Reflexive:
     return made
 
 
-def saved(made: Reflexive, folder: Path) -> str:
+def saved(made: ReflexOverride, folder: Path) -> str:
     checkpoint.save(folder / "checkpoints" / "00000000", made, 0)
     return str(folder)
 
 
-def stage(folder: Path, made: Reflexive | None = None, **settings: Any) -> Reflex:
+def stage(folder: Path, made: ReflexOverride | None = None, **settings: Any) -> Reflex:
     run = saved(made or policy(), folder)
     return Reflex(Config(**({"run": run, "stride": STRIDE, "stiffness": (0.4,)} | settings)), 2, DT)
 

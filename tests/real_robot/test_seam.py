@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from policies.wrappers.real_time_chunking import Realtime
+from policies.wrappers.real_time_chunking import RealTimeChunking
 from real_robot.control.arm_state import Floats
 from real_robot.control.chunk_follower import ChunkFollower
 from real_robot.control.rtc_alignment import RtcAlignment
@@ -31,7 +31,7 @@ from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
 BASE = {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 12}
-REALTIME = {"_target_": "policies.wrappers.real_time_chunking.Realtime", "base": BASE}
+REALTIME = {"_target_": "policies.wrappers.real_time_chunking.RealTimeChunking", "base": BASE}
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
 DEPLOYMENT: dict[str, Any] = {
     "driver": {"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
@@ -138,7 +138,7 @@ def mean_change(actions: list[Floats]) -> float:
 
 
 def test_the_clock_says_where_a_plan_is() -> None:
-    policy: Realtime = build(REALTIME, spec=SPEC)
+    policy: RealTimeChunking = build(REALTIME, spec=SPEC)
     actor, now = Actor(policy, 1, execute=1), 100.0
     seam = RtcAlignment(0.1, 12, lambda: now)
     assert not seam.align(actor, 99.98, moves=False) and seam.start == 99.98
@@ -169,7 +169,7 @@ def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
     settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
     deployment = Deployment.parse({**settings, "chunks": "guided"})
     made = with_real_time_chunking(policy, deployment)
-    assert isinstance(made, Realtime) and made.config.mode == "guided"
+    assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
     assert with_real_time_chunking(made, deployment) is made
     assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
     gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, spec=SPEC)

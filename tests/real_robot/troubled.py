@@ -86,7 +86,7 @@ class Sway(Policy):
     def initial(self, n: int) -> Tensors:
         return {"steps": torch.zeros(n)}
 
-    def draw(self, n: int, explore: bool = False) -> Tensor:
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.zeros(n, 0)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:

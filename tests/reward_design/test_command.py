@@ -19,8 +19,8 @@ from embodied.reward_design.trial import Budget, Job, Trials, thinned
 from embodied.rewards.handcrafted.variables import variables
 
 LEARN = (
-    "learn=policy=normal learner=ppo env.num_envs=16 learner.horizon=16 learner.epochs=1 "
-    "log_every=256 eval.episodes=8 eval.num_envs=8"
+    "learn=policy=diagonal_gaussian learner=ppo env.num_envs=16 learner.horizon=16 "
+    "learner.epochs=1 log_every=256 eval.episodes=8 eval.num_envs=8"
 )
 
 

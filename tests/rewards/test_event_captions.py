@@ -66,7 +66,7 @@ def test_pictures_of_cells_are_needed() -> None:
 
 
 def actions(world: MiniGrid, planner: Planner, obs: Tensors) -> Tensor:
-    return planner.act(obs, {}, planner.draw(world.num_envs))[0][:, 0]
+    return planner.act(obs, {}, planner.sample_noise(world.num_envs))[0][:, 0]
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])

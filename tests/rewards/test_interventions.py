@@ -12,11 +12,11 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.imitation.hg_dagger import Dagger
+from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Rollout
 from policies.scripted.intervener import Config as WatcherConfig
-from policies.scripted.intervener import Watcher
+from policies.scripted.intervener import ProgressIntervener
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
@@ -26,8 +26,8 @@ HAND = {"_target_": "policies.random.Random"}
 FIRST = torch.tensor([True, True])
 
 
-def watcher(**settings: Any) -> Watcher:
-    return Watcher(WatcherConfig(HAND, distance="d", **settings), FAR, 2)
+def watcher(**settings: Any) -> ProgressIntervener:
+    return ProgressIntervener(WatcherConfig(HAND, distance="d", **settings), FAR, 2)
 
 
 def seen(*far: float) -> Tensors:
@@ -50,7 +50,7 @@ def test_it_blunders_as_often_as_it_is_told() -> None:
     rows = [made.over(seen(1.0, 1.0), ~FIRST) for _ in range(2000)]
     assert torch.stack(rows).float().mean().item() == pytest.approx(0.1, abs=0.02)
     with pytest.raises(ConfigError, match="e_x, which is not in"):
-        Watcher(WatcherConfig(HAND, distance="e"), FAR, 2)
+        ProgressIntervener(WatcherConfig(HAND, distance="e"), FAR, 2)
 
 
 class Scripted:
@@ -104,7 +104,11 @@ def test_chunks_cannot_be_taken_over_from() -> None:
 
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
-    node = {"_target_": "policies.scripted.intervener.Watcher", "hand": HAND, "distance": "d"}
+    node = {
+        "_target_": "policies.scripted.intervener.ProgressIntervener",
+        "hand": HAND,
+        "distance": "d",
+    }
     rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
     assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
     assert Interventions(Config(node, pay="world"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
@@ -114,11 +118,15 @@ def test_what_was_not_a_persons_is_not_cloned() -> None:
     torch.manual_seed(0)
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=FAR)
     learner = build(
-        {"_target_": "embodied.learners.imitation.hg_dagger.Dagger", "batch_size": 64, "lr": 0.01},
+        {
+            "_target_": "embodied.learners.imitation.hg_dagger.HgDagger",
+            "batch_size": 64,
+            "lr": 0.01,
+        },
         policy=policy,
         spec=FAR,
     )
-    assert isinstance(learner, Dagger)
+    assert isinstance(learner, HgDagger)
     theirs = torch.arange(64) % 2 == 0
     action = torch.where(theirs[:, None], 0.5, -0.9).expand(64, 2)
     batch = {"obs/state": torch.randn(64, 3), "action": action, "intervened": theirs}
@@ -126,7 +134,7 @@ def test_what_was_not_a_persons_is_not_cloned() -> None:
     for _ in range(300):
         metrics = learner.update(batch)
     assert metrics["loss"] < 0.01 * first and metrics["share"] == 0.5
-    done, _ = policy.act({"state": batch["obs/state"]}, {}, policy.draw(64))
+    done, _ = policy.act({"state": batch["obs/state"]}, {}, policy.sample_noise(64))
     assert done.mean().item() == pytest.approx(0.5, abs=0.05), "and not 0.9 the other way"
     nobody = {**batch, "intervened": torch.zeros(64, dtype=torch.bool)}
     assert learner.update(nobody)["loss"] == 0.0

@@ -47,7 +47,7 @@ def episodes(
     open_: list[list[tuple[int, float]]] = [[] for _ in age]
     ended = []
     for _ in range(steps):
-        step = env.step(planner.act(obs, {}, planner.draw(env.num_envs))[0][:, 0])
+        step = env.step(planner.act(obs, {}, planner.sample_noise(env.num_envs))[0][:, 0])
         obs = step.obs
         for row, paid in enumerate(step.next_obs[BONUS].tolist()):
             age[row] += 1
@@ -230,7 +230,7 @@ def test_reached_are_counted_an_episode(tmp_path: Path) -> None:
     planner = Planner(PlannerConfig(), inner.spec)
     obs, who, ended = env.reset(0), torch.arange(4), 0
     for _ in range(200):
-        step = env.step(planner.act(obs, {}, planner.draw(4))[0][:, 0])
+        step = env.step(planner.act(obs, {}, planner.sample_noise(4))[0][:, 0])
         reward.observe_step(nest(step.next_obs, "next_obs"), who, step)
         obs, ended = step.obs, ended + int(step.ended.sum())
     assert float(reward.update({})["reached"]) == pytest.approx(3.0, abs=12 / ended)

@@ -80,7 +80,7 @@ def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
         earned, discounted, steps, over = 0.0, 0.0, 0, False
         with torch.no_grad():
             while not over:
-                action, _ = policy.act(obs, policy.initial(2), policy.draw(2))
+                action, _ = policy.act(obs, policy.initial(2), policy.sample_noise(2))
                 step = env.step(action[:, 0])
                 earned += float(step.reward[row])
                 discounted += 0.9**steps * float(step.reward[row])

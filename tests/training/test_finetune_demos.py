@@ -17,7 +17,7 @@ from tests.training.test_train import run, settings
 WORLD = {"_target_": "tests.toy_envs.Reach"}
 BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}
 SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 32}
-ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.Aliased", "batch_size": 32}
+ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.DsrlNa", "batch_size": 32}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def given(tmp_path: Path) -> dict[str, Any]:
 
 def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
     node = settings(
-        tmp_path / "run", finetune={"_target_": "policies.steering.dsrl_na.Aliased"}, **given
+        tmp_path / "run", finetune={"_target_": "policies.steering.dsrl_na.DsrlNa"}, **given
     )
     run(node | {"learner": ALIASED})
     base = checkpoint.load_policy(given["init"])
@@ -46,8 +46,6 @@ def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: P
 
 
 def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:
-    node = settings(
-        tmp_path / "run", finetune={"_target_": "policies.steering.dsrl.Latent"}, **given
-    )
+    node = settings(tmp_path / "run", finetune={"_target_": "policies.steering.dsrl.Dsrl"}, **given)
     with pytest.raises(ConfigError, match="cannot be mixed"):
         run(node | {"learner": SAC})

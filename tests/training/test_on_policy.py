@@ -68,7 +68,11 @@ def listen(
 ) -> tuple[list[Tensors], RolloutLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {"_target_": "policies.diagonal_gaussian.Normal", "chunk": chunk, "hidden": [4]}
+    node = {
+        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "chunk": chunk,
+        "hidden": [4],
+    }
     learner = Listener(build(node, spec=env.spec), horizon)
     loop = RolloutLoop(Rollout(env, learner.policy, learner.gamma), learner, reward)
     nothing = Every(0, 0, 0)
@@ -138,13 +142,19 @@ def test_the_batch_is_what_the_policy_did() -> None:
 
 
 KINDS: list[dict[str, Any]] = [
-    {"policy": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8]}},
-    {"policy": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8], "chunk": 3}},
+    {"policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]}},
+    {
+        "policy": {
+            "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+            "hidden": [8],
+            "chunk": 3,
+        }
+    },
     {
         "policy": {
             "_target_": "policies.recurrent.Recurrent",
             "width": 8,
-            "inner": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": []},
+            "inner": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": []},
         }
     },
 ]
@@ -177,7 +187,7 @@ def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", normalize=True)
-    node["policy"] = {"_target_": "policies.diagonal_gaussian.Normal"}
+    node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     with pytest.raises(ConfigError, match="running normaliser"):
         run(node)

@@ -143,7 +143,9 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
         (
             {
                 "data": "replay",
-                "learner": {"_target_": "embodied.learners.imitation.behavior_cloning.Imitate"},
+                "learner": {
+                    "_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning"
+                },
             },
             "cannot be fed from a replay",
         ),

@@ -32,7 +32,7 @@ NODE: dict[str, Any] = {
     "video": False,
 }
 PPO = {
-    "policy": {"_target_": "policies.diagonal_gaussian.Normal", "hidden": [8]},
+    "policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
     "learner": {
         "_target_": "embodied.learners.on_policy.ppo.Ppo",
         "horizon": 12,

@@ -40,9 +40,9 @@ def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["latent.Latent", "aliased.Aliased"])
+@pytest.mark.parametrize("kind", ["dsrl.Dsrl", "dsrl_na.DsrlNa"])
 def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: str) -> None:
-    node = {"_target_": f"policies.{kind}", "base": BASE, "inner": INNER, "bound": 2.0}
+    node = {"_target_": f"policies.steering.{kind}", "base": BASE, "inner": INNER, "bound": 2.0}
     session = open_session(make_run(tmp_path, REACH, node, execute=2))
     session.begin(1)
     for _ in range(4):
@@ -52,7 +52,7 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
     for at in (1, 3):
         # Without exploration the inner policy is its mean: w = bound * u(o).
         with torch.no_grad():
-            u = policy.inner.act(moments[at - 1].obs, {}, policy.inner.draw(1))[0].flatten()
+            u = policy.inner.act(moments[at - 1].obs, {}, policy.inner.sample_noise(1))[0].flatten()
         torch.testing.assert_close(moments[at].noise, 2.0 * u)
         assert torch.equal(moments[at].noise, moments[at + 1].noise)
     assert not torch.equal(moments[1].noise, moments[3].noise)
@@ -63,7 +63,7 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
 
 
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
-    node = {"_target_": "policies.steering.dsrl.Latent", "base": BASE, "inner": INNER, "bound": 2.0}
+    node = {"_target_": "policies.steering.dsrl.Dsrl", "base": BASE, "inner": INNER, "bound": 2.0}
     with Viewer(open_session(make_run(tmp_path, REACH, node, execute=2)), port=0) as viewer:
         mind = viewer.page.mind
         assert not mind.noise.visible
@@ -179,7 +179,7 @@ class Corner(Policy):
         super().__init__()
         self.spec = spec
 
-    def draw(self, n, explore=False):
+    def sample_noise(self, n, explore=False):
         return torch.zeros(n, 1)
 
     def act(self, obs, carry, noise):

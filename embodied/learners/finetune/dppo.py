@@ -39,7 +39,7 @@ class Config(ppo_on_chain.Config):
     limits: tuple[float, float] = (-5.0, 2.0)
 
 
-class Dppo(ppo_on_chain.Chained):
+class Dppo(ppo_on_chain.PpoOnChain):
     """One ratio for every denoising step."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -73,7 +73,7 @@ class Dppo(ppo_on_chain.Chained):
         table["advantage"] = table["advantage"] * self.fades[table["step"]]
         places = range(0, len(table["step"]), PIECE)
         pieces = (each(table, partial(piece, at, PIECE)) for at in places)
-        table["old"] = torch.cat([self._assess(rows)[0] for rows in pieces])
+        table["old"] = torch.cat([self._evaluate_actions(rows)[0] for rows in pieces])
         return table, metrics
 
     def _look(self, batch: Tensors, carry: Tensors) -> Before:
@@ -88,7 +88,7 @@ class Dppo(ppo_on_chain.Chained):
         )
         return torch.zeros_like(value), value, after, {}
 
-    def _assess(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
         """Log-densities [N] of single steps, means over their elements; their noise is fixed."""
         x, following = rows["action"].unbind(1)
         each_element = self.policy.log_prob(under(rows, "obs"), x, following, rows["step"])
@@ -102,7 +102,7 @@ class Dppo(ppo_on_chain.Chained):
 
     def objective(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch of steps, and its parts."""
-        log_prob, _ = self._assess(rows)
+        log_prob, _ = self._evaluate_actions(rows)
         advantage, clip = rows["advantage"], self.clips[rows["step"]]
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))

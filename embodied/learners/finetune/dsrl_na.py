@@ -25,8 +25,9 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 from policies.steering import dsrl_na
@@ -59,22 +60,22 @@ class Config:
     cuda_graph: bool = False
 
 
-class Aliased(Descent):
+class DsrlNa(GradientLearner):
     """An update is one step of the action critic, `distil` of the noise critic, one of the actor.
 
     Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
     """
 
     data = "replay"
-    policy: dsrl_na.Aliased  # pyright: ignore[reportIncompatibleVariableOverride]
+    policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
     noise_critic: Critic
 
     def __init__(self, config: Config, policy: Policy, execute: int | None = None) -> None:
         super().__init__()
-        if not isinstance(policy, dsrl_na.Aliased) or not isinstance(policy.inner, Gaussian):
-            raise ConfigError("this learner needs finetune=aliased with policy=gaussian")
+        if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
+            raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
         if config.distil < 1 or not 0 <= config.actor_share <= 1:
             raise ConfigError("distil should be at least 1, actor_share between 0 and 1")
         self.config, self.policy = config, policy
@@ -85,19 +86,19 @@ class Aliased(Descent):
         self.noise_critic = self._critic(self.actor.size)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * self.actor.size
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.noise_weights: list[Tensor] = list(self.noise_critic.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
-            "noise_critic": Adam(self.noise_weights, config.critic_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
+            "noise_critic": Adam(self.noise_critic_params, config.critic_lr),
             "actor": Adam(self.actor.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
         self._distil = self.compiled(self._distil_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = self.recorded(self._steps)
 
     @property
@@ -121,9 +122,9 @@ class Aliased(Descent):
         return self.steps(batch)
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):
             distilled = self._distil(obs)
@@ -139,7 +140,7 @@ class Aliased(Descent):
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        u, log_prob = self.actor.sample(following, self.actor.draw(len(reward), True))
+        u, log_prob = self.actor.sample(following, self.actor.sample_noise(len(reward), True))
         value = self.target(following, self._executed(following, u)).amin(0)
         if self.config.entropy_in_backup:
             value = value - self.log_alpha.exp() * log_prob
@@ -159,18 +160,18 @@ class Aliased(Descent):
         """[n, size] in units of the bound: the actor's first, then normal ones."""
         n = len(next(iter(obs.values())))
         own = round(self.config.actor_share * n)
-        z = self.actor.draw(n, True)
+        z = self.actor.sample_noise(n, True)
         if not own:
             return z / self.policy.bound
         u, _ = self.actor.sample(each(obs, lambda v: v[:own]), z[:own])
         return torch.cat([u, z[own:] / self.policy.bound])
 
     def _actor_step(self, obs: Tensors) -> dict[str, Tensor]:
-        with still(self.noise_weights):
-            loss, log_prob = self._improve(obs)
+        with frozen(self.noise_critic_params):
+            loss, log_prob = self._actor_loss_fn(obs)
             self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.adams["temperature"].step()
+        self.optims["temperature"].step()
         return {
             "actor_loss": loss.detach(),
             "entropy": -log_prob.mean(),
@@ -179,7 +180,7 @@ class Aliased(Descent):
 
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         n = len(next(iter(obs.values())))
-        u, log_prob = self.actor.sample(obs, self.actor.draw(n, True))
+        u, log_prob = self.actor.sample(obs, self.actor.sample_noise(n, True))
         value = self.noise_critic(obs, u).amin(0)
         return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
@@ -208,3 +209,6 @@ class Aliased(Descent):
 def distil_loss(q: Tensor, target: Tensor) -> Tensor:
     """Sum over members of half the mean squared error to the same member's target, both [E, N]."""
     return 0.5 * (q - target).square().mean(1).sum()
+
+
+__getattr__ = attributes(__name__)

@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.learners.off_policy.sac import actor_loss, temperature_slope
 from embodied.nn.optim import Adam
@@ -57,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Expo(Descent):
+class Expo(GradientLearner):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then base, edit policy and
     temperature once, on the last one. `online` learns; `policy`, which acts, shares its edit policy
     and critics and follows its base."""
@@ -81,19 +81,19 @@ class Expo(Descent):
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = (config.target_entropy + math.log(policy.scale)) * policy.size
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.base_weights: list[Tensor] = list(policy.base.parameters())
-        self.base_averages: list[Tensor] = list(self.policy.base.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
-            "base": Adam(self.base_weights, config.base_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.base_params: list[Tensor] = list(policy.base.parameters())
+        self.ema_base_params: list[Tensor] = list(self.policy.base.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
+            "base": Adam(self.base_params, config.base_lr),
             "edit": Adam(policy.edit.parameters(), config.edit_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._edit_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._edit_loss)
         self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
@@ -107,9 +107,9 @@ class Expo(Descent):
         return metrics | self._base_step(part) | self._edit_step(part)
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -121,29 +121,31 @@ class Expo(Descent):
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         """The base that learns proposes; one subset of the targets chooses, another one values."""
-        proposals = self.online.proposals(following, self.online.draw(reward.shape[0], True))
+        proposals = self.online.proposals(
+            following, self.online.sample_noise(reward.shape[0], True)
+        )
         action, _ = select_by_q(self._least, following, proposals)
         return torch.addcmul(reward, discount, self._least(following, action[:, None])[:, 0])
 
     def _least(self, obs: Tensors, actions: Tensor) -> Tensor:
         """The minimum [N, K] over `subset` random target critics."""
         # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
-        lots = torch.rand(self.target.ensemble.n, device=actions.device)
-        index = lots.topk(self.config.subset).indices
+        scores = torch.rand(self.target.ensemble.n, device=actions.device)
+        index = scores.topk(self.config.subset).indices
         return self.target.each(obs, actions, index).amin(0)
 
     def _base_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss = self.online.base.loss(behaviour(batch, self.online)).mean()
         self.descend("base", loss)
-        follow(self.base_averages, self.base_weights, self.config.base_tau)
+        soft_update(self.ema_base_params, self.base_params, self.config.base_tau)
         return {"base_loss": loss.detach()}
 
     def _edit_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with still(self.weights):
-            loss, log_prob = self._improve(batch)
+        with frozen(self.critic_params):
+            loss, log_prob = self._actor_loss_fn(batch)
             self.descend("edit", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.adams["temperature"].step()
+        self.optims["temperature"].step()
         return {
             "edit_loss": loss.detach(),
             "entropy": -log_prob.mean(),

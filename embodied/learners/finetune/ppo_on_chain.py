@@ -18,8 +18,9 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.on_policy import ppo
 from embodied.learners.values import Value, ValueConfig
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.denoising_mdp.chain import Chain
+from policies.denoising_mdp.chain import DenoisingMDP
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Config(ppo.Config):
     warm_up: int = 1
 
 
-class Chained(ppo.Ppo):
+class PpoOnChain(ppo.Ppo):
     """PPO over a chain; `part` elements of each x were played by the robot (None: all)."""
 
-    policy: Chain  # pyright: ignore[reportIncompatibleVariableOverride]
+    policy: DenoisingMDP  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -54,7 +55,7 @@ class Chained(ppo.Ppo):
         total_decisions: int = 0,
         execute: int | None = None,
     ) -> None:
-        if not isinstance(policy, Chain):
+        if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
                 "this learner improves the steps of a cloned policy: policy=noisy_flow or "
                 "policy=noisy_diffusion, and init=RUN"
@@ -62,10 +63,10 @@ class Chained(ppo.Ppo):
         super().__init__(config, policy, spec, total_decisions, execute)
         self.part, self.played = self.played, None  # the network needs the whole of every x
         self.updates = 0
-        if len(self.adams) == 1:  # one for both cannot stand still for one of them
+        if len(self.optims) == 1:  # one for both cannot stand still for one of them
             actor = [p for p in policy.parameters() if p.requires_grad]
             groups = {"actor": actor, "critic": list(self.value.parameters())}
-            self.adams = {name: Adam(group, config.lr) for name, group in groups.items()}
+            self.optims = {name: Adam(group, config.lr) for name, group in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
         value, clone = Value(self.config.value, spec), self.policy.encoder
@@ -81,7 +82,7 @@ class Chained(ppo.Ppo):
     def _set_rates(self) -> None:
         super()._set_rates()
         if self.updates < self.config.warm_up:
-            self.adams["actor"].param_groups[0]["lr"].zero_()
+            self.optims["actor"].param_groups[0]["lr"].zero_()
 
     def _observe(self, batch: Tensors) -> None:
         """Only the critic's normaliser follows; the clone's belongs to its weights."""
@@ -95,3 +96,6 @@ class Chained(ppo.Ppo):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
+
+
+__getattr__ = attributes(__name__)

@@ -45,7 +45,7 @@ class Config(ppo_on_chain.Config):
     hold: float = 0.35
 
 
-class Reinflow(ppo_on_chain.Chained):
+class Reinflow(ppo_on_chain.PpoOnChain):
     """One ratio for a whole chain."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -72,8 +72,10 @@ class Reinflow(ppo_on_chain.Chained):
             cast(NoisyFlow, self.policy).narrow(bound)
         return metrics
 
-    def _assess(self, rows: Tensors) -> tuple[Tensor, Tensor]:
-        log_prob, entropy = self.policy.assess(under(rows, "obs"), rows["action"], self.part)
+    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+        log_prob, entropy = self.policy.evaluate_actions(
+            under(rows, "obs"), rows["action"], self.part
+        )
         return log_prob.clamp(*self.config.limits), entropy
 
     def _slopes(self, rows: Tensors) -> dict[str, Tensor]:

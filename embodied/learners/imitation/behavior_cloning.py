@@ -19,8 +19,9 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.learners.gradient_learner import follow
+from embodied.learners.gradient_learner import soft_update
 from embodied.learners.learner import Learner
+from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Config:
     grad_clip: float = 10.0
 
 
-class Imitate(Learner):
+class BehaviorCloning(Learner):
     """One AdamW step on the mean loss per update."""
 
     data = "offline"
@@ -61,7 +62,7 @@ class Imitate(Learner):
         self.adam.step()
         self.done += 1
         ema = min(self.config.ema, (1 + self.done) / (10 + self.done))
-        follow(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
+        soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
         return {"loss": loss.detach(), "grad_norm": norm}
 
     def fit(self, rows: Tensors) -> None:
@@ -82,3 +83,6 @@ class Imitate(Learner):
 def cosine(lr: float, progress: float) -> float:
     """From `lr` at progress 0 to a tenth of it at 1, and no further."""
     return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+
+
+__getattr__ = attributes(__name__)

@@ -18,6 +18,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
+from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Config:
     gamma: float = 0.99
 
 
-class Dagger(Learner):
+class HgDagger(Learner):
     """Fed from a replay; rows without the column `intervened` are all somebody's."""
 
     data = "replay"
@@ -54,3 +55,6 @@ class Dagger(Learner):
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {"adam": self.adam}
+
+
+__getattr__ = attributes(__name__)

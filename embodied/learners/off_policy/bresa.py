@@ -27,11 +27,11 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
-from policies.wrappers.reflex_override import Reflexive
+from policies.wrappers.reflex_override import ReflexOverride
 
 NEWEST = 8  # violations that one batch can add to the memory
 
@@ -79,12 +79,12 @@ class Held(Sac):
         return critic_loss(q, same + (new - same) / self.ticks), q.detach().mean()
 
 
-class Bresa(Descent):
+class Bresa(GradientLearner):
     """`update` takes the rows of single ticks, which say `violated` (bool), and `executed` where it
     is not the action; trains the task, then the safety critic, then the recovery."""
 
     data = "replay"
-    policy: Reflexive  # pyright: ignore[reportIncompatibleVariableOverride]
+    policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
     seen: Tensor
     done: Tensor
     stored: Tensor
@@ -101,15 +101,15 @@ class Bresa(Descent):
         if task.utd != 1 or task.n_step != 1:
             raise ConfigError("task: utd and n_step are 1 here; ratio says how often to update")
         self.config, self.batch_size, self.gamma = config, config.batch_size, config.gamma
-        self.policy = policy if isinstance(policy, Reflexive) else reflexive(policy, config)
+        self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         self.task = Held(task, self.policy.base, spec)
         self.task.ticks = config.ticks
         self.target = copy.deepcopy(self.policy.risks).requires_grad_(False)
-        self.weights: list[Tensor] = list(self.policy.risks.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
-            **{f"task_{name}": adam for name, adam in self.task.adams.items()},
-            "risk": Adam(self.weights, config.risk_lr),
+        self.critic_params: list[Tensor] = list(self.policy.risks.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
+            **{f"task_{name}": adam for name, adam in self.task.optims.items()},
+            "risk": Adam(self.critic_params, config.risk_lr),
             "recovery": Adam(self.policy.recovery.parameters(), config.recovery_lr),
         }
         self.extra = round(config.batch_size * config.violating / (1 - config.violating))
@@ -140,7 +140,9 @@ class Bresa(Descent):
         following = under(batch, "next_obs")
         executed = batch.get("executed", action)  # demonstrations do what they choose
         with torch.no_grad():
-            new = self.policy.base.act(following, {}, self.policy.draw(len(action), True))[0]
+            new = self.policy.base.act(following, {}, self.policy.sample_noise(len(action), True))[
+                0
+            ]
         again = torch.rand(len(action), device=action.device) < 1 / self.config.ticks
         # Whom the reflex interrupted is asked again.
         again = again | (executed != action).any(1)
@@ -174,7 +176,7 @@ class Bresa(Descent):
         target = torch.cat([target, torch.ones_like(known)])
         loss = critic_loss(risk, target, weight)
         self.descend("risk", loss)
-        follow(self.averages, self.weights, self.config.risk_tau)
+        soft_update(self.target_params, self.critic_params, self.config.risk_tau)
         ordinary, bad = risk.detach().amax(0).split([self.batch_size, self.extra])
         return {"risk_loss": loss.detach(), "risk": ordinary.mean(), "risk_violating": bad.mean()}
 
@@ -187,7 +189,7 @@ class Bresa(Descent):
         return risk_target(rows["violated"], rows["goes_on"], gamma, later)
 
     def _recovery_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
-        with still(self.weights):
+        with frozen(self.critic_params):
             seen = self.policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
             loss = self.policy.risks_of(seen, self.policy.recover(seen)).amax(0).mean()
             self.descend("recovery", loss)
@@ -198,10 +200,10 @@ class Bresa(Descent):
         self.policy.encoder.fit(rows)
 
 
-def reflexive(base: Policy, config: Config) -> Reflexive:
+def reflexive(base: Policy, config: Config) -> ReflexOverride:
     """A reflex that knows nothing yet around `base`."""
     node = {
-        "_target_": "policies.wrappers.reflex_override.Reflexive",
+        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
         "ticks": config.ticks,
         "above": config.above,
@@ -209,7 +211,7 @@ def reflexive(base: Policy, config: Config) -> Reflexive:
         "least": config.least,
         "hidden": list(config.hidden),
     }
-    made: Reflexive = build(node, spec=base.spec)
+    made: ReflexOverride = build(node, spec=base.spec)
     made.base = base
     return made
 

@@ -39,8 +39,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 
@@ -81,7 +82,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Dsact(Descent):
+class DsacT(GradientLearner):
     """`update` is one critic step and, when it is due, one of everything else on the same rows."""
 
     data = "replay"
@@ -108,19 +109,22 @@ class Dsact(Descent):
         self.register_buffer("scale", torch.zeros(critics))  # S; 0 until the first batch
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * policy.size
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.moving: list[Tensor] = [*self.weights, *policy.parameters()]
-        self.averages: list[Tensor] = [*self.target.parameters(), *self.target_policy.parameters()]
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.online_params: list[Tensor] = [*self.critic_params, *policy.parameters()]
+        self.target_params: list[Tensor] = [
+            *self.target.parameters(),
+            *self.target_policy.parameters(),
+        ]
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = {act: self._plan(act) for act in (False, True)}
 
     def _plan(self, act: bool) -> Update:
@@ -135,7 +139,7 @@ class Dsact(Descent):
         return metrics | self.improved
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        loss, q, sigma, clipped = self._judge(batch)
+        loss, q, sigma, clipped = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         metrics = {
             "critic_loss": loss.detach(),
@@ -145,7 +149,7 @@ class Dsact(Descent):
         }
         if act:
             metrics |= self._actor_step(batch)
-            follow(self.averages, self.moving, self.config.tau)
+            soft_update(self.target_params, self.online_params, self.config.tau)
         return metrics
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:
@@ -163,7 +167,7 @@ class Dsact(Descent):
         self, reward: Tensor, discount: Tensor, following: Tensors
     ) -> tuple[Tensor, Tensor]:
         """y_q and y_z, [N] each."""
-        noise = self.target_policy.draw(len(reward), True)
+        noise = self.target_policy.sample_noise(len(reward), True)
         action, log_prob = self.target_policy.sample(following, noise)
         q, sigma = distribution(self.target(following, action))
         value, least = q.min(0)
@@ -177,25 +181,27 @@ class Dsact(Descent):
         """The bound [E, 1] of what the deviations learn, and the weight [E, N] of the losses."""
         if not self.config.adjust:
             one = torch.ones_like(self.scale)[:, None]
-            return self.config.bound * one, weights(sigma, one, self.config.form, clip=False)
+            return self.config.bound * one, loss_weights(sigma, one, self.config.form, clip=False)
         now = sigma.mean(1)
         moved = self.scale.lerp(now, self.config.scale_tau)
         self.scale.copy_(torch.where(self.scale == 0, now, moved))
         scale = self.scale[:, None]
-        return NEAR * scale, weights(sigma, scale, self.config.form)
+        return NEAR * scale, loss_weights(sigma, scale, self.config.form)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with still(self.weights):
-            loss, log_prob = self._improve(batch)
+        with frozen(self.critic_params):
+            loss, log_prob = self._actor_loss_fn(batch)
             self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.adams["temperature"].step()
+        self.optims["temperature"].step()
         temperature = self.log_alpha.detach().exp()
         return dict(zip(IMPROVED, (loss.detach(), -log_prob.mean(), temperature), strict=True))
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
+        action, log_prob = self.policy.sample(
+            obs, self.policy.sample_noise(len(batch["reward"]), True)
+        )
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
@@ -221,7 +227,7 @@ def distribution(answer: Tensor) -> tuple[Tensor, Tensor]:
     return q, functional.softplus(raw)
 
 
-def weights(sigma: Tensor, scale: Tensor, form: str, clip: bool = True) -> Tensor:
+def loss_weights(sigma: Tensor, scale: Tensor, form: str, clip: bool = True) -> Tensor:
     """S^2 / (sigma^2 + 0.1), in the Huber form within RIM; `sigma` [E, N], `scale` [E, 1]."""
     weight = scale.square() / (sigma.square() + EPS)
     return weight.clamp(*RIM) if clip and form == "huber" else weight
@@ -252,3 +258,6 @@ def value_loss(
 def huber(error: Tensor) -> Tensor:
     """x^2 / 2, beyond DELTA a line."""
     return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=DELTA)
+
+
+__getattr__ = attributes(__name__)

@@ -35,7 +35,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.off_policy.sac import actor_loss, temperature_slope
 from embodied.nn.optim import Adam
 from policies.block_gaussian import BlockGaussian
@@ -94,7 +94,7 @@ class BlockCritic(nn.Module):
         return self.net(torch.cat([self.encoder(obs), action], 1), fresh)
 
 
-class Flashsac(Descent):
+class Flashsac(GradientLearner):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "replay"
@@ -117,19 +117,19 @@ class Flashsac(Descent):
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
         self.register_buffer("scale", torch.tensor(start))
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = policy.size * sought(config)
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
+        self.entropy = policy.size * target_entropy(config)
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = {act: self._plan(act) for act in (False, True)}
 
     def _plan(self, act: bool) -> Update:
@@ -145,13 +145,13 @@ class Flashsac(Descent):
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         self._rescale(batch)
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         self.critic.net.project()
         metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "scale": self.scale.clone()}
         if act:
             metrics |= self._actor_step(batch)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class Flashsac(Descent):
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         n, following = len(batch["reward"]), under(batch, "next_obs")
         with torch.no_grad():
-            action, log_prob = self.policy.sample(following, self.policy.draw(n, True))
+            action, log_prob = self.policy.sample(following, self.policy.sample_noise(n, True))
         obs = {
             key: torch.cat([value, following[key]]) for key, value in under(batch, "obs").items()
         }
@@ -186,18 +186,20 @@ class Flashsac(Descent):
         return self.support.back_up(self.support.lowest(logits), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with still(self.weights):
-            loss, log_prob = self._improve(batch)
+        with frozen(self.critic_params):
+            loss, log_prob = self._actor_loss_fn(batch)
             self.descend("actor", loss)
             self.policy.project()
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.adams["temperature"].step()
+        self.optims["temperature"].step()
         temperature = self.log_alpha.detach().exp()
         return dict(zip(IMPROVED, (loss.detach(), -log_prob.mean(), temperature), strict=True))
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
+        action, log_prob = self.policy.sample(
+            obs, self.policy.sample_noise(len(batch["reward"]), True)
+        )
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
 
@@ -216,7 +218,7 @@ class Flashsac(Descent):
 IMPROVED = ("actor_loss", "entropy", "temperature")
 
 
-def sought(config: Config) -> float:
+def target_entropy(config: Config) -> float:
     """The entropy sought per action element."""
     if config.target_entropy is not None:
         return config.target_entropy

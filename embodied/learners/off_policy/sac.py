@@ -26,7 +26,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 
@@ -57,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Sac(Descent):
+class Sac(GradientLearner):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
     data = "replay"
@@ -80,16 +80,16 @@ class Sac(Descent):
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
         self.entropy = config.target_entropy * policy.size
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
@@ -97,18 +97,18 @@ class Sac(Descent):
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         size, metrics = self.config.batch_size, {}
-        self.missed: list[Tensor] = []  # by how much, in each slice
+        self.td_errors: list[Tensor] = []  # by how much, in each slice
         for at in range(0, self.batch_size, size):
             part = batch if self.config.utd == 1 else each(batch, lambda v: v[at : at + size])  # noqa: B023
             metrics |= self._critic_step(part)
-        if self.missed:
-            self.priority = torch.cat(self.missed)
+        if self.td_errors:
+            self.priority = torch.cat(self.td_errors)
         return metrics | self._actor_step(part)
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -117,26 +117,28 @@ class Sac(Descent):
         backup = self._backup(batch["reward"], batch["discount"], following)
         loss = critic_loss(q, backup, batch.get("weight"))
         if "weight" in batch:
-            self.missed.append((q.detach() - backup).abs().mean(0))
+            self.td_errors.append((q.detach() - backup).abs().mean(0))
         return loss, q.detach().mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        action, log_prob = self.policy.sample(following, self.policy.draw(len(reward), True))
+        action, log_prob = self.policy.sample(
+            following, self.policy.sample_noise(len(reward), True)
+        )
         q = self.target(following, action)
         if self.config.subset < self.config.critics:
             # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
-            lots = torch.rand(self.config.critics, device=q.device)
-            q = q.index_select(0, lots.topk(self.config.subset).indices)
+            scores = torch.rand(self.config.critics, device=q.device)
+            q = q.index_select(0, scores.topk(self.config.subset).indices)
         alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
         return reward + discount * (q.amin(0) - alpha * log_prob)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with still(self.weights):
-            loss, log_prob = self._improve(batch)
+        with frozen(self.critic_params):
+            loss, log_prob = self._actor_loss_fn(batch)
             self.descend("actor", loss)
         self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.adams["temperature"].step()
+        self.optims["temperature"].step()
         return {
             "actor_loss": loss.detach(),
             "entropy": -log_prob.mean(),
@@ -145,7 +147,9 @@ class Sac(Descent):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(obs, self.policy.draw(len(batch["reward"]), True))
+        action, log_prob = self.policy.sample(
+            obs, self.policy.sample_noise(len(batch["reward"]), True)
+        )
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()

@@ -29,7 +29,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from policies.deterministic import Deterministic
 
@@ -66,7 +66,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Td3(Descent):
+class Td3(GradientLearner):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "replay"
@@ -98,20 +98,20 @@ class Td3(Descent):
         self.support = Support(*config.values, config.atoms) if config.atoms else None
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.policy_weights: list[Tensor] = list(policy.parameters())
-        self.policy_averages: list[Tensor] = list(self.target_policy.parameters())
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.actor_params: list[Tensor] = list(policy.parameters())
+        self.target_actor_params: list[Tensor] = list(self.target_policy.parameters())
         decay = config.weight_decay
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr, weight_decay=decay),
-            "actor": Adam(self.policy_weights, config.actor_lr, weight_decay=decay),
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr, weight_decay=decay),
+            "actor": Adam(self.actor_params, config.actor_lr, weight_decay=decay),
         }
         self.updates = 0
         self.improved: Tensors = {}  # metrics of the newest policy step
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = {key: self._plan(*key) for key in KINDS}
 
     def _plan(self, follows: bool, act: bool) -> Update:
@@ -132,13 +132,13 @@ class Td3(Descent):
         if act:
             metrics |= self._actor_step(batch)
         if follows:
-            follow(self.averages, self.weights, self.config.tau)
+            soft_update(self.target_params, self.critic_params, self.config.tau)
         if act:
-            follow(self.policy_averages, self.policy_weights, self.config.tau)
+            soft_update(self.target_actor_params, self.actor_params, self.config.tau)
         return metrics
 
     def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
@@ -161,8 +161,8 @@ class Td3(Descent):
         return self.support.back_up(self.support.lowest(q), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with still(self.weights):
-            loss = self._improve(batch)
+        with frozen(self.critic_params):
+            loss = self._actor_loss_fn(batch)
             self.descend("actor", loss)
         return {"actor_loss": loss.detach()}
 

@@ -69,7 +69,7 @@ class CalQl(sac.Sac):
         for seen in (obs, following):
             many = each(seen, lambda leaf: leaf.repeat_interleave(k, 0))
             n = len(next(iter(many.values())))
-            action, log_prob = self.policy.sample(many, self.policy.draw(n, True))
+            action, log_prob = self.policy.sample(many, self.policy.sample_noise(n, True))
             actions.append(action.unflatten(0, (-1, k)))
             log_probs.append(log_prob.unflatten(0, (-1, k)))
         uniform = torch.rand_like(actions[0]).mul_(2).sub_(1)

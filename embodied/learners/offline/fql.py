@@ -25,7 +25,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import Descent, follow, still
+from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.nn.optim import Adam
 from policies.generative.one_step import OneStep
@@ -52,7 +52,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Fql(Descent):
+class Fql(GradientLearner):
     """`update` is a critic step and a step of flow and one-step network, on the same rows."""
 
     data = "offline"
@@ -63,35 +63,35 @@ class Fql(Descent):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, OneStep):
-            raise ConfigError("this learner distils a flow into one step: policy=onestep")
+            raise ConfigError("this learner distils a flow into one step: policy=one_step")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.critic = Critic(
             spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
         )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
-        self._improve = self.compiled(self._actor_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.step = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         metrics = {"critic_loss": loss.detach(), "q_mean": q_mean}
-        with still(self.weights):
-            flow, distil, value = self._improve(batch)
+        with frozen(self.critic_params):
+            flow, distil, value = self._actor_loss_fn(batch)
             self.descend("actor", flow + self.config.alpha * distil + value)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
         return metrics | {name: part.detach() for name, part in parts.items()}
 
@@ -103,7 +103,7 @@ class Fql(Descent):
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        noise = self.policy.draw(reward.shape[0], True)
+        noise = self.policy.sample_noise(reward.shape[0], True)
         q = self.target(following, self.policy(following, noise).clamp(-1, 1))
         value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
         return torch.addcmul(reward, discount, value)
@@ -111,7 +111,7 @@ class Fql(Descent):
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The three terms, alpha not yet applied."""
         obs, rows = under(batch, "obs"), behaviour(batch, self.policy)
-        noise = self.policy.draw(batch["reward"].shape[0], True)
+        noise = self.policy.sample_noise(batch["reward"].shape[0], True)
         action = self.policy(obs, noise)
         q = self.critic(obs, action.clamp(-1, 1)).mean(0)
         return (

@@ -29,7 +29,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import Descent, follow
+from embodied.learners.gradient_learner import GradientLearner, soft_update
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from policies.networks.encoders import Encoder
@@ -72,7 +72,7 @@ class Value(nn.Module):
         return self.net(self.encoder(obs)).flatten()
 
 
-class Iql(Descent):
+class Iql(GradientLearner):
     """`update` is one step of the value, the policy and the critics on the same rows."""
 
     data = "offline"
@@ -96,12 +96,12 @@ class Iql(Descent):
         )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.value = Value(spec, config.hidden, config.layer_norm)
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
             "value": Adam(self.value.parameters(), config.value_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
-            "critic": Adam(self.weights, config.critic_lr),
+            "critic": Adam(self.critic_params, config.critic_lr),
         }
         # The one place where the same code becomes faster code.
         self._losses = self.compiled(self._loss)
@@ -114,7 +114,7 @@ class Iql(Descent):
         return self.steps(batch)
 
     def _schedule(self, lr: float, like: Tensor) -> None:
-        group = self.adams["actor"].param_groups[0]
+        group = self.optims["actor"].param_groups[0]
         if not isinstance(self.steps, Graph):
             group["lr"] = lr
         elif isinstance(group["lr"], Tensor):
@@ -125,9 +125,9 @@ class Iql(Descent):
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         losses, metrics = self._losses(batch)
         losses.sum().backward()  # three losses of three sets of parameters
-        for adam in self.adams.values():
+        for adam in self.optims.values():
             adam.step()
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:

@@ -23,10 +23,11 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import Descent, follow
+from embodied.learners.gradient_learner import GradientLearner, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.wrappers.best_of_n import Best, select_by_q
+from policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
 @dataclass(frozen=True)
@@ -44,28 +45,28 @@ class Config:
     cuda_graph: bool = False
 
 
-class QChunk(Descent):
+class QChunking(GradientLearner):
     """`update` is a critic step and a cloning step, on the same rows."""
 
     data = "offline"
-    policy: Best  # pyright: ignore[reportIncompatibleVariableOverride]
+    policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__()
-        if type(policy) is not Best:
-            raise ConfigError("this learner chooses among a policy's candidates: policy=best")
+        if type(policy) is not BestOfN:
+            raise ConfigError("this learner chooses among a policy's candidates: policy=best_of_n")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.critic = policy.critic.requires_grad_(True)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.weights: list[Tensor] = list(self.critic.parameters())
-        self.averages: list[Tensor] = list(self.target.parameters())
-        self.adams = {
-            "critic": Adam(self.weights, config.critic_lr),
+        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.optims = {
+            "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.base.requires_grad_(True).parameters(), config.actor_lr),
         }
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._critic_loss)
+        self._critic_loss_fn = self.compiled(self._critic_loss)
         self._imitate = self.compiled(self._clone_loss)
         self.step = self.recorded(self._step)
 
@@ -73,11 +74,11 @@ class QChunk(Descent):
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._judge(batch)
+        loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         clone = self._imitate(batch)
         self.descend("actor", clone)
-        follow(self.averages, self.weights, self.config.tau)
+        soft_update(self.target_params, self.critic_params, self.config.tau)
         return {"critic_loss": loss.detach(), "q_mean": q_mean, "clone_loss": clone.detach()}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,9 @@ class QChunk(Descent):
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        proposals = self.policy.proposals(following, self.policy.draw(reward.shape[0], True))
+        proposals = self.policy.proposals(
+            following, self.policy.sample_noise(reward.shape[0], True)
+        )
         action, _ = select_by_q(self.policy.judge, following, proposals)
         q = self.target(following, action)
         value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
@@ -100,3 +103,6 @@ class QChunk(Descent):
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
         self.target.encoder.fit(rows)
+
+
+__getattr__ = attributes(__name__)

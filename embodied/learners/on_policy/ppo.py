@@ -22,9 +22,9 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
-from embodied.learners.gradient_learner import Descent
+from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, clip_slope, gae, normalized, variance
-from embodied.learners.on_policy.running_stats import Observed, Returns
+from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.learners.values import RecurrentValue, Value, ValueConfig
 from embodied.nn.optim import Adam
 from policies.networks.encoders import Encoder
@@ -35,22 +35,22 @@ Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
 @runtime_checkable
-class Dense(Protocol):
+class StochasticPolicy(Protocol):
     """A policy that can say how likely its actions were; `encoder` holds its normaliser."""
 
     encoder: Encoder
 
-    def assess(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]: ...
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class RecurrentPolicy(Protocol):
     """A policy with memory that can live through rows of time again."""
 
     encoder: Encoder
     width: int
 
-    def relive(
+    def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
@@ -93,7 +93,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Ppo(Descent):
+class Ppo(GradientLearner):
     """`update` makes `epochs` passes over one batch [T, B] of the newest decisions."""
 
     data = "rollout"
@@ -109,9 +109,10 @@ class Ppo(Descent):
         execute: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(policy, Dense | Remembering):
+        if not isinstance(policy, StochasticPolicy | RecurrentPolicy):
             raise ConfigError(
-                "this learner needs a policy with a density: policy=normal or policy=categorical"
+                "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
+                "policy=categorical"
             )
         if config.schedule in ("linear", "cosine") and not total_decisions:
             raise ConfigError(f"schedule={config.schedule} needs to know the length of the run")
@@ -121,10 +122,13 @@ class Ppo(Descent):
         self.total, self.done = total_decisions, 0
         # The rest of a chunk is not played, and says nothing about what was rewarded.
         self.played = None if execute is None else execute * spec.act.size
-        self.remembers = isinstance(policy, Remembering)
+        self.remembers = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
-        self.actor_seen, self.critic_seen = Observed(policy.encoder), Observed(self.value.encoder)
-        self.returns = Returns(config.reward_clip)
+        self.actor_seen, self.critic_seen = (
+            ObservationStats(policy.encoder),
+            ObservationStats(self.value.encoder),
+        )
+        self.returns = RewardScaler(config.reward_clip)
         self.estimates = None if config.scale_rewards else {}
         self.memory = torch.empty(0)  # the critic's, [B, width], before the next batch
         rates = (config.lr, config.critic_lr or config.lr)
@@ -132,16 +136,16 @@ class Ppo(Descent):
         self.register_buffer("pace", torch.tensor(1.0))  # what both are multiplied by
         actor = [p for p in policy.parameters() if p.requires_grad]
         critic = list(self.value.parameters())
-        self.adams = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel, one rate
+        self.optims = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel, one rate
         if rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
-            self.adams = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
+            self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
         # The one place where the same code becomes faster code.
-        self._judge = self.compiled(self._slopes)
+        self._critic_loss_fn = self.compiled(self._slopes)
         self.step = self.recorded(self._step)
 
     def _critic(self, spec: Spec) -> Value | RecurrentValue:
-        if isinstance(self.policy, Remembering):
+        if isinstance(self.policy, RecurrentPolicy):
             return RecurrentValue(self.config.value, spec, self.policy.width)
         return Value(self.config.value, spec)
 
@@ -207,7 +211,7 @@ class Ppo(Descent):
         for at in range(0, len(flat["reward"]), PIECE):
             rows = each(flat, partial(piece, at, PIECE))
             following = self.value(under(rows, "next_obs"))
-            parts.append((self._assess(rows)[0], self._worth(rows), following))
+            parts.append((self._evaluate_actions(rows)[0], self._worth(rows), following))
         shape = batch["reward"].shape
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
@@ -219,8 +223,8 @@ class Ppo(Descent):
         if len(self.memory) != rows:
             self.memory = critic.memory.initial(rows)
         kept = {**nest(carry, "carry"), "memory": self.memory}
-        policy = cast(Remembering, self.policy)
-        old, _ = policy.relive(under(batch, "obs"), batch["action"], carry, first)
+        policy = cast(RecurrentPolicy, self.policy)
+        old, _ = policy.evaluate_sequence(under(batch, "obs"), batch["action"], carry, first)
         value, memory = critic(under(batch, "obs"), self.memory, first)
         following = critic.after(under(batch, "next_obs"), memory)
         last = batch["valid"].sum(0).sub(1).clamp(min=0)
@@ -230,7 +234,7 @@ class Ppo(Descent):
 
     def _learn(self, table: Tensors, size: int) -> dict[str, Tensor]:
         """Epochs of shuffled minibatches of exactly `size`; means over them."""
-        count = distributed.least(len(table["old"]))  # processes make the same steps
+        count = distributed.all_min(len(table["old"]))  # processes make the same steps
         if not count:
             return {}
         seen: list[Tensors] = []
@@ -251,15 +255,15 @@ class Ppo(Descent):
         return {key: mean(seen, key) for key in seen[0]}
 
     def _step(self, rows: Tensors) -> dict[str, Tensor]:
-        metrics = self._judge(rows)
-        weights = [p for adam in self.adams.values() for p in adam.param_groups[0]["params"]]
+        metrics = self._critic_loss_fn(rows)
+        weights = [p for adam in self.optims.values() for p in adam.param_groups[0]["params"]]
         if self.config.grad_clip:
             distributed.average_gradients(weights)
             metrics["grad_norm"] = clip_norm([p.grad for p in weights], self.config.grad_clip)
         if self.config.schedule == "adaptive":
             distributed.average([metrics["kl"]])
             self._adapt(metrics["kl"])
-        for adam in self.adams.values():
+        for adam in self.optims.values():
             adam.step()
         return metrics
 
@@ -269,7 +273,7 @@ class Ppo(Descent):
         Its slopes with respect to densities, values and entropies are written down, and only they
         go back through the networks: a third of the time of a small update was bookkeeping.
         """
-        log_prob, entropy = self._assess(rows)
+        log_prob, entropy = self._evaluate_actions(rows)
         value = self._worth(rows)
         with torch.no_grad():
             loss, slopes = self._loss(rows, log_prob, value, entropy)
@@ -305,15 +309,15 @@ class Ppo(Descent):
         flat = share.flatten()
         return {name: torch.dot(part.flatten(), flat) for name, part in parts.items()}, slopes
 
-    def _assess(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a table's rows, [N] or with memory [B, T]."""
         obs = under(rows, "obs")
         if not self.remembers:
-            return cast(Dense, self.policy).assess(obs, rows["action"])
+            return cast(StochasticPolicy, self.policy).evaluate_actions(obs, rows["action"])
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         action, first = rows["action"].transpose(0, 1), rows["first"].mT
-        policy = cast(Remembering, self.policy)
-        log_prob, entropy = policy.relive(obs, action, under(rows, "carry"), first)
+        policy = cast(RecurrentPolicy, self.policy)
+        log_prob, entropy = policy.evaluate_sequence(obs, action, under(rows, "carry"), first)
         return log_prob.mT, entropy.mT
 
     def _worth(self, rows: Tensors) -> Tensor:
@@ -323,7 +327,7 @@ class Ppo(Descent):
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         return self.value(obs, rows["memory"], rows["first"].mT)[0].mT
 
-    def worth(self, obs: Tensors) -> Tensor:
+    def state_values(self, obs: Tensors) -> Tensor:
         """V [N] of observations [N, ...] with which episodes begin."""
         if isinstance(self.value, Value):
             return self.value(obs)
@@ -337,7 +341,7 @@ class Ppo(Descent):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_seen.follow(cast(Dense, self.policy).encoder, obs, valid)
+            self.actor_seen.follow(cast(StochasticPolicy, self.policy).encoder, obs, valid)
             self.critic_seen.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:
@@ -358,7 +362,7 @@ class Ppo(Descent):
         self._pace()
 
     def _pace(self) -> None:
-        for adam, rate in zip(self.adams.values(), self.rates, strict=False):
+        for adam, rate in zip(self.optims.values(), self.rates, strict=False):
             group = adam.param_groups[0]
             if not isinstance(group["lr"], Tensor) or group["lr"].device != rate.device:
                 group["lr"] = torch.empty_like(rate)

@@ -26,6 +26,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, take
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo, clip_norm
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
 
 
@@ -42,7 +43,7 @@ class Config(ppo.Config):
     clone_batch: int = 256
 
 
-class Shown(Ppo):
+class PpoDemos(Ppo):
     """`show` gives it the demonstrations; without any it is PPO, less its first batches.
 
     The batch before cloning was played by nobody that matters any more: only normalisers take it.
@@ -72,7 +73,7 @@ class Shown(Ppo):
         self.updates = 0
         self.estimates = None  # its first batch says nothing about the student
 
-    def show(self, rows: Tensors) -> None:
+    def set_demonstrations(self, rows: Tensors) -> None:
         """The demonstrations' rows: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
         self.shown = {key: value for key, value in rows.items() if key != "episode"}
 
@@ -136,3 +137,6 @@ def fit_step(adam: Adam, loss: Tensor, most: float) -> None:
         distributed.average_gradients(weights)
         clip_norm([weight.grad for weight in weights], most)
     adam.step()
+
+
+__getattr__ = attributes(__name__)

@@ -30,6 +30,7 @@ from embodied.core.tensors import Tensors, nest, take, under
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import fit_step, remaining
+from embodied.moved import attributes
 from embodied.nn.optim import Adam
 
 UNSEEN = ("critic/", "privileged/")  # observations that the policy does not have
@@ -51,7 +52,7 @@ class Config(ppo.Config):
     own_batch: int = 256
 
 
-class Rapid(Ppo):
+class PpoRapid(Ppo):
     """What is kept, counted and still being played is saved: a resumed run goes on exactly."""
 
     def __init__(
@@ -75,7 +76,7 @@ class Rapid(Ppo):
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]
         self.imitator = Adam(weights, config.own_lr or config.lr)
-        self.best = Best(config.size, config.weights)
+        self.best = EpisodeBuffer(config.size, config.weights)
         self.open: list[Episode] = []  # of each row, what it has played of its episode
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
@@ -85,7 +86,7 @@ class Rapid(Ppo):
         told = {name: torch.tensor(value) for name, value in self.best.metrics().items()}
         metrics |= tt.to(told, device)
         steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
-        if steps and distributed.least(len(self.best)):
+        if steps and distributed.all_min(len(self.best)):
             metrics["own_loss"] = self._imitate(steps)
         return metrics
 
@@ -133,7 +134,7 @@ class Rapid(Ppo):
         for _ in range(steps):
             index = torch.randint(len(self.best), (self.config.own_batch,))
             rows = tt.to(take(self.best.table, index), self.rates.device)
-            loss = -self._assess(rows)[0].mean()
+            loss = -self._evaluate_actions(rows)[0].mean()
             fit_step(self.imitator, loss, self.config.grad_clip)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -177,7 +178,7 @@ class Episode:
         return {name: getattr(self, name) for name in ("rows", "ret", "local", "seen")}
 
 
-class Best:
+class EpisodeBuffer:
     """The decisions of the best episodes: `table` [n, ...], best first, n at most `size`.
 
     The last episode may be there in part. Its score stays that of all of it.
@@ -273,3 +274,6 @@ def digests(obs: Tensors) -> list[bytes]:
     ]
     seen = (b"".join(leaf[row].tobytes() for leaf in flat) for row in range(len(flat[0])))
     return [blake2b(each, digest_size=DIGEST).digest() for each in seen]
+
+
+__getattr__ = attributes(__name__)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embodied.core import distributed
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 from policies.networks.encoders import Encoder
 
 GIVEN = 10_000  # rows that a normaliser counts as that was set from data before
@@ -52,7 +53,7 @@ class Moments(nn.Module):
         return self.squares / self.count.clamp(min=1)
 
 
-class Observed(Moments):
+class ObservationStats(Moments):
     """The normaliser of an encoder's vectors, over everything seen so far; `given`: it was set
     before."""
 
@@ -77,7 +78,7 @@ class Observed(Moments):
         norm.limit.fill_(norm.clip)
 
 
-class Returns(Moments):
+class RewardScaler(Moments):
     """Rewards divided by the deviation of the running discounted return (Engstrom et al., 2020)."""
 
     def __init__(self, clip: float) -> None:
@@ -100,3 +101,6 @@ class Returns(Moments):
         self.add(returns.view(-1, 1), valid.flatten())
         deviation = (self.variance + 1e-8).sqrt().to(reward.dtype)
         return (reward / deviation).clamp(-self.clip, self.clip)
+
+
+__getattr__ = attributes(__name__)

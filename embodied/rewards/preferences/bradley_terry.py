@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from embodied.core.spec import Leaf
 from embodied.nn.ensemble import Ensemble
-from embodied.nn.normalizers import Standard
+from embodied.nn.normalizers import MeanStdNormalizer
 
 CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
 
@@ -46,7 +46,7 @@ class Vectors(nn.Module):
 
     def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
         super().__init__()
-        self.norm = Standard(leaf.size)
+        self.norm = MeanStdNormalizer(leaf.size)
         self.net = Ensemble(fit.members, leaf.size, fit.hidden)
 
     def prepare(self, sights: Tensor) -> None:

@@ -25,8 +25,8 @@ from policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: policies.scripted.intervener.Watcher or, on a robot,
-    real_robot.teleop.teleop.Person."""
+    """`intervener`: policies.scripted.intervener.ProgressIntervener or, on a robot,
+    real_robot.teleop.teleop.Teleoperator."""
 
     intervener: Node
     pay: Literal["interventions", "world"] = "interventions"

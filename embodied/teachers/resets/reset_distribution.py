@@ -26,7 +26,7 @@ from embodied.teachers.resets.state_library import Trajectories, play
 from embodied.teachers.task_space import Floats
 from embodied.teachers.teacher import Outcome, bounded
 
-TRAINED = "policies.scripted.checkpoint.Trained"
+TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99
 """Of the return that is expected to follow a state."""
 AS_USUAL = -1

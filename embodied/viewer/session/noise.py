@@ -46,7 +46,7 @@ def noise_of(acts: object) -> Tensor | None:
     chosen = acts.carry.get("row/action")
     if chosen is None and not acts.explore:
         inner = acts.policy.inner
-        chosen = inner.act(acts.seen, {}, inner.draw(1))[0].flatten(1)
+        chosen = inner.act(acts.decision_obs, {}, inner.sample_noise(1))[0].flatten(1)
     return None if chosen is None else acts.policy.bound * chosen[0].detach().cpu()
 
 

@@ -148,7 +148,7 @@ def _worth(saved: Path, trained: Node, policy: Callable[[], Policy]) -> Worth | 
     try:
         part: Any = policy()
         if trained.get("finetune"):
-            part = part.learns()  # what its learner was given
+            part = part.trainable()  # the part that its learner trained
         context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
         learner = build(trained["learner"], policy=part, **context)
         learner.set_state(checkpoint.load_state(saved, "learner"))
@@ -161,8 +161,8 @@ def worth_by(learner: nn.Module) -> Worth | None:
     """How `learner` judges: the least of its critics, or its value; None where it has neither."""
     critic: Any = getattr(learner, "critic", None)
     if critic is not None and hasattr(critic, "each") and getattr(critic, "out", 0) == 1:
-        return lambda acts: critic(acts.seen, acts.choice).amin(0)
+        return lambda acts: critic(acts.decision_obs, acts.stored_action).amin(0)
     value: Any = getattr(learner, "value", None)
     if isinstance(value, nn.Module) and not hasattr(value, "memory"):
-        return lambda acts: value(acts.seen)
+        return lambda acts: value(acts.decision_obs)
     return None

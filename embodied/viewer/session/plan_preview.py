@@ -94,7 +94,7 @@ def drawn(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     obs = tt.to(tt.take(before.obs, same), device)
     carry = carried(policy, before, after, same)
-    noise = policy.draw(count, True)
+    noise = policy.sample_noise(count, True)
     seen, carry = policy.observe(obs, carry, noise)
     return policy.act(seen, carry, noise)[0].cpu()
 

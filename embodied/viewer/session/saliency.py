@@ -41,7 +41,7 @@ def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) ->
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(before.step)
-        noise = policy.draw(1)
+        noise = policy.sample_noise(1)
     found: dict[str, Tensor] = {}
     for name in pictures_of(policy):
         covered = occluded(before.obs[name][0], grid)

@@ -80,7 +80,7 @@ def test_the_on_the_fly_target_by_hand() -> None:
     following, reward = {"state": torch.randn(8, 1)}, torch.arange(8.0)
     discount = torch.tensor([0.9] * 4 + [0.81] * 3 + [0.0])
     torch.manual_seed(4)
-    noise = learner.online.draw(8, explore=True)
+    noise = learner.online.sample_noise(8, explore=True)
     both = []
     for i in range(4):
         action = learner.online.base.act(following, {}, noise[:, i : i + 1])[0].flatten(1)
@@ -162,23 +162,25 @@ def test_the_edit_loss_by_hand() -> None:
 def test_what_each_step_moves() -> None:
     learner = make(base_tau=0.25, tau=0.3)
     base, edit = learner.online.base, learner.online.edit
-    before = copies(base.parameters()), copies(edit.parameters()), copies(learner.weights)
-    slow, averages = copies(learner.base_averages), copies(learner.averages)
+    before = copies(base.parameters()), copies(edit.parameters()), copies(learner.critic_params)
+    slow, averages = copies(learner.ema_base_params), copies(learner.target_params)
     learner._base_step(rows(16))
     assert all(moved(before[0], base.parameters()))
-    assert not any(moved(before[1], edit.parameters()) + moved(before[2], learner.weights))
-    for old, new, average in zip(slow, learner.base_weights, learner.base_averages, strict=True):
+    assert not any(moved(before[1], edit.parameters()) + moved(before[2], learner.critic_params))
+    for old, new, average in zip(slow, learner.base_params, learner.ema_base_params, strict=True):
         torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
-    base_before, slow = copies(base.parameters()), copies(learner.base_averages)
+    base_before, slow = copies(base.parameters()), copies(learner.ema_base_params)
     learner._edit_step(rows(16))
     assert all(moved(before[1], edit.parameters()))
-    assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.weights))
+    assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.critic_params))
     edit_before = copies(edit.parameters())
     learner._critic_step(rows(16))
-    assert all(moved(before[2], learner.weights))
+    assert all(moved(before[2], learner.critic_params))
     assert not any(moved(base_before, base.parameters()) + moved(edit_before, edit.parameters()))
-    assert not any(moved(slow, learner.base_averages))
-    for old, new, average in zip(averages, learner.weights, learner.averages, strict=True):
+    assert not any(moved(slow, learner.ema_base_params))
+    for old, new, average in zip(
+        averages, learner.critic_params, learner.target_params, strict=True
+    ):
         torch.testing.assert_close(average, 0.7 * old + 0.3 * new.detach())
 
 
@@ -198,8 +200,8 @@ def test_climbs_beyond_what_it_imitates() -> None:
     for _ in range(400):
         learner.update(rows(64))
     obs, policy = {"state": torch.zeros(300, 1)}, learner.policy
-    cloned = policy.base.act(obs, {}, policy.base.draw(300))[0].flatten()
-    acted = policy.act(obs, {}, policy.draw(300))[0].flatten()
+    cloned = policy.base.act(obs, {}, policy.base.sample_noise(300))[0].flatten()
+    acted = policy.act(obs, {}, policy.sample_noise(300))[0].flatten()
     assert abs(cloned.mean()) < 0.1 and cloned.std() < 0.3
     assert 0.2 < acted.mean().item() < 0.5
 

@@ -17,13 +17,13 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.learners.finetune import dppo
 from embodied.learners.finetune.dppo import Dppo, clip_schedule
-from embodied.learners.finetune.ppo_on_chain import Chained
+from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
 from embodied.training.logger import Log
 from embodied.training.train import train
 from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from policies.denoising_mdp.noisy_flow import NoisyFlow
-from policies.denoising_mdp.partial_finetune import Relay
+from policies.denoising_mdp.partial_finetune import PartialFinetune
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
@@ -73,7 +73,7 @@ def batch_of(policy: Any, times: int = 5, rows: int = 4) -> Tensors:
     n, spec = times * rows, policy.spec
     seen = [{k: sight(leaf, n) for k, leaf in spec.obs.items()} for _ in range(2)]
     with torch.no_grad():
-        _, carry = policy.act(seen[0], {}, policy.draw(n, explore=True))
+        _, carry = policy.act(seen[0], {}, policy.sample_noise(n, explore=True))
     flat = {
         **nest(seen[0], "obs"),
         **nest(seen[1], "next_obs"),
@@ -114,7 +114,7 @@ def test_the_first_ratio_is_one(name: str, kind: str, execute: int | None) -> No
     assert len(table["old"]) == 18 * (3 if name == "dppo" else 1)
     assert table["old"].std() > 1e-3
     some = take(table, torch.randperm(len(table["old"]))[:7])
-    log_prob, _ = learner._assess(some)
+    log_prob, _ = learner._evaluate_actions(some)
     assert ((log_prob - some["old"]).exp() - 1).abs().max() < 1e-5
     metrics = learner._slopes(some)
     assert metrics["clipped"] == 0 and metrics["kl"].abs() < 1e-7
@@ -185,7 +185,7 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ratios 1.1 and 0.5 at steps whose clips are 0.02 and 0.2."""
     learner, _ = make("dppo", first_clip=0.02, clip=0.2, value_weight=0.5)
     ratio = torch.tensor([1.1, 0.5])
-    monkeypatch.setattr(learner, "_assess", lambda rows: (ratio.log(), torch.zeros(2)))
+    monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (ratio.log(), torch.zeros(2)))
     monkeypatch.setattr(learner, "_worth", lambda rows: torch.tensor([1.0, 3.0]))
     rows = {
         "old": torch.zeros(2),
@@ -203,7 +203,7 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_staying_with_the_clone_by_hand() -> None:
     learner, policy = make("reinflow", stay=2.0)
-    obs, z = {"state": torch.randn(200, 3)}, policy.inner.draw(200)
+    obs, z = {"state": torch.randn(200, 3)}, policy.inner.sample_noise(200)
     assert learner.left(obs, z) == 0
     with torch.no_grad():
         plain = policy.inner.act(obs, {}, z)[0]
@@ -232,7 +232,7 @@ def test_the_noise_falls_at_the_end_of_an_update() -> None:
 def test_they_learn(name: str) -> None:
     """One decision is an episode and pays for its first number: acting without noise pays more."""
     learner, policy = make(name, lr=3e-3, clip=0.1, epochs=4, batch_size=128, entropy=0.0)
-    obs, start = {"state": torch.zeros(256, 3)}, policy.draw(256)
+    obs, start = {"state": torch.zeros(256, 3)}, policy.sample_noise(256)
 
     def paid(noise: Tensor) -> Tensor:
         with torch.no_grad():
@@ -240,7 +240,7 @@ def test_they_learn(name: str) -> None:
 
     before = paid(start).mean()
     for _ in range(12):
-        noise = policy.draw(256, explore=True)
+        noise = policy.sample_noise(256, explore=True)
         with torch.no_grad():
             actions, carry = policy.act(obs, {}, noise)
         rows = {
@@ -257,7 +257,7 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = build({"_target_": "policies.diagonal_gaussian.Normal"}, spec=spec)
+    normal = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=spec)
     flow = build(POLICIES["reinflow"], spec=spec)
     diffusion = build(POLICIES["dppo"], spec=spec)
     for name, policy, says in (
@@ -266,7 +266,7 @@ def test_wrong_policies_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             build({"_target_": LEARNERS[name]}, policy=policy, spec=spec)
-    assert isinstance(build({"_target_": LEARNERS["dppo"]}, policy=flow, spec=spec), Chained)
+    assert isinstance(build({"_target_": LEARNERS["dppo"]}, policy=flow, spec=spec), PpoOnChain)
 
 
 def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_pat
     run("half", steps=36)
     assert not changed(whole, run("half", resume=str(tmp_path / "half")))
     left = checkpoint.load_policy(tmp_path / "whole", env.spec)
-    assert isinstance(left, Relay if name == "dppo" else type(clone))
+    assert isinstance(left, PartialFinetune if name == "dppo" else type(clone))
     kept = copy.deepcopy(clone.state_dict())
     if name == "dppo":
         assert not changed(kept, part(weights(left), "base."))
