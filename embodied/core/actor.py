@@ -50,7 +50,7 @@ class Actor:
 
     @torch.no_grad()
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Actions [n, A] for `obs`; `first` [n] (bool): an episode starts here, without a plan."""
+        """Actions [n, A] for `obs`; `first` [n] (bool): an episode starts, so no plan is kept."""
         home = first.device
         obs, first = tt.to(obs, self.device), first.to(self.device)
         self.decided = first | (self.cursor >= self.execute)

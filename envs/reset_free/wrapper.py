@@ -38,9 +38,9 @@ class Config:
 
     `slew`: most that a number of the learner's action changes in a step, of the 2 from -1 to 1
     (None: any; FastRLAP). What is done is `log["executed"]`, and learned from; the world should
-    show its last action. `teleop`: the node of an intervener (policies.scripted.intervener), who drives
-    what is
-    stuck for good until they let go of it, if they do within `waits` steps (None: nobody)."""
+    show its last action. `teleop`: the node of an intervener (policies.scripted.intervener): who
+    drives what is stuck for good until they let go of it, if they do within `waits` steps (None:
+    nobody)."""
 
     states: state_machine.Config = field(default_factory=state_machine.Config)
     primitive: Node | None = None

@@ -14,8 +14,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import Dataset, chunks
-from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
 from policies.categorical import Categorical, Config
 
 CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")

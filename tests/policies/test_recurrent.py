@@ -17,13 +17,18 @@ from policies.recurrent import Memory, Recurrent
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
 
+TARGETS = {
+    "normal": "policies.diagonal_gaussian.DiagonalGaussian",
+    "categorical": "policies.categorical.Categorical",
+}
+
 
 def make(inner: str) -> Recurrent:
     torch.manual_seed(0)
     node: dict[str, Any] = {
         "_target_": "policies.recurrent.Recurrent",
         "width": 6,
-        "inner": {"_target_": f"policies.{inner}.{inner.capitalize()}", "hidden": [5]},
+        "inner": {"_target_": TARGETS[inner], "hidden": [5]},
     }
     return build(node, spec=Spec(OBS, ACTS[inner], dt=0.1))
 
