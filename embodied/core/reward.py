@@ -59,6 +59,19 @@ class AugmentsEnv(Protocol):
 
 
 @runtime_checkable
+class AddedObservation(Protocol):
+    """A wrapper, returned by `AugmentsEnv.augment_env`, that adds one observation for the reward.
+
+    The viewer shows what it adds, if that is an image, beside the reward's score.
+    """
+
+    def added_observation(self, env_id: int, /) -> Tensor:
+        """The added observation of parallel env `env_id` after the last step, without the batch
+        dimension; the final one of an episode that this step ended."""
+        ...
+
+
+@runtime_checkable
 class ObservesSteps(Protocol):
     """A reward that collects experience of its own: pairs to compare, captions, success labels."""
 

@@ -24,6 +24,9 @@ class Wrapper(VecEnv):
     the environment's state, under `wrapper<depth>/` (depth 1: the innermost wrapper).
     """
 
+    hides_terminations: bool = False
+    """Whether terminations of the inner environment are turned into truncations."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         renamed(cls, {"seen": "transform_obs"}, aliases=True)

@@ -1,6 +1,6 @@
-"""A policy acting, in the browser: one local page with the scene in 3D, controls and plots."""
+"""The viewer: a local web page that shows a policy acting, in 3D, with controls and plots."""
 
-# First, as it says how MuJoCo draws, which counts only before MuJoCo itself is imported.
+# First: it sets MuJoCo's rendering backend, which must happen before MuJoCo is imported.
 import envs as envs
 from embodied.viewer.launch import serve as serve
 from embodied.viewer.run_folder import ViewerError as ViewerError

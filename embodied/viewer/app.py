@@ -1,7 +1,7 @@
-"""Viewer: the thread that steps the session and keeps the page in time with it.
+"""Viewer: the thread that steps the session and keeps the page up to date.
 
-Everything that touches the environment, the policy or a picture runs in this one thread; buttons
-and callers hand it what to do.
+Everything that touches the environment, the policy or rendering runs in this one thread; buttons
+and callers hand it commands.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from embodied.viewer.panels.page import SPEEDS, Page
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.page_thread import Served
-from embodied.viewer.server.server import Door
+from embodied.viewer.server.page_thread import PageThread
+from embodied.viewer.server.server import PageServer
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
-REST = 0.8
+END_PAUSE = 0.8
 """How long the end of an episode is shown, s."""
-FRAMES = 1 / 30
+FRAME = 1 / 30
 
 
-class Viewer(Served):
-    """A page and the session behind it; every method returns when it is done.
+class Viewer(PageThread):
+    """The page and its session; every method returns when its command is done.
 
-    It is on this machine only, unless `host` is another address; then the page asks for the token
-    that is in `url`. A `door` that is open already is taken instead.
+    The page is reachable from this machine only, unless `host` is another address; then it requires
+    the token in `url`. `page_server` is a server that is already open, if any.
 
-    Methods may be called from any thread. What goes wrong in them is raised here; what goes wrong
-    while playing stops the play and is said on the page.
+    Methods may be called from any thread and raise the errors of their commands. Errors during
+    playback stop it and are shown on the page.
     """
 
     def __init__(
@@ -40,156 +40,157 @@ class Viewer(Served):
         port: int = 8080,
         seed: int = 0,
         host: str = HOST,
-        door: Door | None = None,
+        page_server: PageServer | None = None,
     ) -> None:
-        super().__init__(Door(host, port) if door is None else door)
+        super().__init__(PageServer(host, port) if page_server is None else page_server)
         self.session = session
         self.playing, self.speed, self.problem = False, 1.0, ""
         self._due, self._seed = 0.0, seed
-        self._still: bool | None = None  # while something is held: whether time stood still before
+        self._was_paused: bool | None = None  # before a body was dragged
         self.start()
 
     @property
     def share(self) -> float:
-        """How far, while it plays, the time is between the moment before and the one that is looked
-        at: 0 to 1."""
+        """How far, while it plays, the display is between the previous step and the current one: 0
+        to 1."""
         length = self.session.spec.dt / self.speed
         if not self.playing or self.session.at == 0:
             return 1.0
         return min(max(1.0 - (self._due - time.monotonic()) / length, 0.0), 1.0)
 
     def play(self) -> None:
-        """Go on in time, `speed` times as fast as the real thing."""
-        self.do(self._play)
+        """Play at `speed` times real time."""
+        self.call(self._play)
 
     def pause(self) -> None:
-        """Stand still."""
-        self.do(self._pause)
+        """Stop playing."""
+        self.call(self._pause)
 
     def toggle(self) -> None:
-        """Play, or pause if it plays."""
-        self.do(lambda: self._pause() if self.playing else self._play())
+        """Play if paused, pause if playing."""
+        self.call(lambda: self._pause() if self.playing else self._play())
 
     def step(self, steps: int = 1) -> None:
-        """Pause, and go on by `steps` moments: those that are kept, then new control steps."""
-        self.do(lambda: self._step(steps))
+        """Pause and go forward `steps` steps: stored ones, then new control steps."""
+        self.call(lambda: self._step(steps))
 
     def back(self, steps: int = 1) -> None:
-        """Pause, and look at what was `steps` moments ago."""
-        self.do(lambda: self._seek(self.session.at - steps))
+        """Pause and go back `steps` steps."""
+        self.call(lambda: self._seek(self.session.at - steps))
 
     def scrub(self, step: int) -> None:
-        """Pause, and look at the moment after `step` control steps."""
+        """Pause and display control step number `step`."""
         first = self.session.episode.moments[0].step
-        self.do(lambda: self._seek(step - first))
+        self.call(lambda: self._seek(step - first))
 
     def newest(self) -> None:
-        """Look at the newest moment, from which playing goes on."""
-        self.do(lambda: self._seek(self.session.length - 1))
+        """Display the newest step, from which playing continues."""
+        self.call(lambda: self._seek(self.session.length - 1))
 
     def branch(self) -> None:
-        """Forget what came after the moment that is looked at, and go on from there."""
-        self.do(lambda: self._then(self.session.branch))
+        """Discard the steps after the displayed one and continue from there."""
+        self.call(lambda: self._change(self.session.branch))
 
     def next(self) -> None:
-        """Begin the episode of the next seed."""
-        self.do(lambda: self._begin(self.session.episode.seed + 1))
+        """Start the episode of the next seed."""
+        self.call(lambda: self._reset(self.session.episode.seed + 1))
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin the running episode again, or the one of `seed`."""
-        self.do(lambda: self._begin(self.session.episode.seed if seed is None else seed))
+        """Restart the running episode, or start the one of `seed`."""
+        self.call(lambda: self._reset(self.session.episode.seed if seed is None else seed))
 
     def set_task(self, task: Sequence[float] | None) -> None:
-        """Begin again with the task vector `task` [D] in [0, 1]; None: drawn for each episode."""
-        self.do(lambda: self._retask(task))
+        """Restart with the task vector `task` [D] in [0, 1]; None: sampled for each episode."""
+        self.call(lambda: self._retask(task))
 
     def set_speed(self, speed: float) -> None:
-        """How many simulated seconds pass in a second, 0.1 to 5."""
+        """Simulated seconds per second, 0.1 to 5."""
         low, high = SPEEDS
         if not low <= speed <= high:
-            raise ValueError(f"speed is {speed}, it has to be between {low} and {high}")
-        self.do(lambda: self._set_speed(speed))
+            raise ValueError(f"speed={speed} must be between {low} and {high}")
+        self.call(lambda: self._set_speed(speed))
 
     def choose(self, policy: str) -> None:
-        """Let another policy act from here on, by its name in the page."""
-        self.do(lambda: self._then(lambda: self.session.choose(policy)))
+        """Switch to another policy, by its name on the page."""
+        self.call(lambda: self._change(lambda: self.session.choose(policy)))
 
     def other_checkpoint(self, by: int) -> None:
-        """The run's next checkpoint, or the one before (`by` -1)."""
+        """Switch to the run's next checkpoint, or the previous one (`by` -1)."""
         if self.page.checkpoints is not None:
             self.page.checkpoints.move(self.session.chosen, by)
 
     def push(self, name: str, strength: float = 1.0) -> None:
-        """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest moment."""
-        self.do(lambda: self._then(lambda: self.session.push_all(name, strength)))
+        """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest step."""
+        self.call(lambda: self._change(lambda: self.session.push_all(name, strength)))
 
     def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
-        """Push a link of the robot of `player` along `way` [3], at the newest moment."""
-        self.do(lambda: self._then(lambda: self.session.push_one(player, link, strength, way)))
+        """Push a link of the robot of `player` along `way` [3], at the newest step."""
+        self.call(lambda: self._change(lambda: self.session.push_one(player, link, strength, way)))
 
     def hold(self, player: Player, name: str, place: Array) -> None:
-        """Pull a free body in the world of `player` towards `place` [3] (m) from here on; time goes
-        on while it is held."""
-        self.do(lambda: self._hold(player, name, place))
+        """Pull a free body of `player` towards `place` [3] (m) from now on; it plays while the body
+        is held."""
+        self.call(lambda: self._hold(player, name, place))
 
     def let_go(self, player: Player) -> None:
-        """Pull no more; what stood still before stands still again."""
-        self.do(lambda: self._let_go(player))
+        """Stop pulling; pauses again if it was paused before."""
+        self.call(lambda: self._let_go(player))
 
-    def blind(self, late: int = 0, off: Iterable[str] = ()) -> None:
-        """Let who acts see the world `late` steps ago, and nothing of the observations `off`."""
-        self.do(lambda: self._then(lambda: self.session.blind(late, set(off))))
+    def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None:
+        """Give the policy observations that are `late` steps old and zeros for the observations
+        `off`."""
+        self.call(lambda: self._change(lambda: self.session.disturb_observations(late, set(off))))
 
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
-        self.do(lambda: self._then(lambda: self.session.venture(on)))
+        self.call(lambda: self._change(lambda: self.session.set_exploration(on)))
 
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""
-        self.do(lambda: self.page.refresh(force=True))
+        self.call(lambda: self.page.refresh(force=True))
 
     def redraw(self) -> None:
         """Mark every part of the page as stale."""
         self.page.changed()
 
     def press(self, command: Callable[[], None]) -> None:
-        """Like `ask`, for the page: what goes wrong is said there."""
-        self.ask(lambda: self._guarded(command))
+        """Submit a command from the page; its errors are shown there."""
+        self.submit(lambda: self._guarded(command))
 
-    def begin(self) -> None:
-        self.session.begin(self._seed)
-        self.door.ready()
+    def setup(self) -> None:
+        self.session.reset(self._seed)
+        self.page_server.clear_loading()
         self.page = Page(self.server, self)
         self.page.refresh(force=True)
 
-    def end(self) -> None:
+    def teardown(self) -> None:
         self.session.close()
 
-    def serve(self) -> None:
-        self._meet_judge()
+    def run_loop(self) -> None:
+        self._load_critic()
         while not self.closing:
-            self.obey(self._pause_length())
+            self.run_commands(self._pause_length())
             if self.playing and time.monotonic() >= self._due:
                 self._guarded(self._advance)
             self._guarded(self.page.refresh)
 
-    def _meet_judge(self) -> None:
-        """Now that there is something to see."""
-        if self.session.judge_later is not None:
-            self.door.say("critic and reward")
-            self._guarded(self.session.meet_judge)
-            self.door.ready()
+    def _load_critic(self) -> None:
+        """Load critic and reward, after the first image."""
+        if self.session.make_overlay is not None:
+            self.page_server.show_loading("critic and reward")
+            self._guarded(self.session.load_critic)
+            self.page_server.clear_loading()
             self.page.changed()
 
     def _pause_length(self) -> float:
-        """How long to wait for a command, s: until something else is due."""
+        """How long to wait for a command, in s: until the next step or redraw is due."""
         due = min(self._due, self.page.due) if self.playing else self.page.due
         return max(0.0, min(due - time.monotonic(), 0.5))
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:
             command()
-        except Exception as error:  # said on the page, whatever an environment or a policy raises
+        except Exception as error:  # shown on the page, whatever an environment or a policy raises
             self.playing, self.problem = False, str(error) or type(error).__name__
             self.page.changed()
 
@@ -204,19 +205,19 @@ class Viewer(Served):
     def _step(self, steps: int) -> None:
         self.playing, self.problem = False, ""
         for _ in range(steps):
-            self._take()
+            self._advance_session()
 
     def _advance(self) -> None:
-        """Take a step, and set when the next one is due (behind, if the machine is too slow)."""
-        self._take()
+        """Take a step and set when the next one is due (later, if the machine is too slow)."""
+        self._advance_session()
         session = self.session
-        wait = REST if session.live and session.over else session.spec.dt / self.speed
-        self._due = max(self._due + wait, time.monotonic() - FRAMES)
+        wait = END_PAUSE if session.live and session.over else session.spec.dt / self.speed
+        self._due = max(self._due + wait, time.monotonic() - FRAME)
 
-    def _take(self) -> None:
+    def _advance_session(self) -> None:
         self.session.advance()
         if self.session.at == 0:
-            self.page.begun()
+            self.page.episode_started()
         self.page.changed()
 
     def _seek(self, at: int) -> None:
@@ -224,38 +225,38 @@ class Viewer(Served):
         self.session.seek(at)
         self.page.changed()
 
-    def _begin(self, seed: int) -> None:
-        self.session.begin(seed)
+    def _reset(self, seed: int) -> None:
+        self.session.reset(seed)
         self._due, self.problem = time.monotonic(), ""
-        self.page.begun()
+        self.page.episode_started()
         self.page.changed()
 
     def _retask(self, task: Sequence[float] | None) -> None:
         self.session.set_task(task)
-        self._begin(self.session.episode.seed)
+        self._reset(self.session.episode.seed)
 
     def _hold(self, player: Player, name: str, place: Array) -> None:
         if name not in player.pushes.names or name == ROBOT:
-            raise ViewerError(f"{name} cannot be pulled here")
-        if self._still is None:
+            raise ViewerError(f"{name} cannot be dragged: it is not a free body")
+        if self._was_paused is None:
             self.session.seek(self.session.length - 1)
-            self._still = not self.playing
+            self._was_paused = not self.playing
         player.held = (name, place)
         if not self.playing:
             self._play()
 
     def _let_go(self, player: Player) -> None:
         player.held = None
-        if self._still:
+        if self._was_paused:
             self._pause()
-        self._still = None
+        self._was_paused = None
 
     def _set_speed(self, speed: float) -> None:
         self.speed = speed
         self.page.changed()
 
-    def _then(self, change: Callable[[], None]) -> None:
-        """Do `change`, which is another setting: what stopped the play before may be past."""
+    def _change(self, change: Callable[[], None]) -> None:
+        """Apply a setting; it clears the error that stopped playback."""
         change()
         self.problem = ""
         self.page.changed()

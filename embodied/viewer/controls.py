@@ -1,5 +1,7 @@
-"""Controls: what the panels of the page may ask of the viewer (a protocol, so that panels need not
-import the viewer, which imports them)."""
+"""Controls: the protocol through which the panels of the page control the viewer.
+
+It keeps the imports acyclic: the viewer imports the panels, and the panels import this protocol.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +65,6 @@ class Controls(Protocol):
 
     def let_go(self, player: Player) -> None: ...
 
-    def blind(self, late: int = 0, off: Iterable[str] = ()) -> None: ...
+    def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None: ...
 
     def explore(self, on: bool) -> None: ...

@@ -16,7 +16,7 @@ from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
-from embodied.viewer.server.server import Door
+from embodied.viewer.server.server import PageServer
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import alone
 
@@ -148,14 +148,14 @@ def viewer(run: Path) -> Iterator[Viewer]:
 @pytest.fixture(scope="module")
 def page(viewer: Viewer) -> Iterator[Browser]:
     with Browser(viewer.url, WIDE) as browser:
-        browser.wait("document.body.innerText.includes('Acting')")
+        browser.wait("document.body.innerText.includes('Policy: ')")
         until(lambda: len(viewer.server.get_clients()) == 1)
         yield browser
 
 
 def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: Viewer) -> None:
     words = page.words()
-    for label in ("Play", "Moment", "Speed", "Policy", "checkpoint", "World"):
+    for label in ("Play", "Step", "Speed", "Policy", "checkpoint", "Environment"):
         assert label in words
     _, _, wide, high = box(page, "canvas")
     assert wide > 300 and high > 300
@@ -168,13 +168,13 @@ def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: V
 
 
 def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Browser) -> None:
-    door = Door(port=0)
-    with Browser(door.url, WIDE) as early:
-        door.say("the world of the test")
+    page_server = PageServer(port=0)
+    with Browser(page_server.url, WIDE) as early:
+        page_server.show_loading("the world of the test")
         early.wait("document.body.innerText.includes('Loading · the world of the test')")
-        until(lambda: len(door.server.get_clients()) == 1)
-        with Viewer(alone(build(LIFT | {"num_envs": 1})), door=door):
-            early.wait("document.body.innerText.includes('Acting')")
+        until(lambda: len(page_server.server.get_clients()) == 1)
+        with Viewer(alone(build(LIFT | {"num_envs": 1})), page_server=page_server):
+            early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
 
             def drawn() -> bool:
@@ -218,7 +218,7 @@ def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer)
     page.wait(f"!!{option}")
     page.run(f"{option}.click()")
     until(lambda: viewer.session.chosen == "checkpoint 00000010")
-    page.wait("document.body.innerText.includes('Acting: checkpoint 00000010')")
+    page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
 
 
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:

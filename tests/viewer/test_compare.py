@@ -57,10 +57,10 @@ def test_from_the_command_line_and_what_is_wrong(runs: list[Path], tmp_path: Pat
     with pytest.raises(SystemExit) as done:
         raise SystemExit(main(["view", "--compare", *map(str, runs), f"out={file}"]))
     assert not done.value.code and file.exists() and str(file) in capsys.readouterr().out
-    with pytest.raises(ViewerError, match="two runs or more"):
+    with pytest.raises(ViewerError, match="two or more"):
         compare(runs[:1], file)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ViewerError, match=r"holds no metrics\.jsonl"):
+    with pytest.raises(ViewerError, match=r"has no metrics\.jsonl"):
         compare([runs[0], tmp_path / "empty"], file)
 
 

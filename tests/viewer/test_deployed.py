@@ -16,11 +16,11 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
-from embodied.viewer.robot.app import DeployedViewer, watch
-from embodied.viewer.robot.arm import DeployedArm, led
+from embodied.viewer.robot.app import RobotViewer, monitor
+from embodied.viewer.robot.arm import RobotArm, led
 from embodied.viewer.robot.describe import code
-from embodied.viewer.robot.history import PLOTS, Past
-from embodied.viewer.robot.monitor import Deployed, Overheard
+from embodied.viewer.robot.history import PLOTS, RobotHistory
+from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox, MailboxError
 from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
@@ -71,8 +71,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def viewer(folder: Path) -> Iterator[DeployedViewer]:
-    made = watch(folder, port=0, block=False)
+def viewer(folder: Path) -> Iterator[RobotViewer]:
+    made = monitor(folder, port=0, block=False)
     yield made
     made.close()
 
@@ -100,17 +100,24 @@ def ended(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def says(viewer: DeployedViewer, *words: str) -> None:
+def says(viewer: RobotViewer, *words: str) -> None:
     until(lambda: all(each in viewer.words() for each in words), why=viewer.words)
 
 
 def test_a_deployment_is_watched_and_then_another_one(
-    viewer: DeployedViewer, folder: Path, tmp_path: Path
+    viewer: RobotViewer, folder: Path, tmp_path: Path
 ) -> None:
     assert f"no deployment is at work in {folder}" in viewer.words()
     first = deploy(folder, tmp_path / "first", *FAR)
     try:
-        says(viewer, "**fr3**", "**RUNNING**", "of 100 Hz", "sensed    goal_x 0.9", "last word")
+        says(
+            viewer,
+            "**fr3**",
+            "**RUNNING**",
+            "of 100 Hz",
+            "sensed    goal_x 0.9",
+            "newest observation",
+        )
         page, seen = viewer.page, viewer.seen
         until(lambda: len(page.past.rows) > 2)
         rows = page.past.rows
@@ -124,7 +131,7 @@ def test_a_deployment_is_watched_and_then_another_one(
         assert page.past.acted("limits")[-1] >= 0
     finally:
         ended(first)
-    says(viewer, "the deployment has ended", "not at work")
+    says(viewer, "the deployment has ended", "not running")
     assert not any(folder.glob("state")), "what is watched can still go"
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["episodes"][0]["end"] == "stopped from the keyboard"
@@ -145,7 +152,7 @@ def test_a_deployment_is_watched_and_then_another_one(
         ended(second)
 
 
-def in_a_browser(viewer: DeployedViewer) -> None:
+def in_a_browser(viewer: RobotViewer) -> None:
     with Browser(viewer.url, (1100, 720)) as browser:
         browser.wait("document.body.innerText.includes('RUNNING')")
         browser.wait("document.body.innerText.includes('of 50 Hz')")
@@ -166,7 +173,7 @@ def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:
 def test_a_mailbox_is_read_and_cannot_be_written(tmp_path: Path) -> None:
     theirs = Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
     theirs.path.chmod(0o400)
-    ours = Overheard(tmp_path / "chunk", CHUNK)
+    ours = ReadOnlyMailbox(tmp_path / "chunk", CHUNK)
     assert not ours.receive()
     theirs.fields["number"] = 7
     theirs.send()
@@ -180,18 +187,18 @@ def test_a_mailbox_is_read_and_cannot_be_written(tmp_path: Path) -> None:
     assert not ours.current
     Mailbox(tmp_path / "chunk", CHUNK, VERSION, create=True)
     assert not ours.current, "another one of the same name"
-    with pytest.raises(MailboxError, match="another version"):
-        Overheard(tmp_path / "chunk", state_record(JOINTS, 2))
+    with pytest.raises(MailboxError, match="version"):
+        ReadOnlyMailbox(tmp_path / "chunk", state_record(JOINTS, 2))
     with pytest.raises(MailboxError, match="cannot be read"):
-        Overheard(tmp_path / "none", CHUNK)
+        ReadOnlyMailbox(tmp_path / "none", CHUNK)
 
 
 def test_what_is_half_made_or_broken_is_waited_for(folder: Path) -> None:
-    seen = Deployed(folder)
+    seen = RobotMonitor(folder)
     (folder / "state").write_bytes(b"")
-    assert not seen.look() and seen.number == 0 and not seen.alive
+    assert not seen.poll() and seen.number == 0 and not seen.alive
     (folder / "deployment.json").write_text("{")
-    seen.look()
+    seen.poll()
     assert "cannot be read" in seen.trouble
     assert sorted(each.name for each in folder.iterdir()) == ["deployment.json", "state"]
 
@@ -201,25 +208,25 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     about, now = Deployment.parse(FRANKA), 100.0
     about.write(folder)
     boxes = about.channels(folder, create=True)
-    seen = Deployed(folder, lambda: now)
-    assert not seen.look() and "not ticked yet" in seen.standing
+    seen = RobotMonitor(folder, lambda: now)
+    assert not seen.poll() and "not ticked yet" in seen.condition
     boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
     boxes.state.send()
-    assert seen.look() and seen.alive and seen.mode == "RUNNING" and not seen.standing
-    seen.inquire()
-    assert "no daemon is at work" in seen.standing and seen.alive
+    assert seen.poll() and seen.alive and seen.mode == "RUNNING" and not seen.condition
+    seen.query_daemon()
+    assert "no daemon is at work" in seen.condition and seen.alive
     now = 104.9
-    assert not seen.look() and not seen.alive and "not ticked for 5 s" in seen.standing
+    assert not seen.poll() and not seen.alive and "not ticked for 5 s" in seen.condition
     for name in ("state", "chunk", "request"):
         (folder / name).unlink()
-    assert not seen.look() and "has ended" in seen.standing and seen.state is not None
+    assert not seen.poll() and "has ended" in seen.condition and seen.state is not None
     about.channels(folder, create=True)
-    assert not seen.look() and seen.number == 2 and seen.state is None, "all is new"
+    assert not seen.poll() and seen.number == 2 and seen.state is None, "all is new"
     seen.close()
 
 
 def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
-    past = Past(["workspace", "limits"])
+    past = RobotHistory(["workspace", "limits"])
     tool = np.zeros(3)
     chunk = np.zeros(1, CHUNK)
     chunk["seen"] = 9.9
@@ -255,7 +262,7 @@ def test_the_plan_is_what_is_left_of_the_chunk() -> None:
 
 def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
     """The real FR3 has no world that plays it: its own meshes, and what is given as a mark."""
-    arm = DeployedArm(Deployment.parse(FRANKA))
+    arm = RobotArm(Deployment.parse(FRANKA))
     state = np.zeros(1, state_record(7, 2))
     state["q"], state["width"] = fr3.HOME, 0.04
     marks = arm.put(state[0])

@@ -35,7 +35,7 @@ def make_run(folder: Path, **more) -> Path:
 
 def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
     session = open_session(make_run(tmp_path))
-    session.begin(2)
+    session.reset(2)
     while not session.over:
         session.advance()
     env = build(REACH)
@@ -66,12 +66,12 @@ def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
         numbers = session.episode.moments[-1].numbers
         terms = {name: value for name, value in numbers.items() if name.startswith("term/")}
         assert len(terms) > 1 and session.trouble == ""
-        plot, members = viewer.page.judged.plots["reward terms, stacked"]
+        plot, members = viewer.page.value_plots.plots["reward terms, stacked"]
         assert members == sorted(terms)
         heights = [curve[-1] for curve in plot.data[1:]]
         # Each on top of those before it: the last is their sum.
         assert heights[-1] == pytest.approx(sum(terms.values()), abs=1e-6)
-        assert "value" in viewer.page.judged.plots
+        assert "value" in viewer.page.value_plots.plots
         chart = charts([Lane("run", session.episode)], ())[0]
         assert chart["stacked"] and len(chart["curves"]) == len(terms)
 
@@ -80,16 +80,16 @@ def test_a_run_without_either_shows_nothing(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "checkpoints" / "00000010" / "learner.pt").unlink()
     session = open_session(folder)
-    session.begin(0)
+    session.reset(0)
     session.advance()
-    assert session.judge is None and session.now.numbers == {}
+    assert session.overlay is None and session.now.numbers == {}
     session.close()
 
 
 def test_a_critic_of_other_actions_says_so_once(tmp_path: Path) -> None:
     session = open_session(make_run(tmp_path))
     session.choose("demonstrator")
-    session.begin(0)
+    session.reset(0)
     session.advance()
     # The script decides one step at a time, the critic knows chunks of two.
     assert session.now.numbers == {} and session.trouble.startswith("critic not shown:")

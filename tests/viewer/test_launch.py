@@ -44,7 +44,7 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         serve(tmp_path, port=0, block=False)
     assert "holds no checkpoint" in one_line(caught)
-    with pytest.raises(ViewerError, match="give a run folder or an environment"):
+    with pytest.raises(ViewerError, match="nothing to view"):
         serve(port=0, block=False)
 
 

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from embodied.core.build import build
 from embodied.viewer.app import Viewer
-from embodied.viewer.server.viser_event_fix import Bell
+from embodied.viewer.server.viser_event_fix import ThreadSafeEvent
 from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
@@ -48,7 +48,7 @@ def pages(viewer: Viewer, count: int) -> Iterator[list[ClientConnection]]:
 
 def test_another_thread_may_ring_while_many_wait() -> None:
     async def many() -> list[bool]:
-        bell, loop = Bell(), asyncio.get_running_loop()
+        bell, loop = ThreadSafeEvent(), asyncio.get_running_loop()
         waiting = [asyncio.create_task(bell.wait()) for _ in range(5)]
         await asyncio.sleep(0)
         thread = threading.Thread(target=bell.set)
@@ -67,9 +67,11 @@ def test_another_thread_may_ring_while_many_wait() -> None:
 
 def test_every_page_has_a_bell() -> None:
     with Viewer(alone(toy_envs.Reach(1)), port=0) as viewer, pages(viewer, 2):
-        assert isinstance(viewer.server._websock_server._broadcast_buffer.message_event, Bell)
+        assert isinstance(
+            viewer.server._websock_server._broadcast_buffer.message_event, ThreadSafeEvent
+        )
         for state in viewer.server._websock_server._client_state_from_id.values():
-            assert isinstance(state.message_buffer.message_event, Bell)
+            assert isinstance(state.message_buffer.message_event, ThreadSafeEvent)
 
 
 def test_ten_pages_see_the_same_end() -> None:

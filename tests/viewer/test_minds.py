@@ -19,9 +19,9 @@ from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.episode import Moment
 from embodied.viewer.session.noise import coloured, grouped, noise_picture
-from embodied.viewer.session.reward_image import SCORE, Unseen, lookout_of
+from embodied.viewer.session.reward_image import SCORE, UnsupportedReward, reward_camera
 from embodied.viewer.session.saliency import heated, occluded, saliency
-from embodied.viewer.session.snapshot import Sight
+from embodied.viewer.session.snapshot import Snapshot
 
 REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
 BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "steps": 2, "width": 8, "depth": 1}
@@ -44,7 +44,7 @@ def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
 def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: str) -> None:
     node = {"_target_": f"policies.steering.{kind}", "base": BASE, "inner": INNER, "bound": 2.0}
     session = open_session(make_run(tmp_path, REACH, node, execute=2))
-    session.begin(1)
+    session.reset(1)
     for _ in range(4):
         session.advance()
     moments = session.episode.moments
@@ -65,7 +65,7 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
     node = {"_target_": "policies.steering.dsrl.Dsrl", "base": BASE, "inner": INNER, "bound": 2.0}
     with Viewer(open_session(make_run(tmp_path, REACH, node, execute=2)), port=0) as viewer:
-        mind = viewer.page.mind
+        mind = viewer.page.steering
         assert not mind.noise.visible
         viewer.step(5)
         viewer.refresh()
@@ -105,14 +105,14 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
     }
     folder = make_run(tmp_path, world, {**INNER, "chunk": 1}, reward=clip)
     session = open_session(folder)
-    assert session.judge is not None
-    reward = session.judge.reward
-    session.begin(2)
+    assert session.overlay is not None
+    reward = session.overlay.reward
+    session.reset(2)
     session.choose("demonstrator")
     while not session.over:
         session.advance()
     moments = session.episode.moments
-    pictures = [moment.photo.picture() for moment in moments]
+    pictures = [moment.reward_image.picture() for moment in moments]
     side = reward.model.side
     assert pictures[0].shape == (side, 2 * side, 3)
     # The last one is of the end, not of the start that the world has gone on to.
@@ -142,11 +142,12 @@ def test_the_scored_picture_is_in_the_page(tmp_path: Path) -> None:
         viewer.scrub(2)
         viewer.refresh()
         page, now = viewer.page, viewer.session.episode.moments[2]
-        assert page.mind.photo.visible
+        assert page.steering.reward_image.visible
         assert (
-            page.mind.photo.label == f"what the reward scored at step 2: {now.numbers[SCORE]:.3f}"
+            page.steering.reward_image.label
+            == f"image that the reward scored, step 2: {now.numbers[SCORE]:.3f}"
         )
-        assert page.judged.plots[SCORE][0].data[1][1] == pytest.approx(now.numbers[SCORE])
+        assert page.value_plots.plots[SCORE][0].data[1][1] == pytest.approx(now.numbers[SCORE])
 
 
 class Reads:
@@ -166,14 +167,14 @@ class Plain:
 
 def test_rewards_that_need_more_than_a_picture_are_left_out() -> None:
     env = build(REACH)
-    with pytest.raises(Unseen):
-        lookout_of(Reads(), env)
-    assert lookout_of(Plain(), env).take() is None
+    with pytest.raises(UnsupportedReward):
+        reward_camera(Reads(), env)
+    assert reward_camera(Plain(), env).take() is None
     env.close()
 
 
 class Corner(Policy):
-    """Acts by how bright the lower right quarter of its picture is."""
+    """ActionSource by how bright the lower right quarter of its picture is."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -192,7 +193,7 @@ def test_a_decision_hangs_on_what_it_is_made_of() -> None:
     spec = Spec({"front": leaf}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
     picture = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
     picture[:, 8:, 8:] = 200
-    before, after = (Moment(i, Sight(), {}, {"front": picture}) for i in range(2))
+    before, after = (Moment(i, Snapshot(), {}, {"front": picture}) for i in range(2))
     change = saliency(Corner(spec), before, after, grid=4)["front"]
     # The mean colour is 50: a patch, a quarter of what counts, darkens that by a quarter of 150.
     wanted = torch.zeros(4, 4)
@@ -217,7 +218,7 @@ def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> Non
     }  # fmt: skip
     node = BASE | {"images": {"channels": [4], "features": 8}}
     with Viewer(open_session(make_run(tmp_path, world, node, execute=2)), port=0) as viewer:
-        heat = viewer.page.sights.heat
+        heat = viewer.page.observations.saliency_panel
         viewer.step(2)
         viewer.refresh()
         assert heat.switch.visible and not heat.images["front"].visible

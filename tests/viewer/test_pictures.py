@@ -29,7 +29,7 @@ def opened(name: str, **settings: object) -> Viewer:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_picture_is_the_worlds_own_and_moves_with_it(file: Path) -> None:
     with opened(file.stem) as viewer:
-        stage, env = viewer.page.stage, viewer.session.env
+        stage, env = viewer.page.main_view, viewer.session.env
         assert stage.scene is None and stage.screen is not None
         before = stage.screen.picture.image.copy()
         viewer.step(9)
@@ -39,24 +39,24 @@ def test_the_picture_is_the_worlds_own_and_moves_with_it(file: Path) -> None:
         high, wide = shown.shape[:2]
         assert np.array_equal(shown, env.render(0, wide, high).numpy())
         assert not np.array_equal(shown, before)
-        assert viewer.page.sights.text.content.split()[:4] == env.describe(0).split()[:4]
-        assert viewer.session.witness.trouble == ""
+        assert viewer.page.observations.text.content.split()[:4] == env.describe(0).split()[:4]
+        assert viewer.session.recorder.render_error == ""
 
 
 def test_the_picture_of_an_end_stays_until_the_next_episode() -> None:
     with opened("two_gap", horizon=5) as viewer:
         viewer.step(4)
         viewer.refresh()
-        last = viewer.page.stage.screen.picture.image.copy()
+        last = viewer.page.main_view.screen.picture.image.copy()
         viewer.step()
         viewer.refresh()
         assert viewer.session.episode.end == "out of time"
-        end = viewer.page.stage.screen.picture.image
+        end = viewer.page.main_view.screen.picture.image
         # What the last action led to: near where it was, and not yet the next start.
         assert 0 < np.mean(end != last) < 0.2
         viewer.step()
         viewer.refresh()
-        assert not np.array_equal(viewer.page.stage.screen.picture.image, last)
+        assert not np.array_equal(viewer.page.main_view.screen.picture.image, last)
 
 
 def test_the_demonstrator_of_the_configuration_may_act() -> None:
@@ -95,12 +95,12 @@ def test_images_points_and_names_of_actions_are_shown() -> None:
         viewer.step(2)
         viewer.refresh()
         # Without a camera the largest image among the observations is large in the page.
-        assert page.stage.screen.picture.image.shape == (160, 240, 3)
-        assert set(page.stage.screen.picture.image.ravel()) == {12}
-        assert set(page.sights.images) == {"rgb", "depth"}
-        assert set(page.sights.images["rgb"].image.ravel()) == {12}
-        np.testing.assert_allclose(page.sights.clouds["points"].points, 2.25)
-        assert (page.sights.clouds["points"].colors == 255).all()
+        assert page.main_view.screen.picture.image.shape == (160, 240, 3)
+        assert set(page.main_view.screen.picture.image.ravel()) == {12}
+        assert set(page.observations.images) == {"rgb", "depth"}
+        assert set(page.observations.images["rgb"].image.ravel()) == {12}
+        np.testing.assert_allclose(page.observations.clouds["points"].points, 2.25)
+        assert (page.observations.clouds["points"].colors == 255).all()
         named = page.plots.actions.axes[1]
         assert named["values"] == ("left", "right", "wait") and named["splits"] == (0, 1, 2)
         last = viewer.session.episode.actions[-1][0]

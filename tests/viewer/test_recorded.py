@@ -40,7 +40,7 @@ def session(demos: Path) -> Iterator[Session]:
 
 def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -> None:
     episodes = read_episodes(demos)
-    session.begin(1)
+    session.reset(1)
     while not session.over:
         session.advance()
     wanted = episodes.episode(1)
@@ -48,40 +48,40 @@ def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -
     assert episode.steps == int(episodes.length[1]) and session.counts == "episode"
     torch.testing.assert_close(torch.tensor(episode.actions), wanted["action"])
     torch.testing.assert_close(torch.tensor(episode.rewards), wanted["reward"])
-    states = torch.cat([moment.shown["state"] for moment in episode.moments])
+    states = torch.cat([moment.next_obs["state"] for moment in episode.moments])
     torch.testing.assert_close(states[:-1], wanted["obs/state"])
     torch.testing.assert_close(states[-1], wanted["next_obs/state"])
-    assert episode.success and episode.wins == [episode.steps] and episode.end == "ended"
-    assert "episode 1" in episode.moments[3].sight.words
+    assert episode.success and episode.success_steps == [episode.steps] and episode.end == "ended"
+    assert "episode 1" in episode.moments[3].snapshot.words
     session.advance()
     assert session.episode.seed == 2
     with pytest.raises(ViewerError, match=r"has 3 episodes, from episode=0"):
-        session.begin(7)
+        session.reset(7)
 
 
 def test_the_arm_stands_where_it_was_observed(session: Session) -> None:
-    session.begin(0)
+    session.reset(0)
     while not session.over:
         session.advance()
-    names = [name.partition("_")[2] for name in session.witness.look.bodies()]
+    names = [name.partition("_")[2] for name in session.recorder.scene.bodies()]
     hand, cube = names.index("hand"), names.index("cube")
     where = {name: at for at, name in enumerate(session.spec.obs["state"].names)}
     for moment in session.episode.moments[::6]:
-        state = moment.shown["state"][0].double().numpy()
+        state = moment.next_obs["state"][0].double().numpy()
         at = [state[where[f"cube_{axis}"]] for axis in "xyz"]
-        np.testing.assert_allclose(moment.sight.places[cube], at, atol=1e-6)
+        np.testing.assert_allclose(moment.snapshot.places[cube], at, atol=1e-6)
         # The tool is between the finger tips, 10.34 cm from the hand's own frame along its z.
-        w, x, y, z = moment.sight.turns[hand]
+        w, x, y, z = moment.snapshot.turns[hand]
         out = np.array([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)])
         tool = [state[where[f"tool_{axis}"]] for axis in "xyz"]
-        np.testing.assert_allclose(moment.sight.places[hand] + 0.1034 * out, tool, atol=2e-3)
+        np.testing.assert_allclose(moment.snapshot.places[hand] + 0.1034 * out, tool, atol=2e-3)
     np.testing.assert_allclose(
         session.trail()[-1], [state_of(session, where, f"tool_{axis}") for axis in "xyz"]
     )
 
 
 def state_of(session: Session, where: dict[str, int], name: str) -> float:
-    return float(session.episode.moments[-1].shown["state"][0, where[name]])
+    return float(session.episode.moments[-1].next_obs["state"][0, where[name]])
 
 
 def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
@@ -92,7 +92,7 @@ def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
         assert viewer.page.scene is not None and viewer.page.sliders == []
         with pytest.raises(ViewerError, match="has 3 episodes"):
             viewer.next()
-    with pytest.raises(ViewerError, match="recorded episodes have no rival"):
+    with pytest.raises(ViewerError, match="cannot be compared"):
         open_session(demos, None, "zero")
 
 
@@ -112,14 +112,14 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "own", spec, images="png") as writer:
         writer.add(episode, "hold still")
     session = open_session(tmp_path / "own")
-    session.begin(0)
+    session.reset(0)
     session.advance()
     session.advance()
-    assert session.now.sight.places is None
-    assert set(session.now.sight.picture.picture().ravel()) == {18}
+    assert session.now.snapshot.places is None
+    assert set(session.now.snapshot.picture.picture().ravel()) == {18}
     while not session.over:
         session.advance()
-    assert set(session.now.sight.picture.picture().ravel()) == {200}
+    assert set(session.now.snapshot.picture.picture().ravel()) == {200}
     assert session.episode.end == "out of time" and session.episode.success is None
     session.close()
     # As LeRobot writes it: without our own note of what the columns are.
@@ -129,9 +129,9 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
     del info["embodied"]
     (theirs / "meta" / "info.json").write_text(json.dumps(info))
     session = open_session(theirs)
-    session.begin(0)
+    session.reset(0)
     session.advance()
-    assert set(session.now.sight.picture.picture().ravel()) == {9}
+    assert set(session.now.snapshot.picture.picture().ravel()) == {9}
     session.close()
 
 
@@ -139,7 +139,7 @@ def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
     session = open_session(
         demos, {"_target_": "envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
     )
-    assert session.witness.look is None
+    assert session.recorder.scene is None
     session.close()
 
 
@@ -178,10 +178,10 @@ def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
         assert episode.interventions == [(2, "workspace"), (3, "speed"), (6, "speed")]
         marks = [(mark.value, mark.label) for mark in viewer.page.timeline.slider._marks]
         assert marks == episode.interventions
-        plot, members = viewer.page.judged.plots["safety: ticks changed in a step, stacked"]
+        plot, members = viewer.page.value_plots.plots["safety: ticks changed in a step, stacked"]
         assert members == ["safety/speed", "safety/workspace"]
         assert plot.data[2].tolist() == [0, 4, 7, 1, 0, 3]
-        moved, _ = viewer.page.judged.plots["target moved, largest joint (rad)"]
+        moved, _ = viewer.page.value_plots.plots["target moved, largest joint (rad)"]
         np.testing.assert_allclose(moved.data[2], [0, 0.02, 0, 0, 0, 0])
         np.testing.assert_allclose(moved.data[1], [0, 0, 0.005, 0, 0, 0])
         titles = [chart["title"] for chart in charts([Lane("deployed", episode)], ())]

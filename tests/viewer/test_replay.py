@@ -48,7 +48,7 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pair(run: Path) -> Iterator[Session]:
     session = open_session(run, None, "demonstrator")
-    session.begin(5)
+    session.reset(5)
     while not session.over:
         session.advance()
     yield session
@@ -65,17 +65,17 @@ def test_both_begin_alike_and_go_on_until_the_last_has_ended(pair: Session) -> N
     mine, other = pair.both
     assert other.name == other.chosen == "demonstrator"
     first, second = (each.episode.moments[0] for each in pair.both)
-    assert np.array_equal(first.sight.places, second.sight.places)
+    assert np.array_equal(first.snapshot.places, second.snapshot.places)
     assert mine.episode.steps == 12 and pair.length == 13
     pair.seek(6)
     assert mine.at == other.at == 6
-    assert np.abs(mine.now.sight.places - other.now.sight.places).max() > 0.01
+    assert np.abs(mine.now.snapshot.places - other.now.snapshot.places).max() > 0.01
     pair.seek(12)
 
 
 def test_the_noise_of_one_does_not_change_the_other(pair: Session, run: Path) -> None:
     lonely = open_session(run)
-    lonely.begin(5)
+    lonely.reset(5)
     while not lonely.over:
         lonely.advance()
     for mine, same in zip(pair.episode.moments, lonely.episode.moments, strict=True):
@@ -92,8 +92,8 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
     poses = np.frombuffer(base64.b64decode(lane["poses"]), np.float32)
     poses = poses.reshape(lane["frames"], lane["bodies"], 7)
     moments = pair.episode.moments
-    np.testing.assert_allclose(poses[7, :, :3], moments[7].sight.places, atol=1e-6)
-    np.testing.assert_allclose(poses[7, :, 3:], moments[7].sight.turns, atol=1e-6)
+    np.testing.assert_allclose(poses[7, :, :3], moments[7].snapshot.places, atol=1e-6)
+    np.testing.assert_allclose(poses[7, :, 3:], moments[7].snapshot.turns, atol=1e-6)
     assert (lane["steps"], lane["stride"], data["dt"]) == (12, 1, 0.05)
     assert len(page) < 3_000_000
     reward = data["charts"][0]["curves"][0]
@@ -110,7 +110,7 @@ def test_meshes_are_there_once_and_where_they_were(pair: Session) -> None:
     assert len(data["meshes"]) < len(mine["shapes"]) + len(other["shapes"])
     drawn = {(shape["body"], shape["mesh"]) for shape in mine["shapes"]}
     assert drawn == {(shape["body"], shape["mesh"]) for shape in other["shapes"]}
-    cube = next(i for i, name in enumerate(pair.witness.look.bodies()) if "cube" in name)
+    cube = next(i for i, name in enumerate(pair.recorder.scene.bodies()) if "cube" in name)
     shape = next(shape for shape in mine["shapes"] if shape["body"] == cube)
     mesh = data["meshes"][shape["mesh"]]
     places = np.frombuffer(base64.b64decode(mesh["places"]), "<u2").reshape(-1, 3) / 65535
@@ -134,7 +134,7 @@ def test_plans_lead_where_the_world_would_go(pair: Session) -> None:
     np.testing.assert_allclose(paths[3][0], paths[0][0])
     assert np.abs(paths[3][-1] - paths[0][-1]).max() > 1e-4
     pair.seek(3)
-    np.testing.assert_array_equal(pair.ahead()[0], paths[0])
+    np.testing.assert_array_equal(pair.plan_paths()[0], paths[0])
     pair.seek(12)
 
 
@@ -160,7 +160,7 @@ def test_a_film_has_every_moment(tmp_path: Path) -> None:
     file = export(session, tmp_path / "film.mp4", seed=3)
     frames = read_mp4(file)
     assert len(frames) >= 7 and frames.shape[2] == 640
-    picture = torch.from_numpy(session.episode.moments[2].sight.picture.picture().copy())
+    picture = torch.from_numpy(session.episode.moments[2].snapshot.picture.picture().copy())
     assert (frames[2, :480].float() - picture.float()).abs().mean() < 3
     gif = export(session, tmp_path / "film.gif", seed=3)
     assert gif.read_bytes()[:6] == b"GIF89a"
@@ -169,10 +169,10 @@ def test_a_film_has_every_moment(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
     session = alone(toy_envs.Reach(1))
-    with pytest.raises(ViewerError, match=r"should end with one of \.html, \.mp4, \.gif"):
+    with pytest.raises(ViewerError, match=r"must end with one of \.html, \.mp4, \.gif"):
         export(session, tmp_path / "film.avi")
-    with pytest.raises(ViewerError, match=r"cannot be filmed .*Reach has no camera"):
+    with pytest.raises(ViewerError, match=r"cannot be recorded .*Reach has no camera"):
         export(session, tmp_path / "film.mp4")
-    with pytest.raises(ViewerError, match='there is no policy "nobody"'):
+    with pytest.raises(ViewerError, match='unknown policy "nobody"'):
         open_session(None, LIFT, "nobody")
     session.close()

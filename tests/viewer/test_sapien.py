@@ -13,7 +13,7 @@ from viser import ViserServer
 from embodied.core.build import build
 from embodied.viewer.app import Viewer
 from embodied.viewer.scene.types import Shape
-from embodied.viewer.scene.viser_scene import Scene
+from embodied.viewer.scene.viser_scene import ViserScene
 from tests.viewer.sessions import alone
 from tests.viewer.test_shapes import volume
 
@@ -56,9 +56,9 @@ def scene() -> Iterator[object]:
 
 @pytest.fixture
 def look(scene):
-    from embodied.viewer.scene.sapien import SapienLook
+    from embodied.viewer.scene.sapien import SapienScene
 
-    return SapienLook(lambda: scene)
+    return SapienScene(lambda: scene)
 
 
 def shapes(look) -> list[Shape]:
@@ -105,7 +105,7 @@ def test_a_mirrored_mesh_still_faces_outwards(look) -> None:
 def test_frames_in_the_page_follow_the_scene(scene, look) -> None:
     server = ViserServer("127.0.0.1", 0, verbose=False)
     try:
-        drawn = Scene(server, look)
+        drawn = ViserScene(server, look)
         assert [name.partition("_")[2] for name in drawn.bodies] == [
             "four/shapes", "falling", "ground",
         ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_frames_in_the_page_follow_the_scene(scene, look) -> None:
 def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
     server = ViserServer("127.0.0.1", 0, verbose=False)
     try:
-        drawn = Scene(server, look)
+        drawn = ViserScene(server, look)
         kept = drawn.meshes[0, "0_0"]
         drawn.restyle()
         assert drawn.meshes[0, "0_0"] is kept
@@ -166,4 +166,4 @@ def test_a_maniskill_world_is_drawn_where_it_is() -> None:
         viewer.reset(5)
         viewer.refresh()
         assert np.abs(seen - drawn.frames[cube].position).max() > 0.001
-        assert viewer.session.witness.flat == ""
+        assert viewer.session.recorder.no_scene_reason == ""

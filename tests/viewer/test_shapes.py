@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from viser import ViserServer
 
-from embodied.viewer.scene.mujoco import ENDLESS, MujocoLook, mesh_of, rgba_of
-from embodied.viewer.scene.types import Followed
-from embodied.viewer.scene.viser_scene import Scene
+from embodied.viewer.scene.mujoco import ENDLESS, MujocoScene, mesh_of, rgba_of
+from embodied.viewer.scene.types import TrackedBody
+from embodied.viewer.scene.viser_scene import ViserScene
 
 SCENE = """
 <mujoco>
@@ -91,18 +91,18 @@ def test_colours_come_from_the_geom_or_its_material_times_the_texture(model) -> 
 @pytest.mark.parametrize(
     ("inside", "beside", "wanted"),
     [
-        ("<freejoint/>", "", Followed(1, (1.0, 1.0, 1.0))),
+        ("<freejoint/>", "", TrackedBody(1, (1.0, 1.0, 1.0))),
         ("<freejoint/>", '<body><joint/><geom size="0.1"/></body>', None),
         ("<joint/>", "", None),
-        ('<joint/><camera mode="trackcom"/>', "", Followed(1, (1.0, 1.0, 0.0))),
-        ('<freejoint/><camera mode="fixed"/>', "", Followed(1, (1.0, 1.0, 1.0))),
+        ('<joint/><camera mode="trackcom"/>', "", TrackedBody(1, (1.0, 1.0, 0.0))),
+        ('<freejoint/><camera mode="fixed"/>', "", TrackedBody(1, (1.0, 1.0, 1.0))),
     ],
 )
 def test_what_the_eye_follows(inside, beside, wanted) -> None:
     """A flyer alone in every direction, a walker over the ground, and of many bodies none."""
     body = f'<body>{inside}<geom size="0.1"/></body>{beside}'
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
-    assert MujocoLook(lambda: (model, mujoco.MjData(model))).followed() == wanted
+    assert MujocoScene(lambda: (model, mujoco.MjData(model))).tracked_body() == wanted
 
 
 def test_the_world_moves_against_what_is_followed() -> None:
@@ -112,7 +112,7 @@ def test_the_world_moves_against_what_is_followed() -> None:
     mujoco.mj_forward(model, data)
     server = ViserServer("127.0.0.1", 0, verbose=False)
     try:
-        scene = Scene(server, MujocoLook(lambda: (model, data)))
+        scene = ViserScene(server, MujocoScene(lambda: (model, data)))
         assert tuple(scene.root.position) == (0.0, 0.0, 0.0)
         scene.follow = True
         scene.show(*scene.look.poses())

@@ -17,7 +17,7 @@ from embodied.viewer.scene.shapes import ball, box
 from embodied.viewer.session import episode as kept
 from embodied.viewer.session.episode import Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import Sight
+from embodied.viewer.session.snapshot import Snapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
@@ -34,7 +34,7 @@ def opened() -> Iterator[Session]:
 @pytest.fixture
 def session(opened: Session) -> Session:
     opened.choose("demonstrator")
-    opened.begin(3)
+    opened.reset(3)
     return opened
 
 
@@ -51,14 +51,14 @@ def poses_of_state(session: Session, moment: Moment) -> np.ndarray:
 def test_every_moment_is_kept_as_it_was(session: Session) -> None:
     places = []
     for _ in range(8):
-        places.append(session.witness.look.poses()[0])
+        places.append(session.recorder.scene.poses()[0])
         session.advance()
     moments = session.episode.moments
     assert [moment.step for moment in moments] == list(range(9))
     for moment, place in zip(moments, places, strict=False):
-        np.testing.assert_allclose(moment.sight.places, place, atol=1e-12)
+        np.testing.assert_allclose(moment.snapshot.places, place, atol=1e-12)
         np.testing.assert_allclose(
-            poses_of_state(session, moment)[1:], moment.sight.places[1:], atol=2e-6
+            poses_of_state(session, moment)[1:], moment.snapshot.places[1:], atol=2e-6
         )
     session.seek(2)
     assert session.now is moments[2] and not session.live
@@ -81,27 +81,27 @@ def test_going_on_from_an_earlier_moment_forgets_what_came_later(session: Sessio
     for _ in range(6):
         session.advance()
     again = session.episode.moments
-    np.testing.assert_array_equal(again[-1].sight.places, before[-1].sight.places)
+    np.testing.assert_array_equal(again[-1].snapshot.places, before[-1].snapshot.places)
     assert torch.equal(again[-1].state["physics"], before[-1].state["physics"])
     session.seek(6)
     session.choose("zero")
     session.branch()
     for _ in range(6):
         session.advance()
-    assert np.abs(session.now.sight.places - before[12].sight.places).max() > 0.01
+    assert np.abs(session.now.snapshot.places - before[12].snapshot.places).max() > 0.01
 
 
 def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
     while not session.episode.end:
         session.advance()
     last, before = session.episode.moments[-1], session.episode.moments[-2]
-    assert session.episode.success and session.episode.wins == [last.step]
+    assert session.episode.success and session.episode.success_steps == [last.step]
     assert last.state is None and before.state is not None
-    cube = next(i for i, name in enumerate(session.witness.look.bodies()) if "cube" in name)
-    rise = last.sight.places[cube, 2] - before.sight.places[cube, 2]
+    cube = next(i for i, name in enumerate(session.recorder.scene.bodies()) if "cube" in name)
+    rise = last.snapshot.places[cube, 2] - before.snapshot.places[cube, 2]
     # Lifted further, not back on the table, where the next episode has it.
-    assert 0 < rise < 0.05 and last.sight.places[cube, 2] > 0.1
-    assert "z 1" in last.sight.words.partition("cube")[2]
+    assert 0 < rise < 0.05 and last.snapshot.places[cube, 2] > 0.1
+    assert "z 1" in last.snapshot.words.partition("cube")[2]
     # The world is at its next start: an earlier moment can still be gone on from.
     session.seek(len(session.episode.moments) - 4)
     session.branch()
@@ -114,11 +114,11 @@ def test_a_world_that_cannot_be_saved_says_so() -> None:
     env = toy_envs.Reach(1)
     env.get_state = lambda: (_ for _ in ()).throw(kept_error())
     session = alone(env)
-    session.begin(0)
+    session.reset(0)
     session.advance()
     session.advance()
     session.seek(1)
-    with pytest.raises(ViewerError, match="cannot go on from an earlier moment"):
+    with pytest.raises(ViewerError, match="cannot continue from an earlier step"):
         session.branch()
 
 
@@ -131,7 +131,7 @@ def kept_error() -> Exception:
 def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
     monkeypatch.setattr(kept, "LONGEST", 20)
     episode = Episode(0)
-    forgotten = [episode.add(Moment(i, Sight(), {}, {}, action=[0.0])) for i in range(30)]
+    forgotten = [episode.add(Moment(i, Snapshot(), {}, {}, action=[0.0])) for i in range(30)]
     # The 21st is one too many: 2 go; so it goes on at every second.
     assert forgotten.count(2) == 5 and sum(forgotten) == 10
     assert (episode.moments[0].step, episode.steps, len(episode.moments)) == (10, 29, 20)
@@ -139,9 +139,9 @@ def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
 
 def test_successes_count_once_while_they_last() -> None:
     flags = [None, False, True, True, False, True]
-    moments = [Moment(i, Sight(), {}, {}, success=flag) for i, flag in enumerate(flags)]
+    moments = [Moment(i, Snapshot(), {}, {}, success=flag) for i, flag in enumerate(flags)]
     episode = Episode(0, moments)
-    assert episode.wins == [2, 5] and episode.success
+    assert episode.success_steps == [2, 5] and episode.success
     assert Episode(0, moments[:2]).success is False
     assert Episode(0, moments[:1]).success is None
 
@@ -159,7 +159,7 @@ def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
         slider = viewer.page.timeline.slider
         assert (slider.min, slider.max, slider.value) == (0, 10, 7)
         shown = np.stack([frame.position for frame in viewer.page.scene.frames])
-        np.testing.assert_allclose(shown, session.episode.moments[7].sight.places, atol=2e-6)
+        np.testing.assert_allclose(shown, session.episode.moments[7].snapshot.places, atol=2e-6)
         assert "Step **7** of 10" in viewer.page.status.content
         assert viewer.page.onward.visible
         viewer.step(3)

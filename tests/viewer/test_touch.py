@@ -13,8 +13,8 @@ import pytest
 from embodied.core.build import build
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.panels.task_image import EDGE, SIDE, Axis, Board, map_picture, meant
-from embodied.viewer.scene.types import Eye
+from embodied.viewer.panels.task_image import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
+from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
 from embodied.viewer.session.session import Session
 from tests import toy_envs
@@ -40,12 +40,12 @@ def viewer(opened: Viewer) -> Viewer:
 
 
 def body(session: Session, name: str) -> int:
-    names = session.witness.look.bodies()
+    names = session.recorder.scene.bodies()
     return next(i for i, each in enumerate(names) if each.partition("_")[2] == name)
 
 
 def place(session: Session, name: str) -> np.ndarray:
-    return session.now.sight.places[body(session, name)]
+    return session.now.snapshot.places[body(session, name)]
 
 
 def test_a_held_cube_goes_where_it_is_pulled(viewer: Viewer) -> None:
@@ -77,7 +77,7 @@ def test_time_goes_on_while_something_is_held(viewer: Viewer) -> None:
     viewer.hold(session, "cube", there)
     viewer.let_go(session)
     assert viewer.playing
-    with pytest.raises(ViewerError, match="robot cannot be pulled"):
+    with pytest.raises(ViewerError, match="robot cannot be dragged"):
         viewer.hold(session, "robot", there)
 
 
@@ -138,8 +138,8 @@ def test_gestures_on_meshes_reach_the_world(viewer: Viewer) -> None:
 
 
 def test_a_ray_meets_the_map_where_it_points() -> None:
-    eye = Eye(np.array([0.0, -2.0, 0.0]), np.zeros(3))
-    board = Board.beside(eye)
+    eye = Viewpoint(np.array([0.0, -2.0, 0.0]), np.zeros(3))
+    board = MapPlane.beside(eye)
     # Half way, 1 m from the eye: a fifth of that large, 13 cm to the left and 14 cm below.
     assert board.side == pytest.approx(0.2)
     np.testing.assert_allclose(board.middle, (-0.13, -1, -0.14), atol=1e-9)
@@ -154,13 +154,13 @@ def test_a_ray_meets_the_map_where_it_points() -> None:
 
 
 def test_the_map_shows_and_means_the_same_place() -> None:
-    x, y = Axis(2, "x", -1, 1, "m"), Axis(0, "y", 0, 2, "m")
+    x, y = MapAxis(2, "x", -1, 1, "m"), MapAxis(0, "y", 0, 2, "m")
     picture = map_picture(x, y, [0.25, 0.0, 0.75], None)
     orange = np.argwhere((picture == (213, 94, 0)).all(-1))
     top, left = orange.mean(0) + 0.5
-    assert meant(left / SIDE, top / SIDE) == pytest.approx((0.75, 0.25), abs=0.01)
-    assert meant(EDGE / SIDE, EDGE / SIDE) == (0.0, 1.0)
-    assert meant(0.01, 0.5) is None
+    assert task_at(left / SIDE, top / SIDE) == pytest.approx((0.75, 0.25), abs=0.01)
+    assert task_at(EDGE / SIDE, EDGE / SIDE) == (0.0, 1.0)
+    assert task_at(0.01, 0.5) is None
     sampled = map_picture(x, y, None, np.full((5, 3), 0.9))
     blue = np.argwhere((sampled[..., 0] < 60) & (sampled[..., 2] > 150))
     up, across = blue.mean(0)

@@ -28,8 +28,8 @@ def viewer() -> Iterator[Viewer]:
 
 
 def cube(session: Session) -> np.ndarray:
-    names = session.witness.look.bodies()
-    return session.now.sight.places[next(i for i, n in enumerate(names) if n.endswith("cube"))]
+    names = session.recorder.scene.bodies()
+    return session.now.snapshot.places[next(i for i, n in enumerate(names) if n.endswith("cube"))]
 
 
 def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:
@@ -41,7 +41,7 @@ def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:
     moved = cube(viewer.session) - before
     assert np.hypot(*moved[:2]) > 0.02 and abs(moved[2]) < 0.02
     viewer.refresh()
-    assert "Trial: cube pushed at step 2" in viewer.page.status.content
+    assert "Disturbances: cube pushed at step 2" in viewer.page.status.content
     assert replay_of(viewer.session).facts == "seed 3 · cube pushed at step 2"
     # The same again from the moment of the push, which is kept with it.
     viewer.scrub(2)
@@ -93,16 +93,16 @@ class Watched:
 def test_delay_and_darkness_reach_who_acts_and_nobody_else() -> None:
     watched = Watched()
     session = Session(toy_envs.Reach(1), {"watched": lambda: watched}, "watched")
-    session.begin(1)
-    session.senses.late = 2
+    session.reset(1)
+    session.disturbance.late = 2
     for _ in range(5):
         session.advance()
     shown = [moment.obs["state"] for moment in session.episode.moments]
     late = [0, 0, 0, 1, 2]
     for seen, at in zip(watched.seen, late, strict=True):
         assert torch.equal(seen, shown[at])
-    session.senses.late, session.senses.off = 0, {"state"}
+    session.disturbance.late, session.disturbance.off = 0, {"state"}
     session.advance()
-    assert not watched.seen[-1].any() and session.now.shown["state"].any()
+    assert not watched.seen[-1].any() and session.now.next_obs["state"].any()
     assert session.trial == "state is off"
     session.close()

@@ -160,7 +160,7 @@ def test_the_end_is_shown_before_the_next_seed_begins(viewer: Viewer) -> None:
     assert np.abs(physics(viewer).xpos - np.stack(shown)).max() > 0.01
     end = np.stack([frame.position for frame in viewer.page.scene.frames])
     assert np.abs(end - np.stack(shown)).max() < 1e-3
-    assert viewer.page.sights.text.content != viewer.session.env.describe(0)
+    assert viewer.page.observations.text.content != viewer.session.env.describe(0)
     episode = viewer.session.episode
     assert (episode.end, episode.steps, episode.success) == ("out of time", 80, False)
     assert "out of time" in viewer.page.status_text()
@@ -181,7 +181,7 @@ def test_the_demonstrator_succeeds_and_the_page_says_so(viewer: Viewer) -> None:
             break
     viewer.refresh()
     assert "success **yes**" in viewer.page.status.content
-    assert "Acting: demonstrator" in viewer.page.status.content
+    assert "Policy: demonstrator" in viewer.page.status.content
     assert viewer.page.plots.rewards.data[1].sum() == 1.0
     np.testing.assert_allclose(
         np.stack(viewer.page.plots.actions.data[1:], 1), viewer.session.episode.actions, rtol=1e-6
@@ -201,12 +201,12 @@ def test_task_sliders_are_native_and_reach_the_world_and_the_drawing(viewer: Vie
     assert half == pytest.approx(0.024)
     viewer.set_task([0.25, 0.75, 0.5, 0.0, 0.5])
     assert viewer.server.scene.get_handle_by_name(name).vertices.max() == pytest.approx(0.018)
-    with pytest.raises(ValueError, match="4 elements, this environment's has 5"):
+    with pytest.raises(ValueError, match="4 elements; this environment needs 5"):
         viewer.set_task([0.1] * 4)
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
         viewer.set_task([2.0] * 5)
     viewer.step()
-    assert viewer.session.drawn_task == pytest.approx([0.25, 0.75, 0.5, 0.0, 0.5])
+    assert viewer.session.current_task == pytest.approx([0.25, 0.75, 0.5, 0.0, 0.5])
 
 
 def test_wrong_choices_name_the_right_ones(viewer: Viewer) -> None:
@@ -234,7 +234,7 @@ def test_the_page_is_served_on_the_loopback_address_only(viewer: Viewer) -> None
         assert answer.status == 200 and b"<html" in answer.read()[:2000].lower()
     # Another loopback address reaches what listens everywhere, but not what listens on one.
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", viewer.guard.port), timeout=5)
+        socket.create_connection(("127.0.0.2", viewer.proxy.port), timeout=5)
 
 
 def test_a_connection_that_is_not_used_prints_nothing(viewer: Viewer, capfd, caplog) -> None:
@@ -293,14 +293,14 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
 
 def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
     viewer = Viewer(alone(toy_envs.Reach(1)), port=0)
-    assert viewer.page.stage.empty and viewer.page.note.visible
+    assert viewer.page.main_view.empty and viewer.page.note.visible
     viewer.step(20)
     assert viewer.session.episode.end == "out of time"
     viewer.refresh()
     assert "No picture: Reach has no camera" in viewer.page.status_text()
-    x, y = viewer.session.now.shown["state"][0].tolist()
-    assert viewer.page.sights.text.content == f"**state** [2] {x:.3g} {y:.3g}"
-    seen = np.stack(viewer.page.sights.observed[0].plot.data[1:], 1)
+    x, y = viewer.session.now.next_obs["state"][0].tolist()
+    assert viewer.page.observations.text.content == f"**state** [2] {x:.3g} {y:.3g}"
+    seen = np.stack(viewer.page.observations.observed[0].plot.data[1:], 1)
     assert seen.shape == (20, 2)
     # The last point is where the episode ended, not where the next one begins.
     np.testing.assert_allclose(seen[-1], (x, y), rtol=1e-6)

@@ -20,6 +20,8 @@ class NoTerminationWrapper(Wrapper):
     """Turns `terminated` into `truncated`. Episodes end as before, but the value of the final
     state is bootstrapped."""
 
+    hides_terminations = True
+
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         never = torch.zeros_like(step.terminated)

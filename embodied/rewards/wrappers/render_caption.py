@@ -68,6 +68,12 @@ class RenderObservation(Wrapper):
         following = {**step.next_obs, self.name: after}
         return replace(step, obs=obs, next_obs=following)
 
+    def added_observation(self, env_id: int) -> Tensor:
+        """The added observation of parallel env `env_id` (protocol `AddedObservation`). Clears the
+        stored final observations, as `step` would."""
+        final, self.final = self.final, {}
+        return final[env_id] if env_id in final else self.compute(self.every)[env_id]
+
     def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, self.name: self.compute(self.every).to(self.device)}
 

@@ -1,1 +1,1 @@
-"""Episodes and comparisons of runs as files: HTML pages and films."""
+"""Episodes and comparisons of runs as files: HTML pages and videos."""

@@ -1,4 +1,4 @@
-"""Compare: several runs on one page without a server: curves, success, films in a grid."""
+"""Compares several runs on one HTML page: training curves, success, videos, settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from embodied.reports.svg import COLOURS, Point, coloured, framed, legend, numbe
 from embodied.training.logger import read_metrics
 from embodied.viewer.run_folder import ViewerError
 
-SHOWN = ("eval/success", "eval/return", "eval/length", "train/success", "train/return")
+FIRST = ("eval/success", "eval/return", "eval/length", "train/success", "train/return")
 """Curves that come first."""
 MOST = 12
-"""Curves on the page: the first that runs have in common."""
+"""Most curves on the page: the first that runs have in common."""
 BYTES = 4_000_000
-"""Of films in the page; larger ones are left out, and the page says so."""
+"""Total size of embedded videos; larger ones are left out, and the page says so."""
 GROUPS = ("env", "policy", "finetune", "learner", "reward", "teacher")
 
 
 @dataclass(frozen=True)
-class Kept:
+class RunData:
     """A run folder: its `name` on the page, its metrics line by line, and its configuration."""
 
     folder: Path
@@ -41,10 +41,11 @@ class Kept:
 
 
 def compare(folders: Sequence[Path], path: Path) -> Path:
-    """Write a page about `folders` (two or more) to `path`; ViewerError where one is no run."""
+    """Write a page that compares `folders` (two or more) to `path`; ViewerError if one is not a
+    run."""
     if len(folders) < 2:
-        raise ViewerError("name two runs or more: embodied view --compare RUN RUN")
-    runs = kept(folders)
+        raise ViewerError("give two or more runs: embodied view --compare RUN RUN")
+    runs = read_runs(folders)
     parts = [_header(runs), _success(runs), _curves(runs), _films(runs), _settings(runs)]
     title = " and ".join(run.name for run in runs)
     page = PAGE.format(title=escape(title), style=STYLE + MORE, body="\n".join(parts))
@@ -53,23 +54,23 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def kept(folders: Sequence[Path]) -> list[Kept]:
-    """The runs, named as shortly as tells them apart."""
-    runs: list[Kept] = []
+def read_runs(folders: Sequence[Path]) -> list[RunData]:
+    """Read the runs; they are named by their folder, or its path where names are equal."""
+    runs: list[RunData] = []
     for folder in folders:
         rows = read_metrics(folder)
         if not rows:
-            raise ViewerError(f"{folder} holds no metrics.jsonl; name a run folder")
+            raise ViewerError(f"{folder} has no metrics.jsonl; give a run folder")
         file = folder / "run.yaml"
         config = yaml.safe_load(file.read_text()) if file.exists() else {}
-        runs.append(Kept(folder, folder.resolve().name, rows, config))
+        runs.append(RunData(folder, folder.resolve().name, rows, config))
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs
-    return [Kept(run.folder, str(run.folder), run.rows, run.config) for run in runs]
+    return [RunData(run.folder, str(run.folder), run.rows, run.config) for run in runs]
 
 
-def _header(runs: Sequence[Kept]) -> str:
+def _header(runs: Sequence[RunData]) -> str:
     names = " · ".join(
         f'<span style="color:{_colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
     )
@@ -80,8 +81,8 @@ def _colour(index: int) -> str:
     return f"var({COLOURS[index % len(COLOURS)]})"
 
 
-def _success(runs: Sequence[Kept]) -> str:
-    """The last evaluation of every run, with its interval drawn as a bar."""
+def _success(runs: Sequence[RunData]) -> str:
+    """The last evaluation of each run, with its interval as a bar."""
     lines = []
     for i, run in enumerate(runs):
         ends = [row for row in run.rows if "eval/return" in row]
@@ -97,7 +98,7 @@ def _success(runs: Sequence[Kept]) -> str:
     heads = "run", "success [95%]", "return", "length", "steps", "time"
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<h2>The last evaluation</h2><table><tr>{head}</tr>{body}</table>"
+    return f"<h2>Last evaluation</h2><table><tr>{head}</tr>{body}</table>"
 
 
 def _bar(row: dict[str, Any], colour: str) -> str:
@@ -117,16 +118,16 @@ def _bar(row: dict[str, Any], colour: str) -> str:
     return f"{rate(won, trials)} of {trials}{drawn}"
 
 
-def _curves(runs: Sequence[Kept]) -> str:
+def _curves(runs: Sequence[RunData]) -> str:
     keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row))
     keys = [key for key in keys if key not in ("step", "seconds", "eval/episodes")]
     shared = [key for key in keys if sum(bool(run.curve(key)) for run in runs) > 1]
-    shared.sort(key=lambda key: SHOWN.index(key) if key in SHOWN else len(SHOWN))
+    shared.sort(key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
     figures = "".join(_figure(runs, key) for key in shared[:MOST])
-    return f'<h2>Over training</h2><div class="grid2">{figures}</div>' if figures else ""
+    return f'<h2>Training curves</h2><div class="grid2">{figures}</div>' if figures else ""
 
 
-def _figure(runs: Sequence[Kept], key: str) -> str:
+def _figure(runs: Sequence[RunData], key: str) -> str:
     series = [run.curve(key) for run in runs]
     bands = [_band(run, key) for run in runs]
     edges = [(x, y) for band in bands for x, low, high in band for y in (low, high)]
@@ -144,8 +145,8 @@ def _figure(runs: Sequence[Kept], key: str) -> str:
     return f"<figure>{caption}{svg(key, drawn)}{legend(run.name for run in runs)}</figure>"
 
 
-def _band(run: Kept, key: str) -> list[tuple[float, float, float]]:
-    """Step and Wilson interval of every evaluated success rate."""
+def _band(run: RunData, key: str) -> list[tuple[float, float, float]]:
+    """Step and Wilson interval of each evaluated success rate."""
     if key != "eval/success":
         return []
     rows = [row for row in run.rows if key in row]
@@ -154,8 +155,8 @@ def _band(run: Kept, key: str) -> list[tuple[float, float, float]]:
     return [(float(row["step"]), *end) for row, end in zip(rows, ends, strict=True)]
 
 
-def _films(runs: Sequence[Kept]) -> str:
-    """A row for every kind of film that a run has (success, failure), a column for every run."""
+def _films(runs: Sequence[RunData]) -> str:
+    """A row per kind of video (success, failure), a column per run."""
     files = {run.name: {f.stem: f for f in sorted(run.folder.glob("videos/*.mp4"))} for run in runs}
     kinds = sorted({kind for found in files.values() for kind in found}, reverse=True)
     if not kinds:
@@ -170,26 +171,26 @@ def _films(runs: Sequence[Kept]) -> str:
     return f'<h2>Episodes</h2><div class="films" style="{columns}">{"".join(figures)}</div>'
 
 
-def _film(run: Kept, kind: str, file: Path | None, fits: bool, colour: str) -> str:
+def _film(run: RunData, kind: str, file: Path | None, fits: bool, colour: str) -> str:
     caption = (
         f'<figcaption><b style="color:{colour}">{escape(run.name)}</b>{escape(kind)}</figcaption>'
     )
     if file is None:
-        return f"<figure>{caption}<p>no {escape(kind)} was filmed</p></figure>"
+        return f"<figure>{caption}<p>no video of a {escape(kind)}</p></figure>"
     if not fits:
-        return f"<figure>{caption}<p>left out for its size: {escape(str(file))}</p></figure>"
+        return f"<figure>{caption}<p>too large to embed: {escape(str(file))}</p></figure>"
     data = base64.b64encode(file.read_bytes()).decode()
     source = f"data:video/mp4;base64,{data}"
     film = f'<video controls autoplay loop muted playsinline src="{source}"></video>'
     return f"<figure>{caption}{film}</figure>"
 
 
-def _settings(runs: Sequence[Kept]) -> str:
-    """What each run was made of, and the settings in which they differ."""
+def _settings(runs: Sequence[RunData]) -> str:
+    """The components of each run, and the settings that differ."""
     flat = [dict(_flat(run.config)) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
-    lines = [("made of", [_made_of(run.config) for run in runs])]
+    lines = [("components", [_components(run.config) for run in runs])]
     lines += [(key, [str(one.get(key, "-")) for one in flat]) for key in differs if key != "output"]
     head = "".join(
         f'<th style="color:{_colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
@@ -198,17 +199,17 @@ def _settings(runs: Sequence[Kept]) -> str:
         f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
         for key, values in lines
     )
-    return f"<h2>Where they differ</h2><table><tr><th></th>{head}</tr>{body}</table>"
+    return f"<h2>Differing settings</h2><table><tr><th></th>{head}</tr>{body}</table>"
 
 
-def _made_of(config: dict[str, Any]) -> str:
+def _components(config: dict[str, Any]) -> str:
     nodes = [config.get(group) for group in GROUPS]
     names = [str(node["_target_"]).rpartition(".")[2] for node in nodes if isinstance(node, dict)]
     return " · ".join(names)
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Settings by their dotted names."""
+    """Settings by dotted name."""
     found: list[tuple[str, Any]] = []
     for key, value in node.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Export: one episode to a file: an HTML page that replays it, or a film."""
+"""Exports one episode to a file: an HTML replay or a video."""
 
 from __future__ import annotations
 
@@ -16,62 +16,64 @@ from embodied.viewer.export.html_replay_charts import Lane
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.images import Picture
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import Packed
+from embodied.viewer.session.snapshot import CompressedImage
 
 KINDS = (".html", ".mp4", ".gif")
 LONGEST = 1000
-"""Steps that an exported episode has at most; many worlds never end one."""
+"""Most steps of an exported episode; some environments never end one."""
 GAP = 8
 STRIP = 26
-"""Pixels below each picture of a film, for what is written there."""
+"""Height of the caption below each frame, pixels."""
 
 
 def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) -> Path:
-    """Play the episode of `seed` (at most `steps` of it) into `path`: a replay (.html) or a
-    film (.mp4, .gif). ViewerError where the file cannot be made."""
+    """Play the episode of `seed` (at most `steps` steps) into `path`: an HTML replay (.html) or a
+    video (.mp4, .gif). ViewerError if the file cannot be made."""
     require_kind(path)
     filmed = path.suffix != ".html"
-    for each in session.both:
-        each.witness.filming = filmed
-    session.begin(seed)
+    for each in session.sessions:
+        each.recorder.filming = filmed
+    session.reset(seed)
     while not session.over and session.length <= steps:
         session.advance()
     return write_film(session, path) if filmed else replay_of(session).write(path)
 
 
 def require_kind(path: Path) -> None:
-    """ViewerError where the name does not say what to write."""
+    """ViewerError if the file suffix is not supported."""
     if path.suffix not in KINDS:
-        raise ViewerError(f"export={path} should end with one of {', '.join(KINDS)}")
+        raise ViewerError(f"export={path} must end with one of {', '.join(KINDS)}")
 
 
 def replay_of(session: Session, plays: bool = True) -> Replay:
-    """The running episode, as far as it is kept, as a page."""
-    look = session.witness.look
-    lanes = [Lane(label(each), each.episode, each.plans(), each.trail()) for each in session.both]
+    """The stored part of the running episode as an HTML replay."""
+    scene = session.recorder.scene
+    lanes = [
+        Lane(label(each), each.episode, each.plans(), each.trail()) for each in session.sessions
+    ]
     return Replay(
         title=session.title[:1].upper() + session.title[1:],
         facts=" · ".join(filter(None, (f"{session.counts} {session.episode.seed}", session.trial))),
         dt=session.spec.dt,
         lanes=lanes,
-        eye=None if look is None else look.eye(),
-        followed=None if look is None else look.followed(),
+        eye=None if scene is None else scene.viewpoint(),
+        followed=None if scene is None else scene.tracked_body(),
         names=session.spec.act.names,
         plays=plays,
     )
 
 
 def label(session: Session) -> str:
-    """Who acts in it: the run and its checkpoint, or what is not of a run."""
-    who = session.episode.who
+    """The policy of a session: run and checkpoint, or the policy's name."""
+    who = session.episode.policy_name
     if not session.name or session.name == who:
         return who
     return f"{session.name} · {who}"
 
 
 def write_film(session: Session, path: Path) -> Path:
-    """The pictures of every moment, side by side where there are two, with what came of them."""
-    rows = [list(strips(each, session.length)) for each in session.both]
+    """A video of every step, side by side if there are two sessions, with captions."""
+    rows = [list(strips(each, session.length)) for each in session.sessions]
     frames = [joined([row[t] for row in rows]) for t in range(session.length)]
     frames += [frames[-1]] * round(0.8 / session.spec.dt)
     data = film(frames, session.spec.dt, path.suffix)
@@ -81,7 +83,7 @@ def write_film(session: Session, path: Path) -> Path:
 
 
 def film(frames: list[Picture], dt: float, kind: str) -> bytes:
-    """An MP4 of every frame, or a GIF of at most 25 a second."""
+    """An MP4 of all frames, or a GIF of at most 25 per second."""
     if kind == ".mp4":
         high, wide = (side - side % 2 for side in frames[0].shape[:2])
         every = torch.from_numpy(np.stack(frames))[:, :high, :wide]
@@ -99,16 +101,18 @@ def film(frames: list[Picture], dt: float, kind: str) -> bytes:
 
 
 def strips(session: Session, count: int) -> list[Picture]:
-    """The picture of each moment, with its caption; the last stays while a rival goes on."""
+    """The captioned image of each step; the last is repeated while the other session goes on."""
     moments = session.episode.moments
-    pictures = [moment.sight.film or moment.sight.picture for moment in moments]
+    pictures = [moment.snapshot.film or moment.snapshot.picture for moment in moments]
     if any(picture is None for picture in pictures):
-        why = session.witness.trouble or "it has no picture"
-        raise ViewerError(f"this world cannot be filmed ({why}); export=replay.html shows numbers")
+        why = session.recorder.render_error or "it has no image"
+        raise ViewerError(
+            f"this environment cannot be recorded as a video ({why}); use export=replay.html"
+        )
     made: list[Picture] = []
     won = False
     for moment, picture in zip(moments, pictures, strict=True):
-        assert isinstance(picture, Packed)
+        assert isinstance(picture, CompressedImage)
         won = won or bool(moment.success)
         words = f"{label(session)}   step {moment.step}" + ("   success" if won else "")
         made.append(captioned(picture.picture(), words, won))
@@ -116,7 +120,7 @@ def strips(session: Session, count: int) -> list[Picture]:
 
 
 def captioned(picture: Picture, words: str, won: bool) -> Picture:
-    """The picture above a strip with `words`."""
+    """The image above a strip with the text `words`."""
     from PIL import Image, ImageDraw, ImageFont
 
     high, wide = picture.shape[:2]

@@ -1,4 +1,4 @@
-"""Replay: an episode, or two side by side, as one HTML page that opens without a server."""
+"""HTML replay: an episode, or two side by side, as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from numpy.typing import NDArray
 from embodied.core.atomic_write import write_durably
 from embodied.viewer.export.html_replay_charts import FRAMES, Lane, charts, thinned
 from embodied.viewer.scene.shapes import Mesh
-from embodied.viewer.scene.types import Array, Eye, Followed, Shape, around
+from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
 from embodied.viewer.session.episode import Moment
 
 FOV = 0.7
-"""Field of view (rad) where the world does not say."""
+"""Field of view (rad) if the scene does not define one."""
 PICTURES = 400
-"""Pictures of an episode that are kept in the page, evenly."""
+"""Most images stored per episode, evenly spaced."""
 WEB = files("embodied.viewer.export") / "web"
 SCRIPTS = ("replay_math.js", "replay_draw.js", "replay_page.js")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What the page shows: `lanes` of the same world, `dt` seconds a step, and where to look from.
+    """The content of the page: `lanes` (episodes of one environment), `dt` seconds per step,
+    viewpoint.
 
-    `names` are those of the elements of an action.
+    `names` are those of the action's elements.
     """
 
     title: str
     facts: str
     dt: float
     lanes: Sequence[Lane]
-    eye: Eye | None = None
-    followed: Followed | None = None
+    eye: Viewpoint | None = None
+    followed: TrackedBody | None = None
     names: Sequence[str] = ()
     plays: bool = True
     _meshes: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -55,8 +56,8 @@ class Replay:
         return path
 
     def html(self) -> str:
-        """The page, complete in itself."""
-        # A title or a name may hold what would end the script.
+        """The page, self-contained."""
+        # A title or name could contain a tag that ends the script.
         data = json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c")
         parts = {
             "__TITLE__": escape(self.title),
@@ -70,7 +71,7 @@ class Replay:
         return page
 
     def data(self) -> dict[str, Any]:
-        """All that the page's script is given."""
+        """The data for the page's script."""
         lanes = [self._lane(lane) for lane in self.lanes]
         return {
             "title": self.title,
@@ -95,11 +96,11 @@ class Replay:
             "steps": len(episode.moments) - 1,
             "stride": stride,
             "frames": len(moments),
-            "wins": [step - episode.moments[0].step for step in episode.wins],
+            "wins": [step - episode.moments[0].step for step in episode.success_steps],
             "judged": episode.success is not None,
             "end": episode.end,
         }
-        if moments[0].sight.places is not None:
+        if moments[0].snapshot.places is not None:
             poses = poses_of(moments)
             made |= {
                 "bodies": poses.shape[1],
@@ -113,7 +114,7 @@ class Replay:
             }
         else:
             some, made["stride"] = thinned(episode.moments, PICTURES)
-            made["pictures"] = [picture_url(moment) for moment in some if moment.sight.picture]
+            made["pictures"] = [picture_url(moment) for moment in some if moment.snapshot.picture]
         return made
 
     def _shape(self, shape: Shape) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class Replay:
         }
 
     def _mesh(self, mesh: Mesh) -> int:
-        """Its number among the meshes; a mesh that many shapes or lanes have is there once."""
+        """The index of a mesh; a mesh shared by shapes or lanes is stored once."""
         if id(mesh) not in self._numbers:
             packed = packed_mesh(mesh)
             if packed not in self._meshes:
@@ -143,10 +144,10 @@ class Replay:
         places = moving(self.lanes[0].episode.moments, self.followed)
         if places is None:
             return {"place": [2, -2, 1], "target": [0, 0, 0], "fov": FOV, "reach": 1}
-        eye = around(places) if self.eye is None else self.eye
+        eye = view_of(places) if self.eye is None else self.eye
         middle = places.mean(0)
         reach = float(np.linalg.norm(places - middle, axis=1).max()) * 1.15 + 0.05
-        # As near as all that moves can be seen whole, from the side that the world's camera is on.
+        # As near as everything that moves stays in view, from the side of the scene's camera.
         away = np.asarray(eye.place, np.float64) - middle
         near = 0.85 * reach / np.sin((eye.fov or FOV) / 2)
         place = middle + away / np.linalg.norm(away) * min(near, float(np.linalg.norm(away)))
@@ -159,14 +160,14 @@ class Replay:
 
 
 def poses_of(moments: Sequence[Moment]) -> NDArray[np.float64]:
-    """Place and turn of every body, [T, N, 7]."""
-    return np.stack([np.concatenate([m.sight.places, m.sight.turns], 1) for m in moments])  # pyright: ignore
+    """Position and quaternion of every body, [T, N, 7]."""
+    return np.stack([np.concatenate([m.snapshot.places, m.snapshot.turns], 1) for m in moments])  # pyright: ignore
 
 
-def moving(moments: Sequence[Moment], followed: Followed | None) -> Array | None:
-    """Places [K, 3] of all that moves, as seen from what is followed; of everything where nothing
-    moves; None without a scene."""
-    if moments[0].sight.places is None:
+def moving(moments: Sequence[Moment], followed: TrackedBody | None) -> Array | None:
+    """Positions [K, 3] of everything that moves, relative to the tracked body; of all bodies if
+    nothing moves; None without a scene."""
+    if moments[0].snapshot.places is None:
         return None
     places = poses_of(thinned(moments, 100)[0])[..., :3]
     if followed is not None:
@@ -179,7 +180,7 @@ def moving(moments: Sequence[Moment], followed: Followed | None) -> Array | None
 
 
 def packed_mesh(mesh: Mesh) -> dict[str, Any]:
-    """Vertices in 65,536 steps from the lowest to the highest, and faces."""
+    """Vertices quantised to 16 bits within their bounding box, and faces."""
     vertices, faces = mesh
     low, size = vertices.min(0), np.maximum(np.ptp(vertices, axis=0), 1e-9)
     places = np.round((vertices - low) / size * 65535).astype("<u2")
@@ -201,11 +202,11 @@ def rounded(array: NDArray[Any]) -> list[Any]:
 
 
 def picture_url(moment: Moment) -> str:
-    """The moment's picture, as small as PNG or JPEG make it."""
+    """The step's image as a data URL, PNG or JPEG, whichever is smaller."""
     from PIL import Image
 
-    assert moment.sight.picture is not None
-    image = Image.fromarray(moment.sight.picture.picture())
+    assert moment.snapshot.picture is not None
+    image = Image.fromarray(moment.snapshot.picture.picture())
     made: list[tuple[str, bytes]] = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
         sink = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What a replay plots of its episodes, as numbers for the page's script."""
+"""The charts of an HTML replay, as data for the page's script."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from embodied.viewer.scene.types import Array
 from embodied.viewer.session.episode import TERM, Episode, Moment
 
 FRAMES = 1500
-"""Moments of an episode that are kept in the page, evenly; what is between is interpolated."""
+"""Most steps stored per episode, evenly spaced; the page interpolates between them."""
 CURVES = 6
 
 
 @dataclass(frozen=True)
 class Lane:
-    """An episode and its `name`; `plans` are the paths [K, H, 3] (m) that were considered at some
-    of its steps, the chosen one first, and `trail` [T, 3] is where the tool has been."""
+    """An episode and its `name`; `plans` are paths [K, H, 3] (m) at some of its steps, the chosen
+    one first, `trail` [T, 3] is the tool's path."""
 
     name: str
     episode: Episode
@@ -29,9 +29,9 @@ class Lane:
 
 
 def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Reward, its terms, what else is known of each step, and the actions of the first lane."""
+    """Reward (components), other numbers of each step, and the actions of the first lane."""
     made: list[dict[str, Any]] = []
-    every = {name for lane in lanes for name in lane.episode.told}
+    every = {name for lane in lanes for name in lane.episode.number_names}
     terms = sorted(name for name in every if name.startswith(TERM))
     if terms and len(lanes) == 1:
         curves = [curve(lanes[0], name.removeprefix(TERM), name) for name in terms]
@@ -46,8 +46,7 @@ def charts(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def known_of(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]]:
-    """What else is known of each step; numbers that belong together share a chart where there is
-    one lane."""
+    """Charts of the other numbers; numbers of one group share a chart if there is one lane."""
     if len(lanes) > 1:
         return [{"title": name, "curves": each_lane(lanes, name)} for name in names]
     made: list[dict[str, Any]] = []
@@ -62,7 +61,7 @@ def known_of(lanes: Sequence[Lane], names: Sequence[str]) -> list[dict[str, Any]
 
 def actions_of(lane: Lane, names: Sequence[str]) -> list[dict[str, Any]]:
     """A curve for each of the first elements of the action."""
-    taken, _ = thinned(lane.episode.taken, FRAMES)
+    taken, _ = thinned(lane.episode.actions_taken, FRAMES)
     actions = np.array([moment.action for moment in taken], np.float64)
     if not len(actions):
         return []
@@ -81,8 +80,8 @@ def each_lane(lanes: Sequence[Lane], name: str) -> list[dict[str, Any]]:
 
 
 def curve(lane: Lane, label: str, name: str) -> dict[str, Any]:
-    """One number of each step: the reward, or what the moments have by this name."""
-    taken, _ = thinned(lane.episode.taken, FRAMES)
+    """One number per step: the reward, or one of the step's `numbers`."""
+    taken, _ = thinned(lane.episode.actions_taken, FRAMES)
     found = (m.reward if name == "reward" else m.numbers.get(name, np.nan) for m in taken)
     return {"name": label, "steps": steps_of(taken), "values": numbers(found)}
 
@@ -92,11 +91,11 @@ def steps_of(moments: Sequence[Moment]) -> list[int]:
 
 
 def numbers(values: Any) -> list[float | None]:
-    """Numbers for JSON, which knows no NaN."""
+    """Numbers for JSON, which has no NaN."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 
 def thinned(moments: Sequence[Moment], most: int) -> tuple[Sequence[Moment], int]:
-    """At most about `most` of the moments, every `stride`-th, and `stride`."""
+    """Every `stride`-th step, at most about `most` of them, and `stride`."""
     stride = max(1, -(-len(moments) // most))
     return moments[::stride], stride

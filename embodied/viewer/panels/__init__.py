@@ -1,1 +1,1 @@
-"""The parts of the page: main view, timeline, plots, controls."""
+"""The panels of the page: main view, timeline, plots, task, disturbances, observations."""

@@ -1,4 +1,4 @@
-"""What the policy thinks: its plan in the scene, and how good each checkpoint is."""
+"""Plan paths in the scene, and the curve of evaluations with a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)
 
 
 class Plans:
-    """Paths of the tool: where it has been, where the plan leads, and where other draws of the
-    policy's noise would have led."""
+    """Paths of the tool: past, under the executed action chunk, and under chunks for other noise
+    samples."""
 
     def __init__(self, server: ViserServer, session: Session) -> None:
         self.server, self.session, self.on = server, session, True
@@ -29,23 +29,23 @@ class Plans:
         self._last: tuple[Any, ...] = ()
 
     @property
-    def there(self) -> bool:
-        """Whether this world has a tool to draw the path of."""
-        foresight = self.session.foresight
-        known = foresight is not None and foresight.tip is not None
-        return known and self.session.witness.look is not None
+    def available(self) -> bool:
+        """Whether this environment has a tool position and a scene to draw paths in."""
+        plan_preview = self.session.plan_preview
+        known = plan_preview is not None and plan_preview.tip is not None
+        return known and self.session.recorder.scene is not None
 
     def draw(self) -> None:
-        """Send the paths of the moment that is looked at."""
-        now = (self.on, *(id(each.now) for each in self.session.both), self.session.length)
-        if now == self._last or not self.there:
+        """Send the paths at the displayed step."""
+        now = (self.on, *(id(each.now) for each in self.session.sessions), self.session.length)
+        if now == self._last or not self.available:
             return
         self._last = now
         lines: dict[str, tuple[Array, Any, float]] = {}
-        for each, root in zip(self.session.both, ROOTS, strict=False):
+        for each, root in zip(self.session.sessions, ROOTS, strict=False):
             if not self.on:
                 continue
-            ahead = each.ahead()
+            ahead = each.plan_paths()
             if ahead:
                 lines[f"{root}/plan"] = segments(ahead[:1]), CHOSEN, 5.0
             if len(ahead) > 1:
@@ -63,13 +63,13 @@ class Plans:
 
 
 def segments(paths: list[Array]) -> Array:
-    """Pairs of neighbours [N, 2, 3] of all paths."""
+    """Line segments [N, 2, 3] of all paths."""
     pairs = [np.stack([path[:-1], path[1:]], 1) for path in paths]
     return np.concatenate(pairs).astype(np.float32)
 
 
 class Checkpoints:
-    """The curve of a run's evaluations with its checkpoints on it, the chosen one marked."""
+    """The run's evaluations over training, its checkpoints on the curve, the current one marked."""
 
     def __init__(self, server: ViserServer, run: Run, pick: Callable[[str], None]) -> None:
         self.run, self.pick = run, pick
@@ -94,7 +94,7 @@ class Checkpoints:
             self.plot.data = data
 
     def words(self, chosen: str) -> str:
-        """What was measured at the chosen checkpoint, in words."""
+        """The metric at the chosen checkpoint, as text."""
         if self.history is None or chosen not in self.names:
             return ""
         step = self.steps[self.names.index(chosen)]
@@ -103,12 +103,12 @@ class Checkpoints:
         return f"{self.history.measure.replace('/', ' ')} at {step:,}: **{shown}**"
 
     def move(self, chosen: str, by: int) -> None:
-        """The checkpoint before or after."""
+        """Switch by `by` checkpoints."""
         at = self.names.index(chosen) if chosen in self.names else len(self.names)
         self.pick(self.names[min(max(at + by, 0), len(self.names) - 1)])
 
     def _data(self, history: History, chosen: str) -> tuple[Array, ...]:
-        """Steps, the curve, its interval, and the marks on it, NaN elsewhere."""
+        """Steps, the curve, its interval, and the marks, NaN elsewhere."""
         steps = np.array(sorted({*history.steps, *self.steps}), np.float64)
         curves = [
             np.interp(steps, history.steps, part)
@@ -128,7 +128,7 @@ class Checkpoints:
         marks = uplot.Series(
             label="checkpoints", stroke=COLOURS[0], width=0, points=_points(True, 5)
         )
-        mine = uplot.Series(label="acting", stroke="#b85c00", width=0, points=_points(True, 11))
+        mine = uplot.Series(label="current", stroke="#b85c00", width=0, points=_points(True, 11))
         ends = (-0.03, 1.03) if history.measure.endswith("success") else None
         y = uplot.Scale(auto=True) if ends is None else uplot.Scale(auto=False, range=ends)
         return server.gui.add_uplot(

@@ -1,4 +1,4 @@
-"""Plots of the running episode: its rewards, the actions that were sent, what was observed."""
+"""Plots of the running episode: rewards, actions, observations, values."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from embodied.core.spec import Leaf, Spec
 from embodied.viewer.session.episode import CURVES, MOVED, SAFETY, TERM, Episode
 
 POINTS = 400
+"""Points per curve."""
 NAMED = 24
-"""Discrete actions whose names fit on the axis."""
+"""Largest number of discrete actions whose names fit on the axis."""
 COLOURS = (
     "#2563eb", "#dc2626", "#16a34a", "#d97706", "#9333ea", "#0891b2", "#db2777", "#65a30d",
 )  # fmt: skip
-TOGETHER = {
+GROUPED = {
     TERM: ("reward terms, stacked", True),
-    SAFETY: ("safety: ticks changed in a step, stacked", True),
-    MOVED: ("target moved, largest joint (rad)", False),
+    SAFETY: ("safety: ticks changed per step, stacked", True),
+    MOVED: ("target change, largest joint (rad)", False),
 }
-"""Numbers whose names begin so share a plot: its title, and whether they are stacked."""
+"""Name prefixes of numbers that share a plot: its title, and whether they are stacked."""
 Range = tuple[float, float]
 
 
 class Plots:
-    """Reward and actions over the seconds of the episode; `draw` sends both anew."""
+    """Reward and actions over the time of the episode."""
 
     def __init__(self, server: ViserServer, spec: Spec) -> None:
         act, self.dt = spec.act, spec.dt
@@ -52,25 +53,28 @@ class Plots:
         self.actions.data = curves(episode.actions or [[0.0] * len(self.actions.data[1:])], self.dt)
 
 
-class Judged:
-    """What is known of each step besides: terms of the reward one above the other, the critic."""
+class ValuePlots:
+    """Further numbers of each step: stacked reward components, the critic's value, safety."""
 
     def __init__(self, server: ViserServer, dt: float) -> None:
         self.server, self.dt = server, dt
-        self.folder = server.gui.add_folder("Judged", visible=False)
+        self.folder = server.gui.add_folder("ValuePlots", visible=False)
         self.plots: dict[str, tuple[GuiUplotHandle, list[str]]] = {}
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`; a plot is made when there is first something to show."""
-        for title, (members, stacked) in groups_of(episode.told).items():
+        for title, (members, stacked) in groups_of(episode.number_names).items():
             if self.plots.get(title, (None, []))[1] != members:
-                self._begin(title, members)
+                self._make_plot(title, members)
             rows = np.array(
-                [[moment.numbers.get(name, np.nan) for name in members] for moment in episode.taken]
+                [
+                    [moment.numbers.get(name, np.nan) for name in members]
+                    for moment in episode.actions_taken
+                ]
             )
             self.plots[title][0].data = curves(np.cumsum(rows, 1) if stacked else rows, self.dt)
 
-    def _begin(self, title: str, members: list[str]) -> None:
+    def _make_plot(self, title: str, members: list[str]) -> None:
         self.folder.visible = True
         if title in self.plots:
             self.plots[title][0].remove()
@@ -80,17 +84,17 @@ class Judged:
 
 
 def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
-    """Title, members and whether they are stacked, of the plots of the numbers `names`."""
+    """Plots of the numbers `names`: title, members, and whether they are stacked."""
     found: dict[str, tuple[list[str], bool]] = {}
     for name in names:
-        begins = next((prefix for prefix in TOGETHER if name.startswith(prefix)), None)
-        title, stacked = (name, False) if begins is None else TOGETHER[begins]
+        begins = next((prefix for prefix in GROUPED if name.startswith(prefix)), None)
+        title, stacked = (name, False) if begins is None else GROUPED[begins]
         found.setdefault(title, ([], stacked))[0].append(name)
     return found
 
 
-class Observed:
-    """The elements of one observation over the seconds of the episode, at their own scale."""
+class ObservationPlot:
+    """The elements of one observation over time, at their own scale."""
 
     def __init__(self, server: ViserServer, name: str, leaf: Leaf, dt: float) -> None:
         self.name, self.dt = name, dt
@@ -98,7 +102,7 @@ class Observed:
 
     def draw(self, episode: Episode) -> None:
         """Send the curves of `episode`."""
-        seen = episode.seen(self.name)
+        seen = episode.obs_curve(self.name)
         self.plot.data = curves(seen or [[0.0] * len(self.plot.data[1:])], self.dt)
 
 
@@ -112,7 +116,7 @@ def titled(name: str, leaf: Leaf) -> str:
 
 
 def curve_names(name: str, leaf: Leaf) -> list[str]:
-    """One for each curve; names of a single discrete number are those of its values."""
+    """One name per curve; a single discrete number has one curve, named after the observation."""
     count = min(leaf.size, CURVES)
     if len(leaf.names) == leaf.size:
         return [*leaf.names[:count]]
@@ -120,14 +124,14 @@ def curve_names(name: str, leaf: Leaf) -> list[str]:
 
 
 def curves(rows: Sequence[Sequence[float]] | NDArray[Any], dt: float) -> tuple[NDArray[Any], ...]:
-    """Seconds after each of `rows` [T, K] and the K curves, thinned to what can be seen."""
+    """Time (s) of each of `rows` [T, K] and the K curves, thinned to POINTS."""
     kept = thinned(len(rows))
     values = np.array([rows[row][:CURVES] for row in kept], np.float64)
     return (np.asarray((kept + 1) * dt, np.float64), *values.T.copy())
 
 
 def reward_range(rewards: NDArray[np.float64]) -> Range:
-    """Ends of the reward axis: zero and all rewards are in it, in powers of two, so that it rarely
+    """Ends of the reward axis: zero and all rewards, rounded to powers of two so that it rarely
     changes."""
     low, high = min(float(rewards.min()), 0.0), max(float(rewards.max()), 0.0)
     if low == high:
@@ -137,7 +141,7 @@ def reward_range(rewards: NDArray[np.float64]) -> Range:
 
 
 def thinned(count: int) -> NDArray[np.intp]:
-    """At most POINTS indices of `count`, spread evenly, the first and the last among them."""
+    """At most POINTS indices of `count`, evenly spread, with the first and the last."""
     if count <= POINTS:
         return np.arange(count)
     return np.round(np.linspace(0, count - 1, POINTS)).astype(np.intp)
@@ -158,7 +162,7 @@ def _curve(name: str, index: int) -> uplot.Series:
 
 
 def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
-    """Names instead of numbers on the axis of values."""
+    """Names instead of numbers on the value axis."""
     if not values:
         return None
     places = tuple(float(i) for i in range(len(values)))

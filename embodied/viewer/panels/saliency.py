@@ -1,4 +1,4 @@
-"""The heat panel: for policies that see pictures, what in them their decision hangs on."""
+"""The saliency panel: which image patches change the policy's action chunk most."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from embodied.viewer.session.saliency import heated, pictures_of, saliency
 from embodied.viewer.session.session import Session
 
 
-class HeatPanel:
-    """A switch, which is there where who acts sees pictures, and while it is on a picture below
-    for each of theirs: as the decision that is followed saw it, orange where it hangs on."""
+class SaliencyPanel:
+    """A switch, visible if the policy uses images. While it is on, an image per camera is shown: as
+    it was at the running decision, orange where patches matter most."""
 
     def __init__(self, server: ViserServer, session: Session) -> None:
         self.session = session
         self.switch = server.gui.add_checkbox(
             "Saliency",
             False,
-            hint="which parts of its pictures the decision hangs on (grey patches; takes time)",
+            hint="image patches that change the action most (occlusion; slow)",
             visible=False,
         )
         blank = np.zeros((2, 2, 3), np.uint8)
@@ -32,12 +32,12 @@ class HeatPanel:
         self._last: tuple[Any, ...] = ()
 
     def draw(self) -> None:
-        """Of the decision that is followed at the moment that is looked at."""
+        """Of the decision that is executed at the displayed step."""
         session = self.session
-        number, moments = session.deciding, session.episode.moments
-        mind = None if number is None else moments[number].mind
-        if mind is not None and mind.who != session.chosen:
-            number = None  # another one's decision, which is over
+        number, moments = session.decision_index, session.episode.moments
+        policy_state = None if number is None else moments[number].policy_state
+        if policy_state is not None and policy_state.name != session.chosen:
+            number = None  # the decision of another policy
         acting = session.made[session.chosen]
         policy = acting.policy if isinstance(acting, Actor) else None
         seen = [] if policy is None else pictures_of(policy)

@@ -1,4 +1,4 @@
-"""What is going on, in words: the step, what came of it, who acts, what is wrong."""
+"""The status text: step, return, success, policy, problems."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from embodied.viewer.session.session import Session
 
 
 def status(session: Session, undrawn: int, known: str, problem: str) -> str:
-    """As Markdown; `undrawn` shapes cannot be drawn, `known` is what the run measured of who acts,
-    `problem` what stopped the play."""
+    """The status as Markdown; `undrawn` is the number of shapes that cannot be drawn, `known` what
+    the run measured of the policy, `problem` the error that stopped playback."""
     step = session.episode.moments[0].step + session.at
     lines = [f"Step **{step}** of {session.length - 1} · {step * session.spec.dt:.2f} s"]
-    lines += [standing(each, len(session.both) > 1) for each in session.both]
-    lines.append(f"Acting: {session.chosen}{last_action(session)}")
+    lines += [standing(each, len(session.sessions) > 1) for each in session.sessions]
+    lines.append(f"Policy: {session.chosen}{last_action(session)}")
     if undrawn:
-        lines.append(f"{undrawn} height fields or other shapes are not drawn")
-    trial = session.trial and f"Trial: {session.trial}"
-    witness = session.witness
-    lines += filter(None, (known, witness.flat, witness.trouble, session.trouble, trial))
+        lines.append(f"{undrawn} shapes are not drawn (height fields, for example)")
+    trial = session.trial and f"Disturbances: {session.trial}"
+    recorder = session.recorder
+    lines += filter(
+        None, (known, recorder.no_scene_reason, recorder.render_error, session.trouble, trial)
+    )
     if problem:
         lines.append(f"**Stopped:** {problem}")
     return "  \n".join(lines)
 
 
 def standing(player: Player, named: bool) -> str:
-    """What has come of an episode up to the moment that is looked at."""
+    """Return and success of an episode up to the displayed step."""
     past = player.episode.moments[: player.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
     text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
@@ -35,7 +37,7 @@ def standing(player: Player, named: bool) -> str:
 
 
 def last_action(player: Player) -> str:
-    """The name of the last of discrete actions."""
+    """The name of the last discrete action."""
     moments, act = player.episode.moments, player.spec.act
     action = moments[min(player.at, len(moments) - 1)].action
     if not (is_discrete(act) and act.names and action):

@@ -1,4 +1,4 @@
-"""The task sliders: each element of the task vector in its own units, or drawn anew each time."""
+"""The task panel: a slider per element of the task vector, in its own units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embodied.viewer.session.history import density_of
 
 
 class TaskPanel:
-    """A slider for each element of the task; moving one begins the episode again with it."""
+    """Moving a slider restarts the episode with that task."""
 
     def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.viewer, self.session = viewer, viewer.session
@@ -27,9 +27,9 @@ class TaskPanel:
             return
         with server.gui.add_folder("Task", expand_by_default=False):
             self.fixed = server.gui.add_checkbox(
-                "Fixed", False, hint="off: drawn anew for each episode"
+                "Fixed", False, hint="off: sampled for each episode"
             )
-            self._bind(self.fixed, self._take)
+            self._bind(self.fixed, self._apply)
             known = task_ranges(self.session.env)
             for name, low, high, unit in known:
                 slider = server.gui.add_slider(
@@ -49,15 +49,15 @@ class TaskPanel:
             return None
         return server.gui.add_image(picture, label="Where the teacher sampled")
 
-    def begun(self) -> None:
+    def episode_started(self) -> None:
         """A new episode: the sliders show its task."""
-        drawn = self.session.drawn_task
-        if drawn is not None:
-            for slider, value, (low, high) in zip(self.sliders, drawn, self.ranges, strict=True):
+        current = self.session.current_task
+        if current is not None:
+            for slider, value, (low, high) in zip(self.sliders, current, self.ranges, strict=True):
                 slider.value = low + value * (high - low)
 
     def show(self) -> None:
-        """Whether the task is fixed, and the map."""
+        """Update the switch and the map."""
         if self.sliders:
             self.fixed.value = self.session.task is not None
         if self.map is not None:
@@ -65,7 +65,7 @@ class TaskPanel:
 
     def _bind(self, control: Any, action: Callable[[], None]) -> None:
         async def pressed(event: Any) -> None:
-            # Values that we set ourselves come back here too, without a client.
+            # Values set by the program also arrive here, without a client.
             if event.client_id is not None:
                 self.viewer.press(action)
 
@@ -73,10 +73,10 @@ class TaskPanel:
 
     def _move(self) -> None:
         self.fixed.value = True
-        self._take()
+        self._apply()
 
-    def _take(self) -> None:
-        """Begin again with what the sliders show now; of many moves only the last one counts."""
+    def _apply(self) -> None:
+        """Restart with the sliders' values; of many moves only the last counts."""
         if not self.fixed.value:
             return self.viewer.set_task(None)
         task = [
@@ -89,10 +89,8 @@ class TaskPanel:
 
 
 def task_ranges(env: Any) -> list[tuple[str, float, float, str]]:
-    """Name, native low and high, and unit of each element of the task vector.
-
-    From `env.parameters` (our FR3 tasks declare them), else the plain [0, 1] of the vector.
-    """
+    """Name, lower and upper bound, and unit of each element of the task vector: those of
+    `env.parameters` where the environment declares them, else [0, 1]."""
     leaf = env.spec.task
     names = leaf.names or tuple(f"task {i}" for i in range(leaf.size))
     native = find_protocol(env, HasTaskParameters)

@@ -1,4 +1,4 @@
-"""The task map: two elements of the task as a picture beside the world; a click there sets them."""
+"""The task map: two elements of the task as an image in the scene; a click on it sets them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.viewer.scene.images import Picture
-from embodied.viewer.scene.types import Array, Eye
+from embodied.viewer.scene.types import Array, Viewpoint
 
 SIDE, EDGE = 360, 34
-"""Size of the picture, and of the border around what it shows, pixels."""
+"""Size of the image and of its border, pixels."""
 CELLS = 24
 GROUND, INK, GRID = (255, 255, 255), (55, 65, 81), (226, 232, 240)
 SAMPLED, NOW = (0, 114, 178), (213, 94, 0)
 NEAR = 0.5
-"""Share of the way from the eye to what it looks at: nothing stands before the map."""
+"""Where the map stands, as a share of the way from the viewpoint to its target, in front of
+everything."""
 LARGE, LEFT, LOW = 0.2, 0.13, 0.14
-"""Its side, and how far left of the middle and below it is, as shares of the distance to it."""
+"""Its size, and its offsets to the left and below the centre, as shares of its distance."""
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An element of the task: its number, name, native range and unit."""
+class MapAxis:
+    """An element of the task: its index, name, bounds and unit."""
 
     number: int
     name: str
@@ -38,10 +39,10 @@ class Axis:
 
 
 def map_picture(
-    across: Axis, up: Axis, task: Sequence[float] | None, sampled: NDArray[np.floating] | None
+    across: MapAxis, up: MapAxis, task: Sequence[float] | None, sampled: NDArray[np.floating] | None
 ) -> Picture:
-    """[SIDE, SIDE, 3]: where tasks [N, D] were `sampled` in blue, the running `task` [D] in orange;
-    all in [0, 1]."""
+    """Image [SIDE, SIDE, 3]: density of `sampled` tasks [N, D] in blue, the current `task` [D] in
+    orange, all in [0, 1]."""
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (SIDE, SIDE), GROUND)
@@ -64,8 +65,8 @@ def map_picture(
     return np.asarray(image)
 
 
-def density(sampled: NDArray[np.floating], across: Axis, up: Axis) -> Picture:
-    """How often tasks lay in each cell, white to blue [CELLS, CELLS, 3], the upper end on top."""
+def density(sampled: NDArray[np.floating], across: MapAxis, up: MapAxis) -> Picture:
+    """How often tasks were in each cell, white to blue [CELLS, CELLS, 3], upper end on top."""
     x, y = sampled[:, across.number], sampled[:, up.number]
     count, _, _ = np.histogram2d(y, x, CELLS, ((0, 1), (0, 1)))
     share = np.sqrt(count / max(count.max(), 1.0))[::-1, :, None]
@@ -73,9 +74,8 @@ def density(sampled: NDArray[np.floating], across: Axis, up: Axis) -> Picture:
 
 
 @dataclass(frozen=True)
-class Board:
-    """Where the map stands: its `middle` (m), `right`, `down` and `away` as unit vectors, and its
-    `side` (m)."""
+class MapPlane:
+    """The map's plane: `middle` (m), unit vectors `right`, `down` and `away`, and `side` (m)."""
 
     middle: Array
     right: Array
@@ -84,8 +84,8 @@ class Board:
     side: float
 
     @classmethod
-    def beside(cls, eye: Eye) -> Board:
-        """Lower left of what `eye` looks at, facing it."""
+    def beside(cls, eye: Viewpoint) -> MapPlane:
+        """Lower left of the target of `eye`, facing it."""
         away = eye.target - eye.place
         distance = float(np.linalg.norm(away))
         away = away / distance
@@ -105,7 +105,8 @@ class Board:
         return turn
 
     def hit(self, origin: Array, way: Array) -> tuple[float, float] | None:
-        """Where a ray meets it: shares of its side from the left and the top; None where not."""
+        """Where a ray meets it, as shares of its side from the left and the top; None if it does
+        not."""
         along = float(np.dot(way, self.away))
         if abs(along) < 1e-9:
             return None
@@ -114,8 +115,8 @@ class Board:
         return float(np.dot(off, self.right)) + 0.5, float(np.dot(off, self.down)) + 0.5
 
 
-def meant(left: float, top: float) -> tuple[float, float] | None:
-    """The elements across and up in [0, 1] at a place on the map; None beside what it shows."""
+def task_at(left: float, top: float) -> tuple[float, float] | None:
+    """The task elements (across, up) in [0, 1] at a point of the map; None outside of the axes."""
     inner = SIDE - 2 * EDGE
     x, y = (left * SIDE - EDGE) / inner, 1 - (top * SIDE - EDGE) / inner
     if not (-0.02 <= x <= 1.02 and -0.02 <= y <= 1.02):

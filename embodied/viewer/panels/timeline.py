@@ -1,4 +1,4 @@
-"""The timeline: every kept moment of the episode under one slider, and the keys that move it."""
+"""The timeline: a slider over all stored steps of the episode, and the keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from embodied.viewer.session.episode import Episode
 from embodied.viewer.session.session import Session
 
 MARKS = 12
-"""Successes, and times that safety began to act, that are marked: more would hide the slider."""
+"""How many successes, and safety interventions, are marked."""
 
 
 class Timeline:
-    """`show` sends where the session is."""
+    """`show` sends the session's position."""
 
     def __init__(self, server: ViserServer, viewer: Controls) -> None:
         self.server, self.viewer = server, viewer
         self.slider = server.gui.add_slider(
-            "Moment",
+            "Step",
             0,
             1,
             1,
             0,
-            hint="any step of this episode; ticks: what happened (arrow keys)",
+            hint="any step of this episode (arrow keys); marks: successes, safety",
         )
         self.marked: tuple[tuple[int, str], ...] = ()
-        self.keys = [self._key(*each) for each in self._meanings()]
+        self.keys = [self._key(*each) for each in self._shortcuts()]
 
         async def moved(event: Any) -> None:
             value = self.slider.value
@@ -40,7 +40,7 @@ class Timeline:
         self.slider.on_update(moved)
 
     def show(self, session: Session) -> None:
-        """The slider's range, its place and its marks."""
+        """Update the slider's range, value and marks."""
         episode = session.episode
         first = episode.moments[0].step
         last = first + max(session.length - 1, 1)
@@ -52,20 +52,20 @@ class Timeline:
             self.marked = marks
             self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
 
-    def _meanings(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
-        """What each key does, with its name in the page's list of commands."""
+    def _shortcuts(self) -> list[tuple[str, Any, Any, Callable[[], None]]]:
+        """Label, key, icon and action of each shortcut."""
         viewer = self.viewer
         return [
             ("Play or pause", "space", Icon.PLAYER_PLAY, viewer.toggle),
-            ("One step on", "arrowright", Icon.PLAYER_TRACK_NEXT, viewer.step),
-            ("One step back", "arrowleft", Icon.PLAYER_TRACK_PREV, viewer.back),
-            ("To the start of the episode", "home", Icon.CHEVRONS_LEFT, lambda: viewer.scrub(0)),
-            ("To the newest moment", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
+            ("Step forward", "arrowright", Icon.PLAYER_TRACK_NEXT, viewer.step),
+            ("Step back", "arrowleft", Icon.PLAYER_TRACK_PREV, viewer.back),
+            ("Start of the episode", "home", Icon.CHEVRONS_LEFT, lambda: viewer.scrub(0)),
+            ("Newest step", "end", Icon.CHEVRONS_RIGHT, viewer.newest),
             ("Restart the episode", "R", Icon.REFRESH, viewer.reset),
             ("Next episode", "N", Icon.PLAYER_SKIP_FORWARD, viewer.next),
-            ("Earlier checkpoint", "pageup", Icon.ARROW_UP, lambda: viewer.other_checkpoint(-1)),
-            ("Later checkpoint", "pagedown", Icon.ARROW_DOWN, lambda: viewer.other_checkpoint(1)),
-            ("Go on from here", "B", Icon.GIT_BRANCH, viewer.branch),
+            ("Previous checkpoint", "pageup", Icon.ARROW_UP, lambda: viewer.other_checkpoint(-1)),
+            ("Next checkpoint", "pagedown", Icon.ARROW_DOWN, lambda: viewer.other_checkpoint(1)),
+            ("Continue from here", "B", Icon.GIT_BRANCH, viewer.branch),
         ]
 
     def _key(self, label: str, key: Any, icon: Any, action: Callable[[], None]) -> Any:
@@ -75,11 +75,10 @@ class Timeline:
 
 
 def marks_of(episode: Episode) -> tuple[tuple[int, str], ...]:
-    """The newest steps with a mark, and what it says: successes, and stages of safety where they
-    began to act."""
+    """The newest marks, step and text: successes, and safety stages that began to act."""
     said: dict[int, list[str]] = {}
     for step, stage in episode.interventions[-MARKS:]:
         said.setdefault(step, []).append(stage)
-    for step in episode.wins[-MARKS:]:
+    for step in episode.success_steps[-MARKS:]:
         said.setdefault(step, []).append("success")
     return tuple((step, ", ".join(words)) for step, words in sorted(said.items()))

@@ -1,1 +1,1 @@
-"""A robot at work, read-only: its state, its plan, its last minutes."""
+"""Monitoring a deployed robot: its mailboxes, model, history and page; strictly read-only."""

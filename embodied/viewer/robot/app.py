@@ -1,4 +1,4 @@
-"""A page that watches a deployment, for as many of them as come one after the other."""
+"""RobotViewer: the monitoring page of a robot deployment."""
 
 from __future__ import annotations
 
@@ -7,76 +7,83 @@ from pathlib import Path
 
 import torch
 
-from embodied.viewer.robot.monitor import Deployed
-from embodied.viewer.robot.page import DeployedPage
+from embodied.viewer.robot.monitor import RobotMonitor
+from embodied.viewer.robot.page import RobotPage
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.page_thread import Served, shown
-from embodied.viewer.server.server import Door
+from embodied.viewer.server.page_thread import PageThread, run_page
+from embodied.viewer.server.server import PageServer
 
-LOOK, ALONE = 1 / 25, 0.2  # s between two looks; where no page is open
-INQUIRE = 0.5  # s between two questions to the daemon
+POLL, POLL_IDLE = 1 / 25, 0.2  # s between two polls, with and without an open page
+QUERY = 0.5  # s between two status requests to the daemon
 
 
-class DeployedViewer(Served):
-    """Watches the deployment in `folder`, from a thread of its own; nothing there is touched."""
+class RobotViewer(PageThread):
+    """Monitors the deployment in `folder`, and its successors, from a thread; read-only."""
 
     def __init__(
-        self, folder: Path, port: int = 8080, host: str = HOST, door: Door | None = None
+        self,
+        folder: Path,
+        port: int = 8080,
+        host: str = HOST,
+        page_server: PageServer | None = None,
     ) -> None:
-        super().__init__(Door(host, port) if door is None else door)
-        self.seen = Deployed(folder)
-        self._number, self._inquire_at = 0, 0.0
+        super().__init__(PageServer(host, port) if page_server is None else page_server)
+        self.monitor = RobotMonitor(folder)
+        self._number, self._query_at = 0, 0.0
         self.start()
 
     def refresh(self) -> None:
-        """Look, and send everything that the page does not show yet."""
-        self.do(lambda: self._turn(force=True))
+        """Poll, and send everything that the page does not show yet."""
+        self.call(lambda: self._update(force=True))
 
     def words(self) -> str:
-        """All that the page says."""
-        said: list[str] = []
-        self.do(lambda: said.append(self.page.words()))
-        return said[0]
+        """All text of the page."""
+        text: list[str] = []
+        self.call(lambda: text.append(self.page.words()))
+        return text[0]
 
-    def begin(self) -> None:
-        # What is watched has the other processors.
+    def setup(self) -> None:
+        # The other cores are for the deployment.
         torch.set_num_threads(1)
-        self.page = DeployedPage(self.server, self.seen)
-        self._turn(force=True)
+        self.page = RobotPage(self.server, self.monitor)
+        self._update(force=True)
 
-    def serve(self) -> None:
+    def run_loop(self) -> None:
         while not self.closing:
-            self.obey(LOOK if self.server.get_clients() else ALONE)
-            self._turn()
+            self.run_commands(POLL if self.server.get_clients() else POLL_IDLE)
+            self._update()
 
-    def end(self) -> None:
-        self.seen.close()
+    def teardown(self) -> None:
+        self.monitor.close()
 
-    def _turn(self, force: bool = False) -> None:
-        new, now = self.seen.look(), time.monotonic()
-        if force or now >= self._inquire_at:
-            self._inquire_at = now + INQUIRE
-            self.seen.inquire()
-        if self.seen.number != self._number:
-            self._number = self.seen.number
-            self.page.begin()
+    def _update(self, force: bool = False) -> None:
+        new, now = self.monitor.poll(), time.monotonic()
+        if force or now >= self._query_at:
+            self._query_at = now + QUERY
+            self.monitor.query_daemon()
+        if self.monitor.number != self._number:
+            self._number = self.monitor.number
+            self.page.show_deployment()
         if new:
             self.page.add()
         self.page.changed()
         self.page.refresh(force)
 
 
-def watch(
+def monitor(
     folder: Path | None = None, port: int = 8080, host: str = HOST, block: bool = True
-) -> DeployedViewer:
-    """Open the page on the deployment in `folder` (None: where `embodied deploy` puts one), whether
-    one is at work already or not. `port`, `host` and `block` as in `serve`. ViewerError."""
+) -> RobotViewer:
+    """Open the monitoring page for the deployment in `folder` (None: the default folder of
+    `embodied deploy`), running or not yet started. `port`, `host` and `block` as in `serve`. Raises
+    ViewerError."""
     from embodied.viewer.launch import require_port, require_viser
     from real_robot.daemon.client import default_folder
 
     require_port(port, host)
     require_viser()
     place = default_folder() if folder is None else folder
-    door = Door(host, port)
-    print(f"watching {place} at {door.url} (Ctrl-C ends it, not the robot)", flush=True)
-    return shown(door, lambda door: DeployedViewer(place, door=door), block)
+    page_server = PageServer(host, port)
+    print(f"monitoring {place} at {page_server.url} (Ctrl-C ends it, not the robot)", flush=True)
+    return run_page(
+        page_server, lambda page_server: RobotViewer(place, page_server=page_server), block
+    )

@@ -1,7 +1,7 @@
-"""Past: how a deployment went in the last minutes, in curves, from what its control process says.
+"""RobotHistory: the last two minutes of a deployment as curves.
 
-What is counted (ticks, missed ticks, interventions) becomes a rate between two samples; of what
-comes and goes (lateness) the worst in between is kept.
+Counters (ticks, missed ticks, interventions) become rates between two samples; of the lateness the
+maximum in between is kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from real_robot.control.arm_state import Floats
 EVERY = 0.5  # s between two samples
 KEPT = 240  # samples
 TRAIL, MOVED = 400, 2e-3  # places of the tool; m between two
-PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "policy's last word (s ago)", "off target (rad)")
+PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "observation age (s)", "off target (rad)")
 
 
-class Past:
-    """`add` every message of the control process; `curves` are what can be drawn.
+class RobotHistory:
+    """`add` every state message; `curve`, `intervention_share` and `trail` are what is plotted.
 
-    `off target` is the largest distance of a joint from where it was sent.
+    `off target` is the largest joint distance between the sent target and the measurement.
     """
 
     def __init__(self, stages: Sequence[str]) -> None:
@@ -34,8 +34,7 @@ class Past:
         self._late = 0.0
 
     def add(self, state: np.void, chunk: np.void | None, tool: Floats | None) -> None:
-        """Take note of `state`, the newest `chunk` and where the tool is [3] (m), if
-        that is known."""
+        """Record `state`, the newest `chunk` and the tool position [3] (m), if known."""
         self._late = max(self._late, float(state["late"]))
         if tool is not None and (not self.tool or np.abs(self.tool[-1] - tool).max() > MOVED):
             self.tool.append(tool)
@@ -47,19 +46,19 @@ class Past:
             self._last, self._late = state, 0.0
 
     def times(self) -> Floats:
-        """s since this was first looked at, of each sample [T]."""
+        """Time of each sample [T], s since the first state."""
         return np.array([row[0] for row in self.rows] or [0.0])
 
     def curve(self, name: str) -> Floats:
         """The values [T] of one of PLOTS."""
         return self._column(1 + PLOTS.index(name))
 
-    def acted(self, stage: str) -> Floats:
-        """Share of ticks (%) in which a safety stage changed what was asked for [T]."""
+    def intervention_share(self, stage: str) -> Floats:
+        """Share of ticks (%) in which a safety stage changed the target [T]."""
         return self._column(1 + len(PLOTS) + self.stages.index(stage))
 
     def trail(self) -> Floats | None:
-        """Where the tool was [K, 3] (m); None before it moved."""
+        """The tool's path [K, 3] (m); None before it moved."""
         return np.stack(self.tool) if len(self.tool) > 1 else None
 
     def _column(self, at: int) -> Floats:
@@ -70,7 +69,7 @@ class Past:
     ) -> tuple[float, ...]:
         assert self._first is not None
         now, ticks = float(state["now"]), int(state["tick"]) - int(last["tick"])
-        heard = np.nan if chunk is None else now - float(chunk["seen"])
+        age = np.nan if chunk is None else now - float(chunk["seen"])
         off = float(np.abs(state["sent"] - state["q"]).max())
         acted = 100.0 * (state["counts"] - last["counts"]) / max(ticks, 1)
         return (
@@ -78,7 +77,7 @@ class Past:
             ticks / passed,
             1e3 * self._late,
             float(state["missed"] - last["missed"]),
-            heard,
+            age,
             off,
             *map(float, acted),
         )

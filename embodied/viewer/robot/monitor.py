@@ -1,7 +1,7 @@
-"""Deployed: a deployment at work as it looks from outside; nothing is written, no lock is held.
+"""RobotMonitor: reads the state of a running deployment; strictly read-only, without locks.
 
-The mailboxes are mapped for reading only; besides, the daemon is asked for its `status`, as
-`embodied robot status` does. Daemons may end, and others begin: the newest is looked at.
+The mailboxes are mapped read-only; the daemon is asked for its `status`, as by `embodied robot
+status`. When a deployment ends, the next one in the folder is monitored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
 from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
 
-ANSWER = 0.5  # s that the daemon has to answer
-AGAIN = 3.0  # s until one that did not is asked again
-SILENT = 1.0  # s without a tick after which nobody is at work
+ANSWER_TIMEOUT = 0.5  # s, for the daemon's answer
+RETRY_AFTER = 3.0  # s, after a failed request
+SILENT = 1.0  # s without a tick after which the control process counts as stopped
 
 
-class Overheard(Mailbox):
-    """A mailbox that somebody else's messages are read in, through memory that cannot be written.
-    MailboxError where there is none of this version."""
+class ReadOnlyMailbox(Mailbox):
+    """A mailbox mapped read-only. MailboxError if it does not exist or has another version."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int = VERSION) -> None:
         self.path, self.size, self.seen = path, HEAD.itemsize + dtype.itemsize, 0
@@ -40,7 +39,7 @@ class Overheard(Mailbox):
         try:
             about = os.fstat(handle)
             if about.st_size != self.size:
-                raise MailboxError(f"{path} is of another version")
+                raise MailboxError(f"{path} has another message version")
             self._map = mmap.mmap(handle, self.size, access=mmap.ACCESS_READ)
         finally:
             os.close(handle)
@@ -52,23 +51,23 @@ class Overheard(Mailbox):
         head = self._head[["magic", "version", "size"]][0].item()
         if head != (MAGIC, version, dtype.itemsize):
             self.close()
-            raise MailboxError(f"{path} is of another version")
+            raise MailboxError(f"{path} has another message version")
 
     @property
     def current(self) -> bool:
-        """Whether it is still what lies at `path`; while it is mapped no other file is it."""
+        """Whether the file at `path` is still the mapped one."""
         try:
             return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
 
-class Deployed:
-    """The deployment in `folder`; `look` often, `inquire` now and then.
+class RobotMonitor:
+    """The deployment in `folder`; call `poll` often and `query_daemon` now and then.
 
-    `state` and `chunk` are the newest messages (None before there was one), `status` what the
-    daemon said last, `trouble` why it says nothing. `number` counts the mailboxes that were seen:
-    with another one everything is another deployment's. What was known last stays when it ends.
+    `state` and `chunk` are the newest messages (None before the first), `status` the daemon's last
+    answer, `trouble` why it does not answer. `number` counts the deployments; the last values of a
+    deployment stay until the next one starts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,23 +78,23 @@ class Deployed:
         self.chunk: np.void | None = None
         self.status: dict[str, Any] = {}
         self.trouble, self.number = "", 0
-        self._boxes: tuple[Overheard, Overheard] | None = None
-        self._ask_at = 0.0
+        self._boxes: tuple[ReadOnlyMailbox, ReadOnlyMailbox] | None = None
+        self._query_at = 0.0
 
     @property
     def alive(self) -> bool:
-        """Whether its mailboxes are there and its control process ticks."""
+        """Whether the mailboxes exist and the control process ticks."""
         there = self._boxes is not None and self._boxes[0].current
         return there and self.state is not None and self.silence < SILENT
 
     @property
     def silence(self) -> float:
-        """s since the last tick."""
+        """Time since the last tick, s."""
         return float("inf") if self.state is None else self.clock() - float(self.state["now"])
 
     @property
     def mode(self) -> str:
-        """What the arm is doing, by its own word while there is one."""
+        """The arm's control mode."""
         return Mode.DISCONNECTED.name if self.state is None else Mode(int(self.state["mode"])).name
 
     @property
@@ -105,20 +104,20 @@ class Deployed:
         return bytes(self.state["fault"]).decode(errors="replace")
 
     @property
-    def standing(self) -> str:
-        """Why nothing new is seen, in a line; empty while all is well."""
+    def condition(self) -> str:
+        """Why nothing new arrives, in a line; empty if all is well."""
         if self._boxes is None:
-            return f"no deployment is at work in {self.folder}; waiting for one"
+            return f"no deployment is running in {self.folder}; waiting for one"
         if not self._boxes[0].current:
-            return "the deployment has ended; this is its last word; waiting for another one"
+            return "the deployment has ended; showing its last state; waiting for the next one"
         if self.state is None:
-            return "it is starting: the arm has not ticked yet"
+            return "starting: no control tick yet"
         if self.silence >= SILENT:
             return f"the control process has not ticked for {self.silence:.0f} s"
         return self.trouble
 
-    def look(self) -> bool:
-        """Read what is new; True where there was a tick."""
+    def poll(self) -> bool:
+        """Read new messages; True if there was a tick."""
         self._follow()
         if self._boxes is None:
             return False
@@ -130,23 +129,23 @@ class Deployed:
         self.state = state.fields[0].copy()
         return True
 
-    def inquire(self) -> None:
-        """Ask the daemon how things are, where there is one; one that is slow is let be."""
-        if self._boxes is None or not self._boxes[0].current or self.clock() < self._ask_at:
+    def query_daemon(self) -> None:
+        """Ask the daemon for its status; a slow daemon is asked again later."""
+        if self._boxes is None or not self._boxes[0].current or self.clock() < self._query_at:
             return
         try:
-            self.status, self.trouble = call(self.folder, Verb.STATUS, ANSWER).status, ""
+            self.status, self.trouble = call(self.folder, Verb.STATUS, ANSWER_TIMEOUT).status, ""
         except (ClientError, RequestError) as error:
-            self.trouble, self._ask_at = str(error), self.clock() + AGAIN
+            self.trouble, self._query_at = str(error), self.clock() + RETRY_AFTER
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the mailboxes."""
         for box in self._boxes or ():
             box.close()
         self._boxes = None
 
     def _follow(self) -> None:
-        """Open the mailboxes that lie there now, if they are others than before."""
+        """Open the mailboxes of a new deployment."""
         path = self.folder / "state"
         if self._boxes is not None and all(box.current for box in self._boxes):
             return
@@ -156,12 +155,12 @@ class Deployed:
             deployment = Deployment.read(self.folder)
             stages = deployment.chain().names
             record = state_record(deployment.joints, len(stages), len(deployment.sensed))
-            state = Overheard(path, record)
+            state = ReadOnlyMailbox(path, record)
         except (ConfigError, MailboxError, OSError) as error:
-            self.trouble = str(error)  # perhaps it is just being made
+            self.trouble = str(error)  # perhaps it is just being written
             return
         try:
-            chunk = Overheard(self.folder / "chunk", CHUNK)
+            chunk = ReadOnlyMailbox(self.folder / "chunk", CHUNK)
         except MailboxError as error:
             state.close()
             self.trouble = str(error)
@@ -169,5 +168,5 @@ class Deployed:
         self.close()
         self._boxes, self.deployment, self.stages = (state, chunk), deployment, stages
         self.state = self.chunk = None
-        self.status, self.trouble, self._ask_at = {}, "", 0.0
+        self.status, self.trouble, self._query_at = {}, "", 0.0
         self.number += 1

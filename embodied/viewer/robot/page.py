@@ -1,4 +1,4 @@
-"""The page of a deployment: the arm as measured, its plan, how it is; nothing can be pressed."""
+"""The monitoring page of a deployment: measured arm, plan, status; it has no controls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from viser import ViserServer
 from embodied.viewer.panels.page import Refresh
 from embodied.viewer.panels.plans import CHOSEN, GONE, segments
 from embodied.viewer.panels.plots import plot
-from embodied.viewer.robot.arm import DeployedArm
+from embodied.viewer.robot.arm import RobotArm
 from embodied.viewer.robot.describe import figures, headline, notes
-from embodied.viewer.robot.history import PLOTS, Past
-from embodied.viewer.robot.monitor import Deployed
+from embodied.viewer.robot.history import PLOTS, RobotHistory
+from embodied.viewer.robot.monitor import RobotMonitor
 from embodied.viewer.scene.shapes import ball
-from embodied.viewer.scene.types import Array, around
-from embodied.viewer.scene.viser_scene import Scene
+from embodied.viewer.scene.types import Array, view_of
+from embodied.viewer.scene.viser_scene import ViserScene
 
 ROOT, RADIUS = "/world", 0.012
 PLAN, TRAIL = "/paths/plan", "/paths/trail"
@@ -24,17 +24,17 @@ LINES = {PLAN: (CHOSEN, 5.0), TRAIL: (GONE, 2.5)}
 MARK, TOOL = (22, 163, 74), (213, 94, 0)
 
 
-class DeployedPage:
-    """`begin` with every deployment, `changed` when there is something new, `refresh` often."""
+class RobotPage:
+    """`show_deployment` for every new deployment, `changed` after a tick, `refresh` often."""
 
-    def __init__(self, server: ViserServer, seen: Deployed) -> None:
-        self.server, self.seen = server, seen
-        self.arm: DeployedArm | None = None
-        self.past, self.scene = Past(()), None
+    def __init__(self, server: ViserServer, monitor: RobotMonitor) -> None:
+        self.server, self.monitor = server, monitor
+        self.arm: RobotArm | None = None
+        self.history, self.scene = RobotHistory(()), None
         self.plots: dict[str, Any] = {}
         self.lines: list[str] = []
         self.marks: dict[str, Any] = {}
-        self.lacks = ""
+        self.missing = ""
         self.head = server.gui.add_markdown("")
         self.figures = server.gui.add_markdown("")
         self.folder: Any = None
@@ -48,48 +48,48 @@ class DeployedPage:
             Refresh(self._draw_plots, 0.5),
         ]
 
-    def begin(self) -> None:
-        """Another deployment: perhaps of another arm, with other stages."""
-        about = self.seen.deployment
+    def show_deployment(self) -> None:
+        """A new deployment, perhaps of another arm."""
+        about = self.monitor.deployment
         assert about is not None
-        self.past, self.arm, self.lacks = Past(self.seen.stages), None, ""
-        self._begin_plots()
+        self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
+        self._make_plots()
         self._clear()
         try:
-            self.arm = DeployedArm(about)
-        except Exception as error:  # whatever a robot's own files raise; its numbers are shown
-            self.lacks = f"it cannot be drawn: {str(error) or type(error).__name__}"
+            self.arm = RobotArm(about)
+        except Exception as error:  # whatever a robot's own files raise; the numbers are shown
+            self.missing = f"the arm cannot be drawn: {str(error) or type(error).__name__}"
         else:
-            self.lacks = self.arm.lacks
+            self.missing = self.arm.missing
 
     def add(self) -> None:
-        """Take note of a tick."""
-        state = self.seen.state
+        """Record a tick."""
+        state = self.monitor.state
         if state is not None:
             tool = None if self.arm is None else self.arm.tool(state)
-            self.past.add(state, self.seen.chunk, tool)
+            self.history.add(state, self.monitor.chunk, tool)
 
     def changed(self) -> None:
         for part in self.parts:
             part.stale = True
 
     def refresh(self, force: bool = False) -> None:
-        """Draw what is stale and due."""
+        """Redraw what is stale and due."""
         for part in self.parts:
             part(force)
 
     def words(self) -> str:
-        """All that is said, for who does not look at the page."""
+        """All text of the page."""
         return "\n".join((self.head.content, self.figures.content, self.notes.content))
 
-    def _begin_plots(self) -> None:
+    def _make_plots(self) -> None:
         if self.folder is not None:
             self.folder.remove()
-        self.folder = self.server.gui.add_folder("The last two minutes")
-        stages = list(self.past.stages)
+        self.folder = self.server.gui.add_folder("Last two minutes")
+        stages = list(self.history.stages)
         with self.folder:
             title = "interventions (% of ticks)"
-            self.acted = plot(self.server, title, stages, 150, None)
+            self.interventions = plot(self.server, title, stages, 150, None)
             self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
 
     def _clear(self) -> None:
@@ -102,35 +102,35 @@ class DeployedPage:
         self.scene, self.lines, self.marks = None, [], {}
 
     def _draw_scene(self) -> None:
-        state, arm = self.seen.state, self.arm
+        state, arm = self.monitor.state, self.arm
         if state is None or arm is None:
             return
         marks = arm.put(state)
-        if arm.look is None:
+        if arm.model is None:
             marks["tool"] = arm.tool(state)
-        if self.scene is None and arm.look is not None:
-            self.scene = Scene(self.server, arm.look, ROOT)
+        if self.scene is None and arm.model is not None:
+            self.scene = ViserScene(self.server, arm.model, ROOT)
             self._aim(arm)
-        elif self.scene is not None and arm.look is not None:
-            self.scene.show(*arm.look.poses())
+        elif self.scene is not None and arm.model is not None:
+            self.scene.show(*arm.model.poses())
         for name, place in marks.items():
             self._mark(name, place)
 
     def _draw_paths(self) -> None:
-        state, arm = self.seen.state, self.arm
+        state, arm = self.monitor.state, self.arm
         if state is None or arm is None:
             return
-        plan = arm.plan(state, self.seen.chunk) if self.seen.alive else None
+        plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
         self._line(PLAN, plan)
-        self._line(TRAIL, self.past.trail())
+        self._line(TRAIL, self.history.trail())
 
-    def _aim(self, arm: DeployedArm) -> None:
-        assert arm.look is not None
-        eye, camera = arm.look.eye(), self.server.initial_camera
+    def _aim(self, arm: RobotArm) -> None:
+        assert arm.model is not None
+        eye, camera = arm.model.viewpoint(), self.server.initial_camera
         if np.linalg.norm(eye.place - eye.target) > 3.0:
-            eye = around(arm.look.poses()[0][1:])
+            eye = view_of(arm.model.poses()[0][1:])
         views = [camera, *(client.camera for client in self.server.get_clients().values())]
-        for view in views:  # of those who come, and of those who are there
+        for view in views:  # of future clients, and of present ones
             view.position, view.look_at = eye.place, eye.target
             if eye.fov is not None:
                 view.fov = eye.fov
@@ -157,15 +157,20 @@ class DeployedPage:
             self.lines.append(name)
 
     def _draw_words(self) -> None:
-        rate = self.past.curve(PLOTS[0])[-1]
-        self.head.content = headline(self.seen)
-        self.figures.content = "\n\n".join(filter(None, (figures(self.seen, rate), self.lacks)))
-        self.notes.content = notes(self.seen)
+        rate = self.history.curve(PLOTS[0])[-1]
+        self.head.content = headline(self.monitor)
+        self.figures.content = "\n\n".join(
+            filter(None, (figures(self.monitor, rate), self.missing))
+        )
+        self.notes.content = notes(self.monitor)
 
     def _draw_plots(self) -> None:
-        if not self.past.rows:
+        if not self.history.rows:
             return
-        times = self.past.times()
-        self.acted.data = (times, *(self.past.acted(stage) for stage in self.past.stages))
+        times = self.history.times()
+        self.interventions.data = (
+            times,
+            *(self.history.intervention_share(stage) for stage in self.history.stages),
+        )
         for name, handle in self.plots.items():
-            handle.data = (times, self.past.curve(name))
+            handle.data = (times, self.history.curve(name))

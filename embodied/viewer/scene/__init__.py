@@ -1,1 +1,1 @@
-"""The 3D scene: bodies and shapes of MuJoCo and SAPIEN as viser nodes."""
+"""The 3D scene: bodies and shapes of MuJoCo and SAPIEN, drawn as viser nodes."""

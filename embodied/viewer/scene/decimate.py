@@ -1,7 +1,7 @@
-"""Lighter meshes: vertices of one small cell become one (Rossignac and Borrel, 1993).
+"""Mesh decimation by vertex clustering (Rossignac and Borrel, 1993).
 
-A robot's meshes as their makers ship them are hundreds of thousands of triangles, which a phone, or
-a computer without a graphics card, cannot turn at speed.
+Robot meshes have hundreds of thousands of triangles, too many for a phone or a computer without a
+GPU to draw smoothly.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.viewer.scene.shapes import Mesh
-from embodied.viewer.scene.types import Array, Eye, Followed, Look, Shape
+from embodied.viewer.scene.types import Array, SceneModel, Shape, TrackedBody, Viewpoint
 
-FEW = 600
-"""Triangles up to which a mesh is left as it is."""
+SMALL_MESH = 600
+"""Meshes with up to this many triangles are left unchanged."""
 CELLS = 44
 """Cells along the diagonal of a mesh."""
 CREASE = np.cos(np.radians(40.0))
-"""Faces that meet at a sharper angle get an edge."""
+"""Cosine of the angle between faces above which their edge is kept sharp."""
 
 
 def lighter(mesh: Mesh, cells: int = CELLS) -> Mesh:
-    """`mesh` with a few thousand triangles at most, its sharp edges still sharp."""
+    """`mesh` decimated to a few thousand triangles at most, with its sharp edges kept."""
     vertices, faces = mesh
-    if len(faces) <= FEW:
+    if len(faces) <= SMALL_MESH:
         return mesh
     places, corners = clustered(vertices.astype(np.float64), faces.astype(np.int64), cells)
     return creased(places, corners) if len(corners) else mesh
@@ -36,7 +36,8 @@ def lighter(mesh: Mesh, cells: int = CELLS) -> Mesh:
 def clustered(
     vertices: NDArray[np.float64], faces: NDArray[np.int64], cells: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Every cell's vertices as one, at their mean; triangles without an area and twins go."""
+    """Merge the vertices of each cell into their mean; degenerate and duplicate triangles are
+    removed."""
     low, high = vertices.min(0), vertices.max(0)
     size = float(np.linalg.norm(high - low)) / cells
     cell = np.floor((vertices - low) / max(size, 1e-12)).astype(np.int64)
@@ -56,7 +57,7 @@ def clustered(
 
 
 def creased(places: NDArray[np.float64], corners: NDArray[np.int64]) -> Mesh:
-    """Vertices again for each side of a sharp edge, so that averaged normals keep it sharp."""
+    """Duplicate the vertices along sharp edges, so that averaged normals keep them sharp."""
     a, b, c = (places[corners[:, i]] for i in range(3))
     cross = np.cross(b - a, c - a)
     unit = cross / np.maximum(np.linalg.norm(cross, axis=1, keepdims=True), 1e-20)
@@ -75,27 +76,27 @@ def creased(places: NDArray[np.float64], corners: NDArray[np.int64]) -> Mesh:
     return vertices.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
 
 
-class LightLook:
-    """A look with lighter meshes, each made once for its style, at the first call."""
+class DecimatedScene:
+    """A scene model with decimated meshes; each mesh is made once per style."""
 
-    def __init__(self, look: Look) -> None:
-        self.look = look
+    def __init__(self, scene: SceneModel) -> None:
+        self.scene = scene
         self._made: dict[tuple[int, str, bytes], Mesh | None] = {}
 
     def bodies(self) -> Sequence[str]:
-        return self.look.bodies()
+        return self.scene.bodies()
 
     def poses(self) -> tuple[Array, Array]:
-        return self.look.poses()
+        return self.scene.poses()
 
-    def eye(self) -> Eye:
-        return self.look.eye()
+    def viewpoint(self) -> Viewpoint:
+        return self.scene.viewpoint()
 
-    def followed(self) -> Followed | None:
-        return self.look.followed()
+    def tracked_body(self) -> TrackedBody | None:
+        return self.scene.tracked_body()
 
     def shapes(self) -> Iterator[Shape]:
-        for shape in self.look.shapes():
+        for shape in self.scene.shapes():
             yield replace(shape, mesh=partial(self._mesh, shape))
 
     def _mesh(self, shape: Shape) -> Mesh | None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from embodied.core.env import HasSapienScene, HasScene, VecEnv
 from embodied.core.wrapper import find_protocol
-from embodied.viewer.scene.types import Look, NoScene
+from embodied.viewer.scene.types import NoScene, SceneModel
 
 
-def detect_scene(env: VecEnv) -> Look | None:
+def detect_scene(env: VecEnv) -> SceneModel | None:
     """The scene of parallel env 0, or None if the environment has no scene to draw in 3D.
 
     MuJoCo environments have `scene(row)`, SAPIEN environments `sub_scene(row)`; a Gymnasium
@@ -19,17 +19,17 @@ def detect_scene(env: VecEnv) -> Look | None:
     """
     target: Any = env
     if find_protocol(env, HasSapienScene) is not None:
-        from embodied.viewer.scene.sapien import SapienLook
+        from embodied.viewer.scene.sapien import SapienScene
 
         try:
             target.sub_scene(0)
         except ValueError as error:
             raise NoScene(str(error)) from error
-        return SapienLook(lambda: target.sub_scene(0))
+        return SapienScene(lambda: target.sub_scene(0))
     inner: Any = getattr(next(iter(getattr(target, "envs", ())), None), "unwrapped", None)
     has_model = type(getattr(inner, "model", None)).__module__.startswith("mujoco.")
     if not has_model and find_protocol(env, HasScene) is None:
         return None
-    from embodied.viewer.scene.mujoco import MujocoLook
+    from embodied.viewer.scene.mujoco import MujocoScene
 
-    return MujocoLook(lambda: (inner.model, inner.data) if has_model else target.scene(0))
+    return MujocoScene(lambda: (inner.model, inner.data) if has_model else target.scene(0))

@@ -1,7 +1,7 @@
-"""Touch: things in the scene are dragged with the mouse, and links of the robot pushed by a click.
+"""Dragging bodies and pushing robot links with the mouse.
 
-A free body that is dragged is pulled, with the forces that this takes, while time goes on; a link
-that is clicked gets a push away from whoever looks.
+A free body that is dragged is pulled by the simulation while it plays; a clicked link of the robot
+is pushed away from the viewpoint.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from viser import MeshHandle
 
 from embodied.viewer.controls import Controls
-from embodied.viewer.scene.viser_scene import Scene
+from embodied.viewer.scene.viser_scene import ViserScene
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
 
 
-class Touch:
-    """Handles on the meshes of `scene`, the world of `player`."""
+class DragControls:
+    """Mouse handlers on the meshes of `scene`, the scene of `player`."""
 
     def __init__(
-        self, viewer: Controls, scene: Scene, player: Player, strength: Callable[[], float]
+        self, viewer: Controls, scene: ViserScene, player: Player, strength: Callable[[], float]
     ) -> None:
         self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
         self.loose = {name for name in player.pushes.names if name != ROBOT}
         self.links = set(player.pushes.links())
         if self.loose or self.links:
-            scene.watch(self._drawn)
+            scene.on_mesh(self._attach)
 
-    def _drawn(self, body: int, mesh: MeshHandle) -> None:
+    def _attach(self, body: int, mesh: MeshHandle) -> None:
         name = self.scene.bodies[body].partition("_")[2]
         if name in self.loose:
             self._draggable(body, name, mesh)
@@ -40,7 +40,7 @@ class Touch:
     def _draggable(self, body: int, name: str, mesh: MeshHandle) -> None:
         viewer, player = self.viewer, self.player
 
-        # In order, on the server's own thread, as viser asks for of gestures.
+        # Runs in order on the server's thread, as viser requires for gestures.
         async def dragged(event: Any) -> None:
             shown = self.scene.place(body)
             if event.phase == "end" or shown is None:

@@ -1,4 +1,4 @@
-"""A picture large in the page, for worlds without a scene in 3D: a plane with the eye before it."""
+"""ImagePlane: an image as large as the page, for environments without a 3D scene."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from viser import CameraHandle, ClientHandle, ImageHandle, InitialCameraConfig, 
 Picture = NDArray[np.uint8]
 HEIGHT = 1.0
 FOV = 0.6
-FILLS = 0.94
-"""Share of the window that the picture takes."""
+FILL = 0.94
+"""Share of the window that the image takes."""
 UPRIGHT = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
-"""Columns of a picture along x, its rows down."""
+"""Quaternion that puts an image's columns along x and its rows down."""
 
 
-class Screen:
-    """The node `/picture`; `show` puts another picture there."""
+class ImagePlane:
+    """The node `/picture`; `show` replaces its image."""
 
     def __init__(self, server: ViserServer, picture: Picture) -> None:
         self.server = server
-        self.picture = self._hang(picture)
+        self.picture = self._add(picture)
         self._aim(server.initial_camera, 1.0)
         server.on_client_connect(self._fit)
 
     def show(self, picture: Picture) -> None:
-        """Send `picture` [H, W, 3]; another form than before is hung anew."""
+        """Send `picture` [H, W, 3]; another size replaces the node."""
         if picture.shape == self.picture.image.shape:
             self.picture.image = picture
         else:
-            self.picture = self._hang(picture)
+            self.picture = self._add(picture)
 
     def _fit(self, client: ClientHandle) -> None:
-        """Fill the window of `client` now, and whenever its form changes."""
+        """Fit the camera of `client` to its window now, and whenever its aspect ratio changes."""
         aspects: list[float] = []
 
         @client.camera.on_update
@@ -42,15 +42,15 @@ class Screen:
                 self._aim(camera, camera.aspect)
 
     def _aim(self, camera: InitialCameraConfig | CameraHandle, aspect: float) -> None:
-        """Before the picture, as far away as the narrower side of the window asks for."""
+        """Put the camera where the image fits the narrower side of the window."""
         size = max(HEIGHT, self.picture.render_width / aspect)
-        distance = size / 2 / np.tan(FOV / 2) / FILLS
+        distance = size / 2 / np.tan(FOV / 2) / FILL
         camera.position, camera.look_at = (0.0, -distance, 0.0), (0.0, 0.0, 0.0)
         camera.fov = FOV
 
-    def _hang(self, picture: Picture) -> ImageHandle:
+    def _add(self, picture: Picture) -> ImageHandle:
         high, wide = picture.shape[:2]
-        # A node of the same name replaces the one before.
+        # A node of the same name replaces the previous one.
         return self.server.scene.add_image(
             "/picture", picture, HEIGHT * wide / high, HEIGHT, jpeg_quality=92, wxyz=UPRIGHT
         )

@@ -1,4 +1,4 @@
-"""Observations as something to look at: pictures of images and depth, clouds of points."""
+"""Image, depth and point-cloud observations as uint8 images and coloured points."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from embodied.core.spec import Leaf
 
 Picture = NDArray[np.uint8]
 SMALL = 160
-"""Pictures below this height (pixels) are enlarged, each pixel a square."""
+"""Images below this height (pixels) are enlarged by a whole factor."""
 PLAIN = (90, 90, 100)
 
 
 def is_picture(leaf: Leaf) -> bool:
-    """Whether a leaf can be looked at: an image, or a map of depth."""
+    """Whether a leaf is an image or a depth map."""
     flat = len(leaf.shape) == 3 and leaf.shape[2] == 1 and min(leaf.shape[:2]) >= 16
     return leaf.is_image or (flat and not leaf.is_symbol)
 
 
 def is_cloud(name: str, leaf: Leaf) -> bool:
-    """Whether a leaf is points [N, 3 or more] in space."""
-    said = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
-    return said and len(leaf.shape) == 2 and leaf.shape[1] >= 3
+    """Whether a leaf is a point cloud [N, 3 or more]."""
+    marked = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
+    return marked and len(leaf.shape) == 2 and leaf.shape[1] >= 3
 
 
 def picture_of(value: Tensor, leaf: Leaf) -> Picture:
-    """One row [H, W, C] of a leaf as uint8 [H, W, 3], enlarged where it is small.
+    """One value [H, W, C] of a leaf as uint8 [H, W, 3], enlarged if it is small.
 
-    Of stacked frames the last is shown; one channel is grey, a map of depth from near (dark) to
-    far.
+    Of stacked frames the last is shown; one channel is grey, depth from near (dark) to far.
     """
     shown = value.cpu()
     if not leaf.is_image:
@@ -44,8 +43,8 @@ def picture_of(value: Tensor, leaf: Leaf) -> Picture:
 
 
 def cloud_of(value: Tensor) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Places [N, 3] (m) and colours [N, 3] of one row [N, 3 or more] of a leaf of points; columns
-    3 to 5 are red, green and blue in [0, 1]."""
+    """Positions [N, 3] (m) and colours [N, 3] of a point cloud [N, 3 or more]; columns 3 to 5 are
+    RGB in [0, 1]."""
     rows = value.cpu().float()
     places = rows[:, :3].numpy()
     if rows.shape[1] < 6:

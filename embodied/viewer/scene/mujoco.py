@@ -1,4 +1,4 @@
-"""A MuJoCo model as bodies and shapes."""
+"""MuJoCo scenes: bodies, geoms and meshes of an MjModel."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.viewer.scene.shapes import Mesh, ball, box, capsule, cylinder
-from embodied.viewer.scene.types import Array, Eye, Followed, Shape, around
+from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
 
 DRAWN_GROUPS = 3
-"""Geom groups below this are drawn, as MuJoCo's own viewer does; the others are for contacts."""
+"""Geom groups below this are drawn, as in MuJoCo's viewer; the others are collision geoms."""
 ENDLESS = 20.0
-"""Half the side of a plane that has no end, m."""
+"""Half side at which an infinite plane is drawn, m."""
 TRACKING = (
     mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
     mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
 )
 
 
-class MujocoLook:
-    """What `scene()` gives, model and data, as the page wants it."""
+class MujocoScene:
+    """The scene model of `scene()`, an MjModel with its MjData."""
 
     def __init__(self, scene: Callable[[], tuple[mujoco.MjModel, mujoco.MjData]]) -> None:
         self.scene = scene
@@ -43,26 +43,28 @@ class MujocoLook:
             if model.geom_group[geom] < DRAWN_GROUPS and rgba[3] > 0:
                 yield _shape(model, geom, rgba)
 
-    def eye(self) -> Eye:
-        """From the scene's first camera, or from in front of all that moves."""
+    def viewpoint(self) -> Viewpoint:
+        """That of the model's first camera, or one in front of everything that moves."""
         model, data = self.scene()
         moving = data.xpos[1:] if model.nbody > 1 else data.xpos
         if not model.ncam:
-            return around(moving)
+            return view_of(moving)
         place, forward = data.cam_xpos[0], -data.cam_xmat[0].reshape(3, 3)[:, 2]
         reach = max(float(np.dot(moving.mean(0) - place, forward)), 0.1)
         target = place + reach * forward
-        # A little back, as the panel takes part of the window.
-        return Eye(target - 1.25 * reach * forward, target, float(np.radians(model.cam_fovy[0])))
+        # Further back, as the panels cover part of the window.
+        return Viewpoint(
+            target - 1.25 * reach * forward, target, float(np.radians(model.cam_fovy[0]))
+        )
 
-    def followed(self) -> Followed | None:
-        """The body that the model's first camera tracks, over the ground, or the only one there is
-        that moves freely, in the air too."""
+    def tracked_body(self) -> TrackedBody | None:
+        """The body that the model's first camera tracks (horizontally), or the only free body there
+        is (in all axes)."""
         model, _ = self.scene()
         if model.ncam and model.cam_mode[0] in TRACKING and model.cam_bodyid[0] > 0:
-            return Followed(int(model.cam_bodyid[0]), (1.0, 1.0, 0.0))
+            return TrackedBody(int(model.cam_bodyid[0]), (1.0, 1.0, 0.0))
         if model.njnt == 1 and model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE.value:
-            return Followed(int(model.jnt_bodyid[0]), (1.0, 1.0, 1.0))
+            return TrackedBody(int(model.jnt_bodyid[0]), (1.0, 1.0, 1.0))
         return None
 
 
@@ -87,7 +89,7 @@ def _shape(model: mujoco.MjModel, geom: int, rgba: tuple[float, float, float, fl
 
 
 def mesh_of(model: mujoco.MjModel, geom: int) -> Mesh | None:
-    """Vertices [V, 3] (m) and faces [F, 3] of one geom; None for kinds that cannot be drawn."""
+    """Vertices [V, 3] (m) and faces [F, 3] of one geom; None for types that cannot be drawn."""
     kind, size = mujoco.mjtGeom(int(model.geom_type[geom])), model.geom_size[geom]
     shape = mujoco.mjtGeom
     if kind == shape.mjGEOM_MESH:
@@ -109,8 +111,8 @@ def mesh_of(model: mujoco.MjModel, geom: int) -> Mesh | None:
 
 
 def rgba_of(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, float]:
-    """The geom's colour in [0, 1], as MuJoCo chooses between geom and material; a texture counts
-    with its mean."""
+    """The geom's colour in [0, 1], of the geom or its material; a texture counts with its mean
+    colour."""
     rgba, material = model.geom_rgba[geom], int(model.geom_matid[geom])
     if material >= 0 and np.allclose(rgba, (0.5, 0.5, 0.5, 1.0)):
         rgba = model.mat_rgba[material].copy()
@@ -122,13 +124,13 @@ def rgba_of(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, floa
 
 
 def plane_half(size: NDArray[np.float64]) -> tuple[float, float]:
-    """Half sides of a plane geom, m; a side of 0 has no end in MuJoCo."""
+    """Half sides of a plane geom, m; a side of 0 is infinite in MuJoCo."""
     x, y = (float(side) if side > 0 else ENDLESS for side in size[:2])
     return x, y
 
 
 def _asset(model: mujoco.MjModel, mesh: int) -> Mesh:
-    """A mesh asset, with one vertex for each (position, normal) pair, so that creases stay."""
+    """A mesh asset with one vertex per (position, normal) pair, which keeps creases."""
     vertex, count = model.mesh_vertadr[mesh], model.mesh_vertnum[mesh]
     first, faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
     corners = model.mesh_face[first : first + faces].reshape(-1).astype(np.int64)

@@ -1,8 +1,11 @@
-"""Posed: a MuJoCo model put where observations say that it was, by their names.
+"""Poses a MuJoCo model from the named elements of an observation.
 
-`q1` to `q7` are the hinges of the model in order, `width` how far its sliding fingers are apart, of
-which each goes its share, `NAME_x`, `NAME_y`, `NAME_z` the place of body NAME (free, or a marker),
-`NAME_cos_4yaw` and `NAME_sin_4yaw` its turn about z, which is known up to a quarter.
+| name | sets |
+|---|---|
+| `q1` to `qN` | the hinge joints, in the model's order |
+| `width` | the gripper opening, divided over the slide joints |
+| `NAME_x`, `NAME_y`, `NAME_z` | position of body NAME (free or mocap) |
+| `NAME_cos_4yaw`, `NAME_sin_4yaw` | its yaw, up to a quarter turn |
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ HINGE, SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.va
 
 
 @dataclass
-class Posed:
-    """`leaf` is the observation with the names `where`, each a place in it."""
+class PosedModel:
+    """A model posed from observation `leaf`; `where` is the index of each named element."""
 
     model: mujoco.MjModel
     data: mujoco.MjData
@@ -32,8 +35,8 @@ class Posed:
     where: dict[str, int]
 
     @classmethod
-    def of(cls, world: Any, spec: Spec) -> Posed | None:
-        """For the model of `world`, as observed by `spec`; None where they do not go together."""
+    def of(cls, world: Any, spec: Spec) -> PosedModel | None:
+        """For the model of environment `world` and observations `spec`; None if they do not fit."""
         if find_protocol(world, HasScene) is None:
             return None
         world.reset(0)
@@ -47,7 +50,7 @@ class Posed:
         return None
 
     def put(self, shown: Tensors) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data as `shown` (leaves of one row) says."""
+        """Pose model and data by `shown` (the leaves of one parallel env)."""
         values = shown[self.leaf].double().numpy()
         model, data = self.model, self.data
         hinges = np.flatnonzero(model.jnt_type == HINGE)

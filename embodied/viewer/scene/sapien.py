@@ -1,4 +1,4 @@
-"""A SAPIEN scene as bodies and shapes: every entity that has something to draw is a body."""
+"""SAPIEN scenes: every entity that has a render component is a body."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import sapien
 from sapien import physx, render
 
 from embodied.viewer.scene.shapes import Mesh
-from embodied.viewer.scene.types import Array, Eye, Followed, Shape, around
+from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
 
 MOVED = (physx.PhysxArticulationLinkComponent, physx.PhysxRigidDynamicComponent)
 Colour = tuple[float, float, float, float]
 Drawn = tuple[sapien.Entity, render.RenderBodyComponent]
 
 
-class SapienLook:
-    """What `scene()` gives, a `sapien.Scene`, as the page wants it.
+class SapienScene:
+    """The scene model of `scene()`, a `sapien.Scene`.
 
-    Entities that the scene hides from its own cameras (goals, for one) are drawn: they are for
-    people to see.
+    Entities that are hidden from the scene's cameras (goals, for example) are drawn.
     """
 
     def __init__(self, scene: Callable[[], sapien.Scene]) -> None:
@@ -45,18 +44,21 @@ class SapienLook:
             for number, shape in enumerate(drawn.render_shapes):
                 yield from self._parts(body, number, shape)
 
-    def eye(self) -> Eye:
-        """From the scene's last camera, the one for people, or from in front of all that moves."""
+    def viewpoint(self) -> Viewpoint:
+        """That of the scene's last camera, meant for people, or one in front of everything that
+        moves."""
         cameras, moving = self.scene().get_cameras(), self._moving()
         if not cameras:
-            return around(moving)
+            return view_of(moving)
         pose = cameras[-1].get_global_pose()
         forward = pose.to_transformation_matrix()[:3, 0]
         reach = max(float(np.dot(moving.mean(0) - pose.p, forward)), 0.1)
-        # A little back, as the panels take part of the window.
-        return Eye(pose.p - 0.25 * reach * forward, pose.p + reach * forward, cameras[-1].fovy)
+        # Further back, as the panels cover part of the window.
+        return Viewpoint(
+            pose.p - 0.25 * reach * forward, pose.p + reach * forward, cameras[-1].fovy
+        )
 
-    def followed(self) -> Followed | None:
+    def tracked_body(self) -> TrackedBody | None:
         return None
 
     def _drawn(self) -> list[Drawn]:
@@ -65,14 +67,14 @@ class SapienLook:
         return [(entity, drawn) for entity, drawn in found if isinstance(drawn, kind)]
 
     def _moving(self) -> Array:
-        """Places of what physics moves, or of everything."""
+        """Positions of dynamic entities, or of all."""
         kind = physx.PhysxRigidBodyComponent
         every = [entity for entity, _ in self._drawn()]
         moving = [each for each in every if isinstance(each.find_component_by_type(kind), MOVED)]
         return np.stack([entity.pose.p for entity in moving or every])
 
     def _parts(self, body: int, number: int, shape: render.RenderShape) -> Iterator[Shape]:
-        """One for each part of a mesh, as parts have materials of their own."""
+        """One shape per part of a mesh, as parts have their own materials."""
         scale, pose = scale_of(shape), shape.local_pose
         place, turn = np.array(pose.p, np.float64), np.array(pose.q, np.float64)
         parts: Sequence[Any] = [shape]
@@ -92,7 +94,7 @@ class SapienLook:
             )
 
     def _rgba(self, material: render.RenderMaterial) -> Colour:
-        """As `rgba_of`, without reading the same large texture again at every reset."""
+        """As `rgba_of`, cached: reading a large texture is slow."""
         texture = material.base_color_texture
         size = () if texture is None else (texture.filename, texture.width, texture.height)
         key = (*material.base_color, *size)
@@ -102,7 +104,7 @@ class SapienLook:
 
 
 def scale_of(shape: render.RenderShape) -> Array:
-    """What the vertices of a shape are multiplied with [3]; SAPIEN's long axis is x."""
+    """The factors [3] that a shape's vertices are multiplied with; SAPIEN's long axis is x."""
     match shape:
         case render.RenderShapeBox():
             return np.array(shape.half_size, np.float64)
@@ -117,7 +119,7 @@ def scale_of(shape: render.RenderShape) -> Array:
 
 
 def mesh_of(part: Any, scale: Array, clockwise: bool = False) -> Mesh:
-    """Vertices [V, 3] (m) and faces [F, 3] of one part of a shape, in the shape's own frame."""
+    """Vertices [V, 3] (m) and faces [F, 3] of one part of a shape, in the shape's frame."""
     faces = part.triangles
     if clockwise != bool(np.prod(scale) < 0):
         faces = faces[:, ::-1]
@@ -125,7 +127,7 @@ def mesh_of(part: Any, scale: Array, clockwise: bool = False) -> Mesh:
 
 
 def rgba_of(material: render.RenderMaterial) -> Colour:
-    """The base colour of a material in [0, 1]; a texture counts with its mean."""
+    """The base colour of a material in [0, 1]; a texture counts with its mean colour."""
     r, g, b, a = (float(value) for value in material.base_color)
     texture = material.base_color_texture
     if texture is not None:

@@ -1,4 +1,4 @@
-"""Triangles of plain shapes, in each shape's own frame."""
+"""Triangle meshes of primitive shapes, in each shape's frame."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 Vertices = NDArray[np.float32]
 Faces = NDArray[np.uint32]
 Mesh = tuple[Vertices, Faces]
-"""Vertices [V, 3] (m) and faces [F, 3], counter-clockwise seen from outside."""
+"""Vertices [V, 3] (m) and faces [F, 3], counter-clockwise from outside."""
 SEGMENTS = 32
 
 
 def box(half: NDArray[np.floating]) -> Mesh:
-    """A box with half sides `half` [3]; every side has corners of its own, so edges are sharp."""
+    """A box with half sides `half` [3]; each side has its own vertices, so edges are sharp."""
     square = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], np.float64)
     sides = []
     for axis in range(3):
@@ -30,12 +30,12 @@ def box(half: NDArray[np.floating]) -> Mesh:
 
 
 def ball(radius: float) -> Mesh:
-    """A sphere round the origin."""
+    """A sphere around the origin."""
     return lathe(_rounded(radius, 0.0))
 
 
 def capsule(radius: float, half: float) -> Mesh:
-    """A capsule along z: its straight part reaches `half` above and below the middle."""
+    """A capsule along z; its straight part reaches `half` above and below the centre."""
     return lathe(_rounded(radius, half))
 
 
@@ -47,7 +47,7 @@ def cylinder(radius: float, half: float) -> Mesh:
 
 
 def lathe(profile: NDArray[np.float64], segments: int = SEGMENTS) -> Mesh:
-    """The surface that `profile` [K, 2] (radius, height), from bottom to top, makes about z."""
+    """The surface of revolution of `profile` [K, 2] (radius, height; bottom to top) about z."""
     angle = np.linspace(0, 2 * np.pi, segments, endpoint=False)
     circle = np.stack([np.cos(angle), np.sin(angle)], 1)
     rings = np.empty((len(profile), segments, 3))
@@ -62,7 +62,7 @@ def lathe(profile: NDArray[np.float64], segments: int = SEGMENTS) -> Mesh:
 
 
 def _rounded(radius: float, half: float) -> NDArray[np.float64]:
-    """Profile of a ball of `radius` that is cut in two, `half` above and below the middle."""
+    """Profile of a sphere of `radius` cut in two, `half` above and below the centre."""
     angle = np.linspace(-np.pi / 2, np.pi / 2, 18)
     height = radius * np.sin(angle) + np.where(angle < 0, -half, half)
     return np.stack([radius * np.cos(angle), height], 1)

@@ -1,4 +1,4 @@
-"""What the page needs of a world's scene to draw it in 3D, whichever engine holds it."""
+"""SceneModel: the protocol by which the page draws the 3D scene of any physics engine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Array = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Shape:
-    """One thing that is fixed in body number `body`, there at `place` (m), turned by `turn` (w, x,
-    y, z). Shapes of equal `style` look the same; `mesh` makes its triangles, or None where there is
-    no way to draw it. `lines` are the sides (m) of a floor that gets lines, or nothing would tell
-    that a walker moves.
+    """A shape fixed in body number `body`, at `place` (m), rotated by `turn` (quaternion w, x, y,
+    z).
+
+    Shapes of equal `style` look the same; `mesh` makes the triangles, or None if it cannot be
+    drawn. `lines` are the sides (m) of a floor that gets grid lines, so that motion is visible on
+    it.
     """
 
     body: int
@@ -33,8 +35,9 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Eye:
-    """Where to look from: `place` and `target` (m), field of view (rad; None: the page's own)."""
+class Viewpoint:
+    """A camera pose: `place` and `target` (m), vertical field of view (rad; None: the page's
+    default)."""
 
     place: Array
     target: Array
@@ -42,39 +45,39 @@ class Eye:
 
 
 @dataclass(frozen=True)
-class Followed:
-    """The body that the eye goes along with, in the axes that are 1 in `along` (x, y, z)."""
+class TrackedBody:
+    """The body that the camera follows, in the axes that are 1 in `along` (x, y, z)."""
 
     body: int
     along: tuple[float, float, float]
 
 
-class Look(Protocol):
-    """The scene of one world as bodies that move and shapes that are fixed in them."""
+class SceneModel(Protocol):
+    """The scene of one environment: moving bodies, and shapes that are fixed in them."""
 
     def bodies(self) -> Sequence[str]:
-        """Their names, unique; other names mean another scene."""
+        """The names of the bodies, unique; other names mean another scene."""
         ...
 
     def poses(self) -> tuple[Array, Array]:
-        """Place [N, 3] (m) and turn [N, 4] (w, x, y, z) of every body, now."""
+        """Current position [N, 3] (m) and quaternion [N, 4] (w, x, y, z) of every body."""
         ...
 
     def shapes(self) -> Iterable[Shape]:
-        """All that can be seen."""
+        """All visible shapes."""
         ...
 
-    def eye(self) -> Eye: ...
+    def viewpoint(self) -> Viewpoint: ...
 
-    def followed(self) -> Followed | None: ...
+    def tracked_body(self) -> TrackedBody | None: ...
 
 
 class NoScene(RuntimeError):
-    """This kind of world has a scene, but as it is set up there is none here."""
+    """The environment has a scene, but cannot show it in this configuration."""
 
 
-def around(places: Array) -> Eye:
-    """A view from in front and above that has all `places` [N, 3] in it."""
+def view_of(places: Array) -> Viewpoint:
+    """A viewpoint from the front and above that shows all `places` [N, 3]."""
     middle = places.mean(0)
     size = max(float(np.linalg.norm(places - middle, axis=1).max()), 0.5)
-    return Eye(middle + size * np.array([2.0, -2.5, 1.2]), middle)
+    return Viewpoint(middle + size * np.array([2.0, -2.5, 1.2]), middle)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 import numpy as np
 from viser import FrameHandle, MeshHandle, ViserServer
 
-from embodied.viewer.scene.types import Array, Look, Shape
+from embodied.viewer.scene.types import Array, SceneModel, Shape
 
 Key = tuple[int, str]
 Place = tuple[float, float, float]
 
 
-class Scene:
-    """The nodes of one scene; `show` sends what moved, `restyle` what looks different.
+class ViserScene:
+    """The viser nodes of one scene; `show` sends poses, `restyle` changed shapes.
 
     A second scene has another `root` and stands at `offset` (m) from the first.
     """
@@ -27,31 +27,31 @@ class Scene:
     def __init__(
         self,
         server: ViserServer,
-        look: Look,
+        model: SceneModel,
         root: str = "/world",
         offset: Place = (0.0, 0.0, 0.0),
     ) -> None:
-        self.server, self.look, self.follow = server, look, False
+        self.server, self.model, self.follow = server, model, False
         self.path, self.offset = root, offset
         self.root = server.scene.add_frame(root, show_axes=False, position=offset)
-        self.followed = look.followed()
+        self.followed = model.tracked_body()
         self.bodies: list[str] = []
         self.names: list[str] = []
         self.frames: list[FrameHandle] = []
         self.meshes: dict[Key, MeshHandle] = {}
         self.styles: dict[Key, bytes] = {}
         self.undrawn = 0
-        self.drawn: Callable[[int, MeshHandle], None] | None = None
+        self.mesh_callback: Callable[[int, MeshHandle], None] | None = None
         self._sent: tuple[Array, Array] | None = None
         self.restyle()
-        self.show(*look.poses())
+        self.show(*model.poses())
 
     def restyle(self) -> None:
-        """Draw the shapes that are new or look different; remove those that are gone."""
-        bodies = list(self.look.bodies())
+        """Draw new and changed shapes; remove those that are gone."""
+        bodies = list(self.model.bodies())
         if bodies != self.bodies:
-            self._begin(bodies)
-        shapes = {(shape.body, shape.name): shape for shape in self.look.shapes()}
+            self._add_frames(bodies)
+        shapes = {(shape.body, shape.name): shape for shape in self.model.shapes()}
         for key in self.styles.keys() - shapes.keys():
             del self.styles[key]
             if key in self.meshes:
@@ -63,8 +63,7 @@ class Scene:
         self.undrawn = len(self.styles) - len(self.meshes)
 
     def show(self, places: Array, turns: Array) -> None:
-        """Send the poses [N, 3] and [N, 4] of the bodies that moved; one message each for place and
-        turn."""
+        """Send the positions [N, 3] and quaternions [N, 4] of the bodies that moved."""
         before = self._sent
         with self.server.atomic():
             for body, frame in enumerate(self.frames):
@@ -75,23 +74,22 @@ class Scene:
             self.root.position = self._offset(places)
         self._sent = places, turns
 
-    def watch(self, drawn: Callable[[int, MeshHandle], None]) -> None:
-        """Tell `drawn` of every mesh, with the number of its body: those that are there, and those
-        to come."""
-        self.drawn = drawn
+    def on_mesh(self, drawn: Callable[[int, MeshHandle], None]) -> None:
+        """Call `drawn` with the body number and the handle of every mesh, present and future."""
+        self.mesh_callback = drawn
         for (body, _), mesh in self.meshes.items():
             drawn(body, mesh)
 
     def place(self, body: int) -> Array | None:
-        """Where a body was shown last [3] (m), in its own world."""
+        """The displayed position of a body [3] (m), in its own environment's frame."""
         return None if self._sent is None else self._sent[0][body]
 
     def frame(self, body: int) -> FrameHandle:
         """The node of one body."""
         return self.frames[body]
 
-    def _begin(self, bodies: list[str]) -> None:
-        """New frames for a scene of other bodies."""
+    def _add_frames(self, bodies: list[str]) -> None:
+        """New frames for a scene with other bodies."""
         for frame in self.frames:
             frame.remove()
         self.meshes.clear()
@@ -112,7 +110,7 @@ class Scene:
             return
         red, green, blue, alpha = shape.rgba
         name = f"{self.names[shape.body]}/{_node(shape.name)}"
-        # A node of the same name replaces the one before.
+        # A node of the same name replaces the previous one.
         self.meshes[key] = self.server.scene.add_mesh_simple(
             name,
             *mesh,
@@ -121,8 +119,8 @@ class Scene:
             position=shape.place,
             wxyz=shape.turn,
         )
-        if self.drawn is not None:
-            self.drawn(shape.body, self.meshes[key])
+        if self.mesh_callback is not None:
+            self.mesh_callback(shape.body, self.meshes[key])
         if shape.lines is not None:
             self.server.scene.add_grid(
                 f"{name}/lines",
@@ -135,5 +133,5 @@ class Scene:
 
 
 def _node(name: str) -> str:
-    """A node name without the path's own separator."""
+    """A name without the path separator."""
     return name.replace("/", ".")

@@ -1,1 +1,1 @@
-"""The web server on this machine, its authentication proxy and its threads."""
+"""The web server: viser's server, the authenticating proxy in front of it, the page's thread."""

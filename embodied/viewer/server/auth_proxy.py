@@ -1,7 +1,7 @@
-"""The door of the page: every connection says what it wants, and is let in or refused in a line.
+"""AuthProxy: an HTTP and WebSocket proxy that checks every request before it reaches the page.
 
-The page itself listens on this machine only; the guard is what others reach. Off this machine a
-token is asked for: in the address once, then in a cookie.
+The page itself listens on this machine only. From other machines a token is required: once in the
+address, then in a cookie.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import threading
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
-HEAD = 16_384
-"""Bytes that a request may have."""
-PATIENCE = 20.0
-"""Seconds in which it has to be said."""
+MAX_HEAD = 16_384
+"""Largest size of a request's head, bytes."""
+TIMEOUT = 20.0
+"""Time in which a request's head must arrive, s."""
 HOST = "127.0.0.1"
-"""The default address: this machine only."""
+"""The default address to listen on: this machine only."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 COOKIE = "embodied_view"
 SILENT = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)
@@ -27,7 +27,7 @@ REASONS = {303: "See Other", 400: "Bad Request", 403: "Forbidden", 405: "Method 
 
 @dataclass(frozen=True)
 class Request:
-    """The head of an HTTP request; header names in small letters."""
+    """The head of an HTTP request; header names in lower case."""
 
     method: str
     target: str
@@ -39,7 +39,7 @@ class Request:
 
 
 class Refused(Exception):
-    """`status` and one line that says why."""
+    """A refused request: HTTP `status` and the reason in one line."""
 
     def __init__(self, status: int, why: str, header: str = "") -> None:
         super().__init__(why)
@@ -47,40 +47,41 @@ class Refused(Exception):
 
 
 def read_head(head: bytes) -> Request:
-    """The request that `head` holds; Refused where it is none."""
+    """Parse the head of a request; Refused if it is malformed."""
     try:
         lines = head.decode("ascii").split("\r\n")
         method, target, version = lines[0].split(" ")
         pairs = [line.split(":", 1) for line in lines[1:] if line]
         headers = {name.strip().lower(): value.strip() for name, value in pairs}
     except ValueError as error:
-        raise Refused(400, "this is not a request") from error
+        raise Refused(400, "not an HTTP request") from error
     if version not in ("HTTP/1.0", "HTTP/1.1") or not target.startswith("/"):
-        raise Refused(400, "this is not a request")
+        raise Refused(400, "not an HTTP request")
     return Request(method, target, headers)
 
 
 def check(request: Request, local: bool, token: str | None) -> None:
-    """Refused for what may not be asked: other methods, paths that lead out, pages of others that
-    talk to this one through a browser, a token that is missing or wrong."""
+    """Refuse other methods, path traversal, foreign host names and origins, and missing or wrong
+    tokens."""
     if request.method not in ("GET", "HEAD"):
-        raise Refused(405, "only GET is answered here")
+        raise Refused(405, "only GET and HEAD are allowed")
     path = unquote(urlsplit(request.target).path)
     if ".." in path.replace("\\", "/").split("/") or "\0" in path:
-        raise Refused(400, "this path leads nowhere")
+        raise Refused(400, "invalid path")
     host = request.headers.get("host", "")
     if local and name_of(f"//{host}") not in LOCAL:
-        # A page elsewhere may have given its own name this machine's address.
-        raise Refused(403, "this page answers to localhost and 127.0.0.1 only")
+        # DNS rebinding: another site's name may resolve to this machine.
+        raise Refused(403, "this page is served to localhost and 127.0.0.1 only")
     origin = request.headers.get("origin")
     if request.upgrades and origin is not None and urlsplit(origin).netloc != host:
-        raise Refused(403, "another page may not connect here")
+        raise Refused(403, "cross-origin connections are refused")
     if token is not None:
         require_token(request, token)
 
 
 def require_token(request: Request, token: str) -> None:
-    """Refused without the token; where it is in the address, sent on with a cookie."""
+    """Refuse a request without the token; one with the token in its address is redirected with a
+    cookie."""
     given = parse_qs(urlsplit(request.target).query).get("token", [""])[0]
     if given and hmac.compare_digest(given.encode(), token.encode()):
         cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
@@ -88,34 +89,34 @@ def require_token(request: Request, token: str) -> None:
     pairs = [part.strip().partition("=") for part in request.headers.get("cookie", "").split(";")]
     known = next((value for name, _, value in pairs if name == COOKIE), "")
     if given or not hmac.compare_digest(known.encode(), token.encode()):
-        raise Refused(403, "a token is needed: open the address that embodied view printed")
+        raise Refused(403, "missing or wrong token: open the address that embodied view printed")
 
 
 def name_of(address: str) -> str:
-    """The host in an address; nothing where there is none."""
+    """The host name in an address; empty if there is none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
         return ""
 
 
-class Guard:
-    """Listens on `host` and `port` (0: any), and lets what it allows through to `inner`, a port of
-    this machine. `port` is then the one that it has."""
+class AuthProxy:
+    """Listens on `host` and `port` (0: any free port) and forwards allowed requests to port `inner`
+    of this machine. `port` is then the port in use."""
 
     def __init__(self, host: str, port: int, inner: int, token: str | None = None) -> None:
         self.host, self.inner, self.token = host, inner, token
         self.local = host in LOCAL
         self.loop = asyncio.new_event_loop()
         self.server = self.loop.run_until_complete(
-            asyncio.start_server(self._met, host, port, limit=HEAD)
+            asyncio.start_server(self._accept, host, port, limit=MAX_HEAD)
         )
         self.port: int = self.server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="auth-proxy", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Let nobody in any more; safe to call twice."""
+        """Stop listening; safe to call twice."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
@@ -130,16 +131,16 @@ class Guard:
             self.loop.run_until_complete(asyncio.wait(tasks))
         self.loop.close()
 
-    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # A browser may open a connection that it does not use: it ends without a word, as all
-            # of them do when the door is closed.
+            # Browsers open connections that they do not use; these end without a message, as all
+            # connections do when the proxy is closed.
             with contextlib.suppress(*SILENT):
-                await self._answered(reader, writer)
+                await self._serve(reader, writer)
         finally:
             writer.close()
 
-    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await self._head(reader)
             request = read_head(head)
@@ -157,13 +158,13 @@ class Guard:
 
     async def _head(self, reader: asyncio.StreamReader) -> bytes:
         try:
-            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT)
         except asyncio.LimitOverrunError as error:
-            raise Refused(400, "this is too long for a request") from error
+            raise Refused(400, "the request head is too long") from error
 
 
 def passed_on(request: Request) -> bytes:
-    """The head as the page gets it: one request for each connection, so that each is looked at."""
+    """The head as it is forwarded: one request per connection, so that every request is checked."""
     headers = dict(request.headers)
     if not request.upgrades:
         headers["connection"] = "close"
@@ -182,7 +183,7 @@ def answer(refusal: Refused) -> bytes:
 
 
 async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """All that comes, until it ends."""
+    """Copy data until `source` ends."""
     try:
         while data := await source.read(65_536):
             sink.write(data)

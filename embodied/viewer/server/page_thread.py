@@ -1,28 +1,32 @@
-"""Served: a thread with a page of its own, and what all of them do from the command line."""
+"""PageThread: a worker thread with a page of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from embodied.viewer.server.server import Door
-from embodied.viewer.server.worker import Worker
+from embodied.viewer.server.server import PageServer
+from embodied.viewer.server.worker import WorkerThread
 
 
-class Served(Worker):
-    """A page behind `door`, kept in time by one thread; `close` ends both.
+class PageThread(WorkerThread):
+    """A page on `page_server`, updated by one thread; `close` stops both.
 
-    `start` it where everything that the thread needs is there: it closes what cannot begin.
+    Call `start` at the end of `__init__`; it closes everything if `setup` fails.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, page_server: PageServer) -> None:
         super().__init__()
-        self.door, self.server, self.guard = door, door.server, door.guard
+        self.page_server, self.server, self.proxy = (
+            page_server,
+            page_server.server,
+            page_server.proxy,
+        )
 
     @property
     def url(self) -> str:
-        """The address to open; off this machine, with this machine's name in place of `host`."""
-        return self.door.url
+        """The address to open; for all interfaces, with this machine's host name."""
+        return self.page_server.url
 
     def start(self) -> None:
         try:
@@ -32,9 +36,9 @@ class Served(Worker):
             raise
 
     def close(self) -> None:
-        """End the thread, the server and what is shown; safe to call twice."""
+        """Stop the thread and the server; safe to call twice."""
         self.stop()
-        self.door.close()
+        self.page_server.close()
 
     def __enter__(self) -> Self:
         return self
@@ -43,15 +47,18 @@ class Served(Worker):
         self.close()
 
 
-Page = TypeVar("Page", bound=Served)
+Page = TypeVar("Page", bound=PageThread)
 
 
-def shown(door: Door, make: Callable[[Door], Page], block: bool) -> Page:
-    """The page that `make` puts behind `door`, which is let go of where it cannot. With `block`, it
-    returns after Ctrl-C, with the page closed; a Ctrl-C before there is a page ends the program."""
+def run_page(page_server: PageServer, make: Callable[[PageServer], Page], block: bool) -> Page:
+    """Run the page that `make` builds on `page_server`, which is closed if that fails.
+
+    With `block`, returns after Ctrl-C with the page closed; Ctrl-C while the page is built exits
+    the program.
+    """
     page: Page | None = None
     try:
-        page = make(door)
+        page = make(page_server)
         if block:
             page.wait()
         return page
@@ -65,6 +72,6 @@ def shown(door: Door, make: Callable[[Door], Page], block: bool) -> Page:
         return page
     finally:
         if page is None:
-            door.close()
+            page_server.close()
         elif block:
             page.close()

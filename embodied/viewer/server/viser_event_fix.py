@@ -1,8 +1,8 @@
-"""Bell: an event that any thread may set, in place of the one that viser's message buffers have.
+"""Fix for viser 1.1.1: a thread-safe event for its message buffers.
 
-viser (1.1.1) sets an `asyncio.Event` from the thread that sends, which goes through its list of
-waiting connections while the server's own thread changes it: with many browsers open, sending fails
-now and then with "deque mutated during iteration".
+viser sets an `asyncio.Event` from the sending thread, which iterates over the event's waiters while
+the server's thread changes them: with many browsers open, sending occasionally fails with "deque
+mutated during iteration".
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from viser import ViserServer
 
 
-class Bell(asyncio.Event):
-    """As `asyncio.Event`; set from another thread, it wakes nobody: whoever sets it there has the
-    loop set it as well, as viser does."""
+class ThreadSafeEvent(asyncio.Event):
+    """An `asyncio.Event` that other threads may set. Set from another thread it only sets the flag;
+    the caller then schedules `set` in the event loop, as viser does."""
 
-    def __init__(self, rung: bool = False) -> None:
+    def __init__(self, _flag: bool = False) -> None:
         super().__init__()
-        self._rung = rung
+        self._flag = _flag
 
     def set(self) -> None:
-        self._rung = True
+        self._flag = True
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -30,23 +30,25 @@ class Bell(asyncio.Event):
         super().set()
 
     def is_set(self) -> bool:
-        return self._rung
+        return self._flag
 
     def clear(self) -> None:
-        self._rung = False
+        self._flag = False
         super().clear()
 
     async def wait(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._rung or await super().wait()
+        return self._flag or await super().wait()
 
 
-def hang(server: ViserServer) -> None:
-    """Give one to the buffer of all pages, and to that of each page that is opened."""
+def patch_message_events(server: ViserServer) -> None:
+    """Replace the events of the broadcast buffer and of every client's buffer."""
     inner = server._websock_server
 
-    async def met(connection: Any) -> None:
+    async def on_connect(connection: Any) -> None:
         buffer = connection.get_message_buffer()
-        buffer.message_event = Bell(buffer.message_event.is_set())
+        buffer.message_event = ThreadSafeEvent(buffer.message_event.is_set())
 
-    inner._broadcast_buffer.message_event = Bell(inner._broadcast_buffer.message_event.is_set())
-    inner.on_client_connect(met)
+    inner._broadcast_buffer.message_event = ThreadSafeEvent(
+        inner._broadcast_buffer.message_event.is_set()
+    )
+    inner.on_client_connect(on_connect)

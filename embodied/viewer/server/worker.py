@@ -1,4 +1,4 @@
-"""Worker: one thread that does what others hand it, in order."""
+"""WorkerThread: a thread that runs submitted commands in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Command = tuple[Callable[[], None], "Future[None]"]
 CLOSED = "the viewer is closed"
 
 
-class Worker:
-    """`begin` and then `serve` run in the thread until `close`; what goes wrong in `begin` is
-    raised by `start`."""
+class WorkerThread:
+    """Runs `setup`, then `run_loop`, then `teardown` in a thread; `start` raises the errors of
+    `setup`."""
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -22,18 +22,18 @@ class Worker:
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="viewer", daemon=True)
 
-    def begin(self) -> None:
-        """The first thing that the thread does."""
+    def setup(self) -> None:
+        """Called first in the thread."""
 
-    def serve(self) -> None:
-        """What the thread does until `closing`; it calls `obey` now and then."""
+    def run_loop(self) -> None:
+        """The thread's loop, until `closing`; it calls `run_commands` regularly."""
         raise NotImplementedError
 
-    def end(self) -> None:
-        """The last thing that the thread does."""
+    def teardown(self) -> None:
+        """Called last in the thread."""
 
     def start(self) -> None:
-        """Begin; returns when `begin` is done."""
+        """Start the thread; returns when `setup` is done."""
         self._thread.start()
         self._ready.result()
 
@@ -41,43 +41,43 @@ class Worker:
     def closing(self) -> bool:
         return self._closing.is_set()
 
-    def ask(self, command: Callable[[], None]) -> Future[None]:
-        """Have `command` done in the thread, soon."""
+    def submit(self, command: Callable[[], None]) -> Future[None]:
+        """Run `command` in the thread, soon."""
         answer: Future[None] = Future()
         self._commands.put((command, answer))
         return answer
 
-    def do(self, command: Callable[[], None]) -> None:
-        """Have `command` done in the thread; what goes wrong in it is raised here."""
+    def call(self, command: Callable[[], None]) -> None:
+        """Run `command` in the thread and wait for it; raises its errors."""
         if self._thread is threading.current_thread():
             return command()
-        answer = self.ask(command)
+        answer = self.submit(command)
         while not wait([answer], timeout=0.5).done:
             if not self._thread.is_alive():
                 raise RuntimeError(CLOSED)
         answer.result()
 
     def wait(self) -> None:
-        """Until the thread is ended from another one, or Ctrl-C is pressed."""
+        """Wait until the thread is stopped, or Ctrl-C is pressed."""
         # Not `Thread.join`: Ctrl-C inside it can leave a running thread marked as ended (3.11).
         while not self._ended.wait(0.5):
             pass
 
     def stop(self) -> None:
-        """End the thread and wait for it; safe to call twice."""
+        """Stop the thread and wait for it; safe to call twice."""
         self._closing.set()
-        self.ask(lambda: None)
+        self.submit(lambda: None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def obey(self, timeout: float) -> None:
-        """Do the commands that are there, waiting up to `timeout` s for the first."""
+    def run_commands(self, timeout: float) -> None:
+        """Run the submitted commands, waiting up to `timeout` s for the first."""
         with contextlib.suppress(queue.Empty):
             command, answer = self._commands.get(timeout=timeout) if timeout else self._next()
             while True:
                 try:
                     command()
-                except Exception as error:  # raised again where the command came from
+                except Exception as error:  # raised again by `call`
                     answer.set_exception(error)
                 else:
                     answer.set_result(None)
@@ -85,22 +85,22 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self.begin()
-        except BaseException as error:  # handed to the thread that waits in `start`
+            self.setup()
+        except BaseException as error:  # raised by `start`
             self._ready.set_exception(error)
         else:
             self._ready.set_result(None)
-            self.serve()
+            self.run_loop()
         finally:
             self._refuse()
-            self.end()
+            self.teardown()
             self._ended.set()
 
     def _next(self) -> Command:
         return self._commands.get_nowait()
 
     def _refuse(self) -> None:
-        """Nobody may wait for a thread that has ended."""
+        """Fail the remaining commands, so that no caller waits for a stopped thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._next()[1].set_exception(RuntimeError(CLOSED))

@@ -1,1 +1,2 @@
-"""What is being looked at: the episode, who acts, disturbances, overlays; no page."""
+"""The displayed episode without the page: stepping, policies, disturbances, value and reward
+overlays."""

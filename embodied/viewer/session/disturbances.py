@@ -1,4 +1,4 @@
-"""Trials: what a robot may meet: a push, a sensor that is off, a delay before it sees."""
+"""Disturbances for testing a policy: pushes, missing observations, delayed observations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from embodied.viewer.session.episode import Moment
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
 ROBOT = "robot"
 FASTEST = 1.5
-"""What a hand pulls a body at, m/s, at most."""
+"""Highest speed at which a dragged body is pulled, m/s."""
 LATEST = 10
-"""Steps that what is seen may be late."""
+"""Largest observation delay, in steps."""
 
 
-class Senses:
-    """What who acts is shown: the world `late` steps ago, and nothing (zeros) of the observations
-    `off`."""
+class ObservationDisturbance:
+    """Observations that are `late` steps old, with zeros for the observations named in `off`."""
 
     def __init__(self) -> None:
         self.late = 0
@@ -33,10 +32,11 @@ class Senses:
 
     @property
     def whole(self) -> bool:
+        """Whether observations are undisturbed."""
         return not self.late and not self.off
 
     def of(self, moments: list[Moment]) -> Tensors:
-        """The observations to act on, after `moments`; early in an episode its first ones."""
+        """The observations to act on after `moments`; early in an episode its first ones."""
         obs = moments[max(len(moments) - 1 - self.late, 0)].obs
         return {
             name: torch.zeros_like(value) if name in self.off else value
@@ -45,8 +45,10 @@ class Senses:
 
 
 class Pushes:
-    """Pushes bodies of a MuJoCo world that move freely, or the robot's joints; `names` are what can
-    be pushed (none: this world cannot be)."""
+    """Pushes freely moving bodies of a MuJoCo environment, or the robot's joints.
+
+    `names` lists what can be pushed; it is empty in environments that are not MuJoCo's.
+    """
 
     def __init__(self, env: VecEnv) -> None:
         self.env: Any = env
@@ -66,8 +68,8 @@ class Pushes:
         self.names = list(self._dofs)
 
     def push(self, name: str, strength: float, seed: int) -> None:
-        """Add a velocity of size `strength` (m/s; of joints rad/s), in a direction that `seed`
-        gives: along the ground for a body, any for joints."""
+        """Add a velocity of size `strength` (m/s; joints: rad/s) in a direction derived from
+        `seed`: horizontal for a body, any for joints."""
         dofs = self._dofs[name]
         way = np.random.default_rng(seed).standard_normal(len(dofs))
         if name != ROBOT:
@@ -75,8 +77,8 @@ class Pushes:
         self._velocity()[dofs] += strength * way / max(float(np.linalg.norm(way)), 1e-9)
 
     def pull(self, name: str, place: Array, dt: float) -> None:
-        """Give the free body `name` the velocity that takes it towards `place` [3] (m) within a
-        few steps of `dt` s, as a hand would that also holds it against gravity."""
+        """Give the free body `name` the velocity that brings it to `place` [3] (m) within a few
+        steps of `dt` s, compensating gravity."""
         model, dofs = self._model(), self._dofs[name]
         assert model is not None
         joint = int(model.body_jntadr[model.body(name).id])
@@ -89,7 +91,8 @@ class Pushes:
         self._velocity()[dofs + 3] *= 0.5
 
     def shove(self, body: str, way: Array, strength: float) -> None:
-        """Add the joint velocities by which `body` moves along `way` [3] at `strength` m/s."""
+        """Add the joint velocities by which `body` moves along `way` [3] at `strength` m/s (damped
+        least squares)."""
         model, robot = self._model(), self._dofs[ROBOT]
         assert model is not None
         data = mujoco.MjData(model)
@@ -104,7 +107,7 @@ class Pushes:
         self._velocity()[robot] += jacobian.T @ np.linalg.solve(square, wanted)
 
     def links(self) -> list[str]:
-        """Bodies that the robot's joints move."""
+        """Names of the bodies that the robot's joints move."""
         model = self._model()
         if model is None or ROBOT not in self._dofs:
             return []
@@ -122,13 +125,13 @@ class Pushes:
         return model if isinstance(model, mujoco.MjModel) else None
 
     def _velocity(self) -> NDArray[np.float64]:
-        """Velocities [nv] of row 0, to be written to."""
+        """Velocities [nv] of parallel env 0, writable."""
         if self._batched():
             return self.env.batch.qvel[0]
         return self._inner().data.qvel
 
     def _qpos(self) -> NDArray[np.float64]:
-        """Positions [nq] of row 0."""
+        """Positions [nq] of parallel env 0."""
         return self.env.batch.qpos[0] if self._batched() else self._inner().data.qpos
 
     def _batched(self) -> bool:
@@ -139,7 +142,7 @@ class Pushes:
 
 
 def chain_of(model: mujoco.MjModel, body: int) -> list[int]:
-    """The degrees of freedom between the world and `body`."""
+    """The degrees of freedom between the world body and `body`."""
     found: list[int] = []
     while body > 0:
         first, count = int(model.body_dofadr[body]), int(model.body_dofnum[body])
@@ -148,10 +151,12 @@ def chain_of(model: mujoco.MjModel, body: int) -> list[int]:
     return found
 
 
-def said_of(senses: Senses, pushed: Mapping[int, str], pulled: Mapping[int, str]) -> str:
-    """What was done to the robot, in words; nothing where nothing was."""
-    parts = [f"sees {senses.late} steps late"] if senses.late else []
-    parts += [f"{name} is off" for name in sorted(senses.off)]
+def describe_disturbances(
+    given: ObservationDisturbance, pushed: Mapping[int, str], pulled: Mapping[int, str]
+) -> str:
+    """What was done to the robot, as text; empty if nothing was."""
+    parts = [f"observations {given.late} steps late"] if given.late else []
+    parts += [f"{name} is off" for name in sorted(given.off)]
     parts += [f"{name} pushed at step {step}" for step, name in sorted(pushed.items())]
     for name in sorted(set(pulled.values())):
         steps = [step for step, each in pulled.items() if each == name]

@@ -1,4 +1,5 @@
-"""One episode, every step of it kept, so that any moment can be shown again and gone on from."""
+"""Episode: one episode with every step stored, so that any step can be displayed and continued
+from."""
 
 from __future__ import annotations
 
@@ -9,73 +10,77 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.types import Shape
-from embodied.viewer.session.snapshot import Packed, Sight
+from embodied.viewer.session.snapshot import CompressedImage, Snapshot
 
 CURVES = 8
-"""Elements of an action or observation in a plot: more cannot be told apart."""
+"""How many elements of an action or observation are plotted."""
 TERM = "term/"
-"""Begins the names of numbers that are parts of a reward."""
+"""Prefix of the names of reward components."""
 SAFETY = "safety/"
-"""Begins the names of safety's stages: the ticks of a step in which each changed something."""
+"""Prefix of the names of safety stages: in how many control ticks of a step each changed the
+target."""
 MOVED = "moved/"
-"""Begins the names of how far a target was moved on its way to the robot."""
+"""Prefix of the names of target changes: how far a joint target was moved between two stages."""
 LONGEST = 20_000
-"""Moments that are kept; of a longer episode the oldest tenth is forgotten."""
+"""Steps that are stored; of a longer episode the oldest tenth is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mind:
-    """Where `who` acts was in its plan, and torch's generator (its noise)."""
+class PolicyState:
+    """The state of policy `name` after a step: its actor's state (chunk, memory) and torch's RNG
+    state."""
 
-    who: str
+    name: str
     actor: Tensors
-    luck: Tensor
+    rng_state: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The world after `step` control steps, and the `action` that led there (None: the start).
+    """The state after `step` control steps, and the `action` that led to it (None: the initial
+    state).
 
-    `shown` are the observations of row 0, `obs` what is acted on next (another episode's start
-    where this one ended), `plan` [H, A] the chunk that the action is element `place` of, `fresh`
-    whether it was decided for this step. `state` goes on from here (None: the world cannot), with
-    the same `mind` if the same one acts. `numbers` are what else is known of the step, by name,
-    `photo` what the reward looked at beside the observations, `noise` [D] what a policy that
-    chooses the noise of another one chose for the running decision.
+    `next_obs` are the observations that the step led to, `obs` the ones that the next action is
+    computed from (of the next episode if this one ended). `plan` [H, A] is the action chunk of
+    which the action is element `chunk_index`; `is_decision` says whether the chunk was computed for
+    this step. `state` is the saved environment state to continue from (None: it cannot be saved),
+    `policy_state` that of the policy. `numbers` are further quantities of the step by name,
+    `reward_image` is the image that the reward was computed from, and `noise` [D] the latent noise
+    that a steering policy chose for the running chunk.
     """
 
     step: int
-    sight: Sight
-    shown: Tensors
+    snapshot: Snapshot
+    next_obs: Tensors
     obs: Tensors
     state: Tensors | None = None
     action: list[float] | None = None
     reward: float = 0.0
     success: bool | None = None
     plan: Tensor | None = None
-    place: int = 0
-    fresh: bool = False
+    chunk_index: int = 0
+    is_decision: bool = False
     end: str = ""
-    mind: Mind | None = None
+    policy_state: PolicyState | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
-    photo: Packed | None = None
+    reward_image: CompressedImage | None = None
     noise: Tensor | None = None
 
 
 @dataclass(slots=True)
 class Episode:
-    """What has happened since the start that `seed` gives, moment by moment, the start first.
+    """The steps since the initial state of `seed`, the initial state first.
 
-    `who` acted; `shapes` are what its bodies look like.
+    `policy_name` is the policy that acted, `shapes` are the shapes of the scene.
     """
 
     seed: int
     moments: list[Moment] = field(default_factory=list)
-    who: str = ""
+    policy_name: str = ""
     shapes: list[Shape] = field(default_factory=list)
 
     def add(self, moment: Moment) -> int:
-        """Keep one more; returns how many of the oldest were forgotten for it."""
+        """Store one more step; returns how many of the oldest were discarded for it."""
         self.moments.append(moment)
         over = LONGEST // 10 if len(self.moments) > LONGEST else 0
         del self.moments[:over]
@@ -87,17 +92,17 @@ class Episode:
 
     @property
     def end(self) -> str:
-        """How it ended, if it did."""
+        """How the episode ended; empty while it runs."""
         return self.moments[-1].end if self.moments else ""
 
     @property
-    def taken(self) -> list[Moment]:
-        """The moments that an action led to."""
+    def actions_taken(self) -> list[Moment]:
+        """The stored steps without the initial state."""
         return [moment for moment in self.moments if moment.action is not None]
 
     @property
     def rewards(self) -> list[float]:
-        return [moment.reward for moment in self.taken]
+        return [moment.reward for moment in self.actions_taken]
 
     @property
     def actions(self) -> list[list[float]]:
@@ -105,20 +110,20 @@ class Episode:
 
     @property
     def success(self) -> bool | None:
-        """Whether the task was achieved at any time; None where the world does not say."""
+        """Whether the task succeeded at any step; None if success is not reported."""
         return success_by(self.moments)
 
     @property
-    def wins(self) -> list[int]:
-        """The steps at which it was achieved anew."""
+    def success_steps(self) -> list[int]:
+        """The steps at which success began."""
         flags = [(moment.step, bool(moment.success)) for moment in self.moments]
         return [
             step for i, (step, won) in enumerate(flags) if won and (i == 0 or not flags[i - 1][1])
         ]
 
     @property
-    def told(self) -> list[str]:
-        """The names of the numbers of its steps, but for stages of safety that never acted."""
+    def number_names(self) -> list[str]:
+        """The names of all `numbers`, without safety stages that never acted."""
         said = [moment.numbers for moment in self.moments]
         names = sorted({name for numbers in said for name in numbers})
         return [
@@ -129,10 +134,10 @@ class Episode:
 
     @property
     def interventions(self) -> list[tuple[int, str]]:
-        """The steps at which a stage of safety began to act, and its name."""
+        """The steps at which a safety stage began to act, with its name."""
         began: list[tuple[int, str]] = []
         before: set[str] = set()
-        for moment in self.taken:
+        for moment in self.actions_taken:
             acted = {
                 name.removeprefix(SAFETY)
                 for name, ticks in moment.numbers.items()
@@ -142,17 +147,17 @@ class Episode:
             before = acted
         return began
 
-    def seen(self, name: str) -> list[list[float]]:
-        """The first elements of one observation, after each action."""
-        return [firsts(moment.shown[name]) for moment in self.taken]
+    def obs_curve(self, name: str) -> list[list[float]]:
+        """The first elements of one observation after each action."""
+        return [firsts(moment.next_obs[name]) for moment in self.actions_taken]
 
 
 def success_by(moments: list[Moment]) -> bool | None:
-    """Whether one of `moments` is a success; None where none of them knows."""
+    """Whether one of `moments` is a success; None if success is not reported."""
     known = [moment.success for moment in moments if moment.success is not None]
     return any(known) if known else None
 
 
 def firsts(value: Tensor) -> list[float]:
-    """The first elements of row 0."""
+    """The first elements of parallel env 0."""
     return value[0].reshape(-1)[:CURVES].float().tolist()

@@ -1,4 +1,4 @@
-"""What a run achieved on the way: its evaluations over training, beside its checkpoints."""
+"""Metrics over training and sampled tasks of a run, for the plots beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEASURES = ("eval/success", "eval/return", "train/success", "train/return")
 
 @dataclass(frozen=True)
 class History:
-    """`values` [K] of what is measured, after `steps` [K] of training, each between `low` and
-    `high` [K] (95%; the values themselves where there is no interval)."""
+    """A metric over training: `values` [K] after `steps` [K], with 95% intervals `low` and `high`
+    [K] (equal to the values where there is no interval)."""
 
     measure: str
     steps: Sequence[int]
@@ -30,13 +30,13 @@ class History:
     high: Sequence[float]
 
     def at(self, step: int) -> float:
-        """The value at a checkpoint, between the measurements around it."""
+        """The value at training step `step`, interpolated between measurements."""
         return float(np.interp(step, self.steps, self.values))
 
 
 def history_of(folder: Path) -> History | None:
-    """From a run folder's metrics.jsonl: success if it was evaluated, else the next best; None
-    where nothing was measured."""
+    """The history in a run folder's metrics.jsonl: evaluated success, else the next best metric;
+    None if nothing was logged."""
     rows = read_metrics(folder)
     for name in MEASURES:
         found = [row for row in rows if name in row and np.isfinite(row[name])]
@@ -54,9 +54,9 @@ def history_of(folder: Path) -> History | None:
 
 
 def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
-    """Where in task space the run's teacher sampled, quarter by quarter, as a picture
-    [height, width, 3]; None where there was no teacher, or nothing to draw with. `names` are those
-    of the elements of a task."""
+    """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
+    width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
+    the task's elements."""
     past = episode_log.read(folder)
     if past is None:
         return None

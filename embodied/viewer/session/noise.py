@@ -1,8 +1,7 @@
-"""Noise: what a policy that steers another one through its noise chose, as a picture.
+"""Latent-noise RL (DSRL): the noise that a steering policy chose for its base policy, as an image.
 
-Latent-noise reinforcement learning (Wagenmaker et al., 2025) acts by w = bound * u in place of
-w ~ N(0, I): the base is at home where |w| is about sqrt(D), and how far the choice is from there
-says how hard it is steered.
+DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples have
+|w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is steered.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from embodied.viewer.session.episode import Moment
 BELOW, ABOVE, NONE = (0, 114, 178), (213, 94, 0), (255, 255, 255)
 GROUND, INK = (255, 255, 255), (55, 65, 81)
 MAP, BARS, NAMES, EDGE = 210, 120, 70, 6
-"""Widths of the picture's parts, and the space between them, pixels."""
+"""Widths of the image's parts and the gap between them, in pixels."""
 HIGH = 170
 
 
 @runtime_checkable
-class Chooses(Protocol):
-    """A policy whose `inner` part chooses the noise of another, up to `bound` in each element."""
+class ChoosesNoise(Protocol):
+    """A policy whose `inner` policy chooses the noise of a base policy, each element up to
+    `bound`."""
 
     bound: float
     noise_shape: torch.Size
@@ -39,9 +39,9 @@ class Chooses(Protocol):
 
 @torch.no_grad()
 def noise_of(acts: object) -> Tensor | None:
-    """The noise w [D] of the decision that was just made; None where it was drawn, not chosen, or
-    where exploration hides it."""
-    if not isinstance(acts, Actor) or not isinstance(acts.policy, Chooses):
+    """The noise w [D] of the last decision; None if the noise was sampled rather than chosen, or if
+    exploration hides it."""
+    if not isinstance(acts, Actor) or not isinstance(acts.policy, ChoosesNoise):
         return None
     chosen = acts.carry.get("row/action")
     if chosen is None and not acts.explore:
@@ -51,23 +51,24 @@ def noise_of(acts: object) -> Tensor | None:
 
 
 def decisions(moments: Sequence[Moment]) -> list[tuple[int, Tensor]]:
-    """Number of the moment and noise [D] of each decision that has one."""
+    """Step index and noise [D] of each decision that has one."""
     return [
         (i, moment.noise)
         for i, moment in enumerate(moments)
-        if moment.fresh and moment.noise is not None
+        if moment.is_decision and moment.noise is not None
     ]
 
 
-def said(noise: Tensor) -> str:
-    """How far it is from ordinary draws, in words."""
+def describe(noise: Tensor) -> str:
+    """The norm of the noise beside that of Gaussian samples, as a label."""
     size = float(noise.norm())
-    return f"noise chosen: length {size:.1f} (draws: about {math.sqrt(noise.numel()):.1f})"
+    return f"latent noise: norm {size:.1f} (Gaussian samples: about {math.sqrt(noise.numel()):.1f})"
 
 
 def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequence[str]) -> Picture:
-    """Decisions from left to right, elements [D] from top to bottom, those of one element of the
-    action (`names`) together; number `at` is marked, and again as bars. Blue is below zero."""
+    """Image of noises `chosen`: decisions from left to right, elements [D] from top to bottom,
+    grouped by the action element (`names`) they belong to. Number `at` is framed and repeated as
+    bars. Blue is negative, orange positive."""
     from PIL import Image, ImageDraw, ImageFont
 
     values = np.stack([each.numpy() for each in chosen], 1) / bound
@@ -96,7 +97,7 @@ def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequen
 
 
 def grouped(size: int, elements: int) -> NDArray[np.intp]:
-    """The order of D = H * A numbers, written step by step, that puts each element's together."""
+    """The order of D = H * A numbers, stored step by step, that groups them by action element."""
     if not elements or size % elements:
         return np.arange(size)
     return np.arange(size).reshape(-1, elements).T.reshape(-1)

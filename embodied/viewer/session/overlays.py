@@ -1,7 +1,6 @@
-"""Judge: what the critic of a run expects of each decision, and what its reward is made of.
+"""Values and rewards over the displayed episode: the run's critic and the terms of its reward.
 
-Only what a run has is shown: its newest checkpoint holds the critic and the reward as they are, and
-they judge whoever acts.
+Both come from the run's newest checkpoint and are evaluated for whichever policy acts.
 """
 
 from __future__ import annotations
@@ -25,96 +24,100 @@ from embodied.core.reward import HasComponents, Reward
 from embodied.core.tensors import Tensors
 from embodied.reports.load_reward import make_reward, of_run
 from embodied.viewer.session.episode import TERM, Moment
-from embodied.viewer.session.reward_image import SCORE, Lookout, Scores, lookout_of
-from embodied.viewer.session.snapshot import Packed
+from embodied.viewer.session.reward_image import SCORE, RewardCamera, ScoresImages, reward_camera
+from embodied.viewer.session.snapshot import CompressedImage
 
 VALUE, MODEL = "value", "reward of the run"
-Worth = Callable[[Actor], Tensor]
+ValueFunction = Callable[[Actor], Tensor]
 
 
-class Judge:
-    """`worth` says what a decision is worth, `reward` pays for steps; either may be None. `lookout`
-    takes the pictures that the reward looks at, if it does.
+class StepOverlay:
+    """Evaluates the critic `value` and the `reward` on each step; either may be None.
 
-    One that cannot judge what it is given is left out from there on, and `trouble` says why.
+    `camera` captures the images that the reward is computed from. If the critic or the reward fails
+    on this environment's data, it is dropped, and `trouble` says why.
     """
 
     def __init__(
         self,
-        worth: Worth | None,
+        value: ValueFunction | None,
         reward: Reward | None,
         gamma: float,
-        lookout: Lookout | None = None,
+        camera: RewardCamera | None = None,
     ) -> None:
-        self.worth, self.reward, self.gamma = worth, reward, gamma
-        self.lookout = Lookout(None, False) if lookout is None else lookout
+        self.value, self.reward, self.gamma = value, reward, gamma
+        self.camera = RewardCamera(None, "", False) if camera is None else camera
         self.trouble = ""
         self._last: float | None = None
 
-    def begin(self) -> None:
-        """A new episode."""
+    def reset(self) -> None:
+        """Start a new episode."""
         self._last = None
 
-    def photo(self) -> Packed | None:
-        """What the reward sees of the world as it is."""
-        return None if self.reward is None else self.lookout.take()
+    def reward_image(self) -> CompressedImage | None:
+        """The image for the reward in the current state; None if the reward needs none."""
+        return None if self.reward is None else self.camera.capture()
 
     @torch.no_grad()
     def numbers(self, before: Moment, after: Moment, acts: object) -> dict[str, float]:
-        """What is known of the step from `before` to `after`, by name."""
+        """The value and the reward (components) of the step from `before` to `after`, by name."""
         found: dict[str, float] = {}
-        if self.worth is not None and isinstance(acts, Actor):
-            found |= self._tried(lambda: self._value(after, acts), "worth")
+        if self.value is not None and isinstance(acts, Actor):
+            found |= self._guarded(lambda: self._critic_value(after, acts), "value")
         if self.reward is not None:
-            found |= self._tried(lambda: self._paid(before, after), "reward")
+            found |= self._guarded(lambda: self._reward_numbers(before, after), "reward")
         return found
 
-    def _tried(self, ask: Callable[[], dict[str, float]], what: str) -> dict[str, float]:
+    def _guarded(self, compute: Callable[[], dict[str, float]], what: str) -> dict[str, float]:
         try:
-            return ask()
+            return compute()
         except (RuntimeError, KeyError, ConfigError, NotImplementedError) as error:
             setattr(self, what, None)
-            self.trouble = f"{'critic' if what == 'worth' else 'reward'} not shown: {error}"[:200]
+            self.trouble = f"{'critic' if what == 'value' else 'reward'} not shown: {error}"[:200]
             return {}
 
-    def _value(self, after: Moment, acts: Actor) -> dict[str, float]:
-        if after.fresh and self.worth is not None:
-            self._last = float(self.worth(acts)[0])
+    def _critic_value(self, after: Moment, acts: Actor) -> dict[str, float]:
+        if after.is_decision and self.value is not None:
+            self._last = float(self.value(acts)[0])
         return {} if self._last is None else {VALUE: self._last}
 
-    def _paid(self, before: Moment, after: Moment) -> dict[str, float]:
+    def _reward_numbers(self, before: Moment, after: Moment) -> dict[str, float]:
         assert self.reward is not None
-        look = self.lookout
-        after_leaf = look.leaf(after.photo)
-        if after_leaf and isinstance(self.reward, Scores):
-            return {SCORE: float(self.reward.score(*after_leaf.values())[0])}
-        rows = rows_of(before, after, self.gamma)
-        rows |= tt.nest(look.leaf(before.photo), "obs") | tt.nest(after_leaf, "next_obs")
-        if look.endless:
-            rows["discount"] = torch.tensor([self.gamma])
+        camera = self.camera
+        image = camera.observation(after.reward_image)
+        if image and isinstance(self.reward, ScoresImages):
+            return {SCORE: float(self.reward.score(*image.values())[0])}
+        transition = transition_of(before, after, self.gamma)
+        transition |= tt.nest(camera.observation(before.reward_image), "obs")
+        transition |= tt.nest(image, "next_obs")
+        if camera.hides_terminations:
+            transition["discount"] = torch.tensor([self.gamma])
         if isinstance(self.reward, HasComponents):
-            parts = self.reward.components(rows)
+            parts = self.reward.components(transition)
             return {f"{TERM}{name}": float(value[0]) for name, value in parts.items()}
-        return {MODEL: float(self.reward(rows)[0])}
+        return {MODEL: float(self.reward(transition)[0])}
 
 
-def rows_of(before: Moment, after: Moment, gamma: float) -> Tensors:
-    """One step as the row that a reward is asked about."""
+def transition_of(before: Moment, after: Moment, gamma: float) -> Tensors:
+    """One step as a transition, batch size 1."""
     assert after.action is not None
     ended = after.end == "ended"
     return {
         **tt.nest(before.obs, "obs"),
-        **tt.nest(after.shown, "next_obs"),
+        **tt.nest(after.next_obs, "next_obs"),
         "action": torch.tensor([after.action]),
         "reward": torch.tensor([after.reward]),
         "discount": torch.tensor([0.0 if ended else gamma]),
     }
 
 
-def judge_of(folder: Path, policy: Callable[[], Policy], env: VecEnv) -> Judge | None:
-    """Of the newest checkpoint in a run folder; None where it has neither critic nor reward.
+def make_step_overlay(
+    folder: Path, policy: Callable[[], Policy], env: VecEnv
+) -> StepOverlay | None:
+    """The overlay for the newest checkpoint of run `folder`; None if it has neither critic nor
+    reward.
 
-    `policy` gives the policy of that checkpoint, `env` is the world that is looked at.
+    `policy` loads the policy of that checkpoint, `env` is the displayed environment.
     """
     try:
         saved = checkpoint.find(folder)
@@ -123,26 +126,28 @@ def judge_of(folder: Path, policy: Callable[[], Policy], env: VecEnv) -> Judge |
     file = folder / "run.yaml"
     trained: Node = yaml.safe_load(file.read_text()) if file.exists() else {}
     gamma = float((trained.get("learner") or {}).get("gamma", 0.99))
-    reward, look = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
-    worth = _worth(saved, trained, policy) if trained.get("learner") else None
-    return None if reward is None and worth is None else Judge(worth, reward, gamma, look)
+    reward, camera = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
+    value = _value_function(saved, trained, policy) if trained.get("learner") else None
+    return None if reward is None and value is None else StepOverlay(value, reward, gamma, camera)
 
 
 def _reward(
     folder: Path, policy: Callable[[], Policy], gamma: float, env: VecEnv
-) -> tuple[Reward | None, Lookout | None]:
-    """The run's own reward, as it has been taught, and what takes the pictures that it looks at;
-    those that look at anything else are left to `embodied reward`, as the world here has it not."""
+) -> tuple[Reward | None, RewardCamera | None]:
+    """The run's trained reward and the camera for it; (None, None) if the displayed environment
+    lacks observations that the reward needs."""
     try:
         node, state = of_run(folder)
         reward = make_reward(node, state, policy().spec, gamma)
-        return reward, lookout_of(reward, env)
+        return reward, reward_camera(reward, env)
     except (ConfigError, CheckpointError, KeyError, RuntimeError):
         return None, None
 
 
-def _worth(saved: Path, trained: Node, policy: Callable[[], Policy]) -> Worth | None:
-    """By the critic in learner.pt: of the decision (Q), or of what was seen (V)."""
+def _value_function(
+    saved: Path, trained: Node, policy: Callable[[], Policy]
+) -> ValueFunction | None:
+    """The critic saved in learner.pt: Q of the chosen action, or V of the observation."""
     if not (saved / "learner.pt").exists():
         return None
     try:
@@ -154,11 +159,11 @@ def _worth(saved: Path, trained: Node, policy: Callable[[], Policy]) -> Worth | 
         learner.set_state(checkpoint.load_state(saved, "learner"))
     except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
         return None
-    return worth_by(learner)
+    return value_function(learner)
 
 
-def worth_by(learner: nn.Module) -> Worth | None:
-    """How `learner` judges: the least of its critics, or its value; None where it has neither."""
+def value_function(learner: nn.Module) -> ValueFunction | None:
+    """The minimum over the learner's critics, or its value network; None if it has neither."""
     critic: Any = getattr(learner, "critic", None)
     if critic is not None and hasattr(critic, "each") and getattr(critic, "out", 0) == 1:
         return lambda acts: critic(acts.decision_obs, acts.stored_action).amin(0)

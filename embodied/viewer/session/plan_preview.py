@@ -1,7 +1,7 @@
-"""Foresight: where a plan leads, by playing it in a second world that begins where this one is.
+"""Plan preview: the tool's path under an action chunk, rolled out in a copy of the environment.
 
-The chunk that was chosen, and what other draws of the policy's noise would have been, become paths
-of the tool; how far they part says how sure the policy is.
+The chosen chunk and chunks for other noise samples become paths of the tool; their spread shows how
+certain the policy is.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ DRAWS = 8
 AXES = ("_x", "_y", "_z")
 
 
-class Foresight:
-    """`make(n)` gives another world of n rows; it is made when it is first needed.
+class PlanPreview:
+    """Rolls out chunks in an environment that `make(n)` makes with n parallel envs, when first
+    needed.
 
-    There is nothing to foresee (`tip` is None) where no observation names a place (`tool_x`,
+    `tip` is None, and there is nothing to preview, if no observation names a position (`tool_x`,
     `tool_y`, `tool_z`).
     """
 
     def __init__(self, spec: Spec, make: Callable[[int], VecEnv]) -> None:
         self.tip, self.make = tip_of(spec), make
-        self._world: VecEnv | None = None
+        self._copy: VecEnv | None = None
 
     def paths(self, before: Moment, after: Moment, acts: object) -> list[Array]:
-        """The path [H + 1, 3] (m) of the plan that was decided at `before` and first seen at
-        `after`, then those of other draws; none where the world or the policy has none to show."""
+        """Paths [H + 1, 3] (m) of the chunk that was decided at `before` and first executed at
+        `after`, then of chunks for other noise samples. Empty if the environment's state cannot be
+        restored or the policy has no chunks."""
         plan = after.plan
         if self.tip is None or plan is None or len(plan) < 2 or not isinstance(acts, Actor):
             return []
@@ -46,50 +48,51 @@ class Foresight:
             return []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(before.step)
-            plans = torch.cat([plan[None], drawn(acts.policy, before, after, DRAWS - 1)])
+            plans = torch.cat([plan[None], sampled(acts.policy, before, after, DRAWS - 1)])
         return self._rolled(before, plans)
 
     def trail(self, moments: list[Moment]) -> Array | None:
-        """Where the tool was at every moment, [T, 3]; None where it is not observed."""
+        """The tool's position at every step, [T, 3]; None if it is not observed."""
         if self.tip is None or len(moments) < 2:
             return None
-        return np.concatenate([place_of(moment.shown, self.tip) for moment in moments])
+        return np.concatenate([place_of(moment.next_obs, self.tip) for moment in moments])
 
     def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
+        """Close the copy of the environment."""
+        if self._copy is not None:
+            self._copy.close()
 
     @torch.no_grad()
     def _rolled(self, before: Moment, plans: Tensor) -> list[Array]:
         assert before.state is not None and self.tip is not None
-        world = self._other()
+        copy = self._copied()
         same = torch.zeros(len(plans), dtype=torch.int64)
         try:
-            obs = world.set_state(tt.take(before.state, same))
+            obs = copy.set_state(tt.take(before.state, same))
         except NotSavable:
             return []
         places = [place_of(obs, self.tip)]
-        going = torch.ones(len(plans), dtype=torch.bool)
-        until = torch.full((len(plans),), plans.shape[1] + 1)
+        running = torch.ones(len(plans), dtype=torch.bool)
+        ends = torch.full((len(plans),), plans.shape[1] + 1)
         for t in range(plans.shape[1]):
-            step = world.step(plans[:, t])
+            step = copy.step(plans[:, t])
             places.append(place_of(step.next_obs, self.tip))
-            until = torch.where(going & step.ended, t + 2, until)
-            going &= ~step.ended
+            ends = torch.where(running & step.ended, t + 2, ends)
+            running &= ~step.ended
         paths = np.stack(places, 1)
-        return [path[: int(end)] for path, end in zip(paths, until, strict=True)]
+        return [path[: int(end)] for path, end in zip(paths, ends, strict=True)]
 
-    def _other(self) -> VecEnv:
-        if self._world is None:
-            self._world = self.make(DRAWS)
-            self._world.reset(0)
-        return self._world
+    def _copied(self) -> VecEnv:
+        if self._copy is None:
+            self._copy = self.make(DRAWS)
+            self._copy.reset(0)
+        return self._copy
 
 
 @torch.no_grad()
-def drawn(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
-    """Chunks [count, H, A] that `policy`, who led to `after`, might have chosen at `before`, with
-    other noise."""
+def sampled(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
+    """Chunks [count, H, A] of `policy` for other noise samples at `before`, the decision that led
+    to `after`."""
     same = torch.zeros(count, dtype=torch.int64)
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     obs = tt.to(tt.take(before.obs, same), device)
@@ -100,17 +103,17 @@ def drawn(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
 
 
 def carried(policy: Policy, before: Moment, after: Moment, rows: Tensor) -> Tensors:
-    """What `policy`, who led from `before` to `after`, carried into that decision, for as many
-    `rows` [n] (zeros)."""
-    old, new = before.mind, after.mind
-    if old is None or new is None or old.who != new.who or before.step == 0:
+    """The recurrent state of `policy` at the decision between `before` and `after`, repeated for
+    each of `rows` [n] (zeros)."""
+    old, new = before.policy_state, after.policy_state
+    if old is None or new is None or old.name != new.name or before.step == 0:
         return policy.initial(len(rows))
     return tt.take(tt.under(old.actor, "carry"), rows)
 
 
 def tip_of(spec: Spec) -> tuple[str, int] | None:
-    """The observation, and the place in it, whose next three numbers are a place in space: the
-    first three names that end in _x, _y and _z and begin the same."""
+    """The observation and index of the first three elements named NAME_x, NAME_y and NAME_z; None
+    if there are none."""
     for name, leaf in spec.obs.items():
         for at, word in enumerate(leaf.names[:-2]):
             stem = word.removesuffix("_x")

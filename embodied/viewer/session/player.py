@@ -1,4 +1,4 @@
-"""Player: one environment row and whoever acts in it, its episode kept step by step."""
+"""Player: parallel env 0 with the policy that acts in it; every step of the episode is stored."""
 
 from __future__ import annotations
 
@@ -17,112 +17,122 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.viewer.run_folder import Run, ViewerError
 from embodied.viewer.scene.types import Array
-from embodied.viewer.session.disturbances import Pushes, Senses, said_of
-from embodied.viewer.session.episode import MOVED, SAFETY, Episode, Mind, Moment
+from embodied.viewer.session.disturbances import (
+    ObservationDisturbance,
+    Pushes,
+    describe_disturbances,
+)
+from embodied.viewer.session.episode import MOVED, SAFETY, Episode, Moment, PolicyState
 from embodied.viewer.session.noise import noise_of
-from embodied.viewer.session.plan_preview import Foresight
-from embodied.viewer.session.policies import Acts, Remembers
-from embodied.viewer.session.snapshot import Sight, Witness
+from embodied.viewer.session.plan_preview import PlanPreview
+from embodied.viewer.session.policies import ActionSource, HasState
+from embodied.viewer.session.snapshot import Snapshot, SnapshotRecorder
 
 if TYPE_CHECKING:
-    from embodied.viewer.session.overlays import Judge
+    from embodied.viewer.session.overlays import StepOverlay
 
 PLANS = 200
-"""Decisions of an episode whose plans are foreseen for a file."""
+"""Decisions of an episode whose plans are previewed in an exported file."""
 KEPT = 512 * 2**20
-"""Bytes of world states that are kept of an episode; later moments cannot be gone on from."""
+"""Bytes of environment states stored per episode; later steps cannot be continued from."""
 
 
 class Player:
-    """Row 0 of `env`, and who acts in it; every episode is kept from its start on.
+    """Parallel env 0 of `env` and the policy that acts in it; episodes are stored from the start.
 
-    `choices` names who may act; each is made when it is first chosen. `task` [D] in [0, 1] fixes
-    the task vector of all episodes (None: drawn anew for each). `judge` adds numbers to each step;
-    it takes its time to be made, which may be after the first picture (`meet_judge`). `foresight`
-    tells where plans lead. `at` is the moment that is looked at.
+    `choices` are the policies by name; each is loaded when first chosen. `task` [D] in [0, 1] fixes
+    the task vector of all episodes (None: sampled for each). `overlay` adds values and rewards to
+    each step; loading it takes time, so it may come after the first image (`load_critic`).
+    `plan_preview` computes the paths of plans. `at` is the index of the displayed step.
     """
 
     counts = "seed"
-    """What the number of an episode is."""
+    """What the number of an episode is called on the page."""
 
     def __init__(
         self,
         env: VecEnv,
-        choices: Mapping[str, Callable[[], Acts]],
+        choices: Mapping[str, Callable[[], ActionSource]],
         chosen: str,
         name: str = "",
-        foresight: Foresight | None = None,
+        plan_preview: PlanPreview | None = None,
     ) -> None:
-        self.name, self.foresight = name, foresight
+        self.name, self.plan_preview = name, plan_preview
         self.run: Run | None = None
-        self.judge: Judge | None = None
-        self.judge_later: Callable[[], Judge | None] | None = None
+        self.overlay: StepOverlay | None = None
+        self.make_overlay: Callable[[], StepOverlay | None] | None = None
         self.env, self.choices, self.explore = env, choices, False
-        self.spec, self.witness = env.spec, Witness(env)
-        self.senses, self.pushes, self.pushed = Senses(), Pushes(env), dict[int, str]()
+        self.spec, self.recorder = env.spec, SnapshotRecorder(env)
+        self.disturbance, self.pushes, self.pushed = (
+            ObservationDisturbance(),
+            Pushes(env),
+            dict[int, str](),
+        )
         self.held: tuple[str, Array] | None = None
         """A body that is pulled, and where to [3] (m)."""
         self.pulled = dict[int, str]()
-        self.made: dict[str, Acts] = {}
+        self.made: dict[str, ActionSource] = {}
         self.task: Tensor | None = None
         self.choose(chosen)
         self.episode, self.at = Episode(0), 0
         self.curves = [name for name, leaf in env.spec.obs.items() if is_curve(leaf)]
         self.first = torch.ones(1, dtype=torch.bool)
-        self._savable, self._room, self._luck = True, KEPT, torch.get_rng_state()
+        self._savable, self._room, self._rng_state = True, KEPT, torch.get_rng_state()
 
     @property
     def title(self) -> str:
-        """What there is to see."""
+        """The title of the page."""
         config = getattr(self.env, "config", None)
         return self.spec.text or getattr(config, "id", type(self.env).__name__)
 
     @property
     def trouble(self) -> str:
-        """What cannot be told of the steps, and why."""
-        return "" if self.judge is None else self.judge.trouble
+        """Why values or rewards are not shown; empty if they are."""
+        return "" if self.overlay is None else self.overlay.trouble
 
     @property
     def trial(self) -> str:
-        """What is done to the robot, in words."""
-        return said_of(self.senses, self.pushed, self.pulled)
+        """The disturbances so far, as text."""
+        return describe_disturbances(self.disturbance, self.pushed, self.pulled)
 
     def choose(self, name: str) -> None:
-        """Let `name` act from the next step on, as if its episode began there."""
+        """Let policy `name` act from the next step on; its memory starts anew."""
         if name not in self.choices:
-            raise ViewerError(f'there is no policy "{name}"{nearest(name, self.choices)}')
+            raise ViewerError(f'unknown policy "{name}"{nearest(name, self.choices)}')
         if name not in self.made:
             self.made[name] = self.choices[name]()
         self.acts, self.chosen = self.made[name], name
         self.first = torch.ones(1, dtype=torch.bool)
 
-    def start(self, seed: int) -> None:
+    def start_episode(self, seed: int) -> None:
+        """Reset the environment with `seed` and start a new episode."""
         torch.manual_seed(seed)
-        self._luck = torch.get_rng_state()
+        self._rng_state = torch.get_rng_state()
         task = None if self.task is None else self.task[None]
         obs = row_of(self.env.reset(seed, task))
         self._room = KEPT
         self.pushed, self.pulled, self.held = {}, {}, None
-        photo = None
-        if self.judge is not None:
-            self.judge.begin()
-            photo = self.judge.photo()
-        start = Moment(0, self.witness.see(obs), obs, obs, self._state(), photo=photo)
+        image = None
+        if self.overlay is not None:
+            self.overlay.reset()
+            image = self.overlay.reward_image()
+        start = Moment(0, self.recorder.capture(obs), obs, obs, self._state(), reward_image=image)
         self.first = torch.ones(1, dtype=torch.bool)
-        self.episode = Episode(seed, [start], self.chosen, self.witness.shapes())
+        self.episode = Episode(seed, [start], self.chosen, self.recorder.shapes())
 
-    def meet_judge(self) -> None:
-        """Make the judge, if that is still to be done; a start without steps is looked at again."""
-        make, self.judge_later = self.judge_later, None
+    def load_critic(self) -> None:
+        """Load the overlay, if that was postponed."""
+        make, self.make_overlay = self.make_overlay, None
         if make is None:
             return
-        self.judge = make()
-        if self.judge is not None and len(self.episode.moments) == 1:
+        self.overlay = make()
+        if self.overlay is not None and len(self.episode.moments) == 1:
             start = self.episode.moments[0]
-            self.episode.moments[0] = replace(start, photo=self.judge.photo())
+            self.episode.moments[0] = replace(start, reward_image=self.overlay.reward_image())
 
     def go_back(self, at: int) -> None:
-        """Put the world, and who acts if it is the same, where they were."""
+        """Restore the environment at stored step `at`, and the policy's state if the policy is the
+        same."""
         moments = self.episode.moments[: at + 1]
         now = moments[-1]
         assert now.state is not None
@@ -132,20 +142,21 @@ class Player:
         last = moments[-1].step
         self.pushed = {step: name for step, name in self.pushed.items() if step < last}
         self.pulled = {step: name for step, name in self.pulled.items() if step < last}
-        same = now.mind is not None and now.mind.who == self.chosen
+        same = now.policy_state is not None and now.policy_state.name == self.chosen
         self.first = torch.full((1,), not same)
-        if same and now.mind is not None and isinstance(self.acts, Remembers):
-            self.acts.set_state(now.mind.actor)
-            self._luck = now.mind.luck
+        if same and now.policy_state is not None and isinstance(self.acts, HasState):
+            self.acts.set_state(now.policy_state.actor)
+            self._rng_state = now.policy_state.rng_state
 
     def step(self) -> None:
+        """Simulate one control step and store it."""
         before = self.episode.moments[-1]
         self.acts.explore = self.explore
-        # Noise is this session's own: who else acts beside it changes nothing.
-        torch.set_rng_state(self._luck)
-        seen = before.obs if self.senses.whole else self.senses.of(self.episode.moments)
+        # The RNG state is this session's own, so a second session beside it changes nothing.
+        torch.set_rng_state(self._rng_state)
+        seen = before.obs if self.disturbance.whole else self.disturbance.of(self.episode.moments)
         action = self.acts(seen, self.first)
-        self._luck = torch.get_rng_state()
+        self._rng_state = torch.get_rng_state()
         if self.held is not None:
             self.pushes.pull(*self.held, self.spec.dt)
             self.pulled[before.step] = self.held[0]
@@ -153,25 +164,28 @@ class Player:
         self.first = step.ended
         shown = row_of(step.next_obs)
         ended = bool(step.ended[0])
-        sight = self.witness.after(shown, ended, before.sight)
-        moment = self._moment(before, action, step, shown, sight)
-        if self.judge is not None:
-            moment = replace(moment, photo=self.judge.photo())
-            known = self.judge.numbers(before, moment, self.acts)
+        snapshot = self.recorder.after_step(shown, ended, before.snapshot)
+        moment = self._moment(before, action, step, shown, snapshot)
+        if self.overlay is not None:
+            moment = replace(moment, reward_image=self.overlay.reward_image())
+            known = self.overlay.numbers(before, moment, self.acts)
             moment = replace(moment, numbers={**moment.numbers, **known})
         forgotten = self.episode.add(moment)
         self.at -= forgotten
 
     def push(self, name: str, strength: float, way: Array | None = None) -> None:
-        """Push something at the newest moment; with a `way` [3], `name` is a link of the robot, and
-        is pushed along it. ViewerError where it cannot be."""
+        """Push `name` at the newest step.
+
+        With a `way` [3], `name` is a link of the robot, pushed along it. ViewerError if it cannot
+        be pushed.
+        """
         pushes = self.pushes
         if name not in (pushes.names if way is None else pushes.links()):
             known = ", ".join(pushes.names)
             raise ViewerError(f"{name} cannot be pushed here (can: {known or 'nothing'})")
         now = self.episode.moments[-1]
         if now.end:
-            raise ViewerError("the episode has ended; press Restart, and push then")
+            raise ViewerError("the episode has ended; press Restart first")
         if way is None:
             pushes.push(name, strength, now.step)
         else:
@@ -180,41 +194,41 @@ class Player:
         self.episode.moments[-1] = replace(now, state=self._state())
 
     def _moment(
-        self, before: Moment, action: Tensor, step: Step, shown: Tensors, sight: Sight
+        self, before: Moment, action: Tensor, step: Step, shown: Tensors, snapshot: Snapshot
     ) -> Moment:
-        """What is kept of one step. At the end of an episode that is what it led to, not the next
-        start, where the world is already."""
+        """The record of one step. At the end of an episode it shows the final state, not the next
+        initial state that the environment is already in."""
         ended = bool(step.ended[0])
         end = ("ended" if bool(step.terminated[0]) else "out of time") if ended else ""
         plan: Tensor | None = getattr(self.acts, "plan", None)
         decided: Tensor = getattr(self.acts, "decided", self.first)
-        fresh = bool(decided[0])
+        is_decision = bool(decided[0])
         return Moment(
             step=before.step + 1,
-            sight=sight,
-            shown=shown,
+            snapshot=snapshot,
+            next_obs=shown,
             obs=row_of(step.obs) if ended else shown,
             state=None if ended else self._state(),
             action=action[0].float().reshape(-1).tolist(),
             reward=float(step.reward[0]),
             success=bool(step.log["success"][0]) if "success" in step.log else None,
             plan=None if plan is None else plan[0].detach().clone(),
-            place=int(getattr(self.acts, "cursor", torch.ones(1))[0]) - 1,
-            fresh=fresh,
+            chunk_index=int(getattr(self.acts, "cursor", torch.ones(1))[0]) - 1,
+            is_decision=is_decision,
             end=end,
-            mind=self._mind(),
+            policy_state=self._policy_state(),
             numbers={
                 name: float(value[0])
                 for name, value in step.log.items()
                 if name.startswith((SAFETY, MOVED))
             },
-            noise=noise_of(self.acts) if fresh else before.noise,
+            noise=noise_of(self.acts) if is_decision else before.noise,
         )
 
-    def _mind(self) -> Mind | None:
-        if not isinstance(self.acts, Remembers):
+    def _policy_state(self) -> PolicyState | None:
+        if not isinstance(self.acts, HasState):
             return None
-        return Mind(self.chosen, self.acts.get_state(), self._luck)
+        return PolicyState(self.chosen, self.acts.get_state(), self._rng_state)
 
     def _state(self) -> Tensors | None:
         if not self._savable or self._room <= 0:
@@ -228,8 +242,8 @@ class Player:
         return state
 
     @property
-    def drawn_task(self) -> list[float] | None:
-        """The running episode's task vector, where the environment shows it."""
+    def current_task(self) -> list[float] | None:
+        """The task vector of the running episode, if the environment shows it."""
         source = find_protocol(self.env, HasCurrentTask)
         task = None if source is None else source.task
         if self.env.spec.task is None or task is None or len(task) != 1:
@@ -237,27 +251,28 @@ class Player:
         return [float(value) for value in task[0]]
 
     def plans(self) -> list[tuple[int, list[Array]]]:
-        """`ahead` of every decision, with the number of its moment."""
-        fresh = [i for i, moment in enumerate(self.episode.moments) if i and moment.fresh]
-        every = [(i - 1, self.ahead_of(i)) for i in fresh[:PLANS]]
+        """The plan paths of every decision, with its step index."""
+        fresh = [i for i, moment in enumerate(self.episode.moments) if i and moment.is_decision]
+        every = [(i - 1, self.plan_paths_at(i)) for i in fresh[:PLANS]]
         return [(at, paths) for at, paths in every if paths]
 
     def trail(self) -> Array | None:
-        """Where the tool has been; None where it is not observed."""
-        return None if self.foresight is None else self.foresight.trail(self.episode.moments)
+        """The tool's past path; None if it is not observed."""
+        return None if self.plan_preview is None else self.plan_preview.trail(self.episode.moments)
 
-    def ahead_of(self, number: int) -> list[Array]:
+    def plan_paths_at(self, number: int) -> list[Array]:
+        """Plan paths of the decision with step index `number`."""
         before, after = self.episode.moments[number - 1 : number + 1]
-        if self.foresight is None or after.mind is None:
+        if self.plan_preview is None or after.policy_state is None:
             return []
-        return self.foresight.paths(before, after, self.made[after.mind.who])
+        return self.plan_preview.paths(before, after, self.made[after.policy_state.name])
 
 
 def row_of(obs: Tensors) -> Tensors:
-    """Row 0 [1, ...], ours to keep: worlds may write where they wrote before."""
+    """Parallel env 0 [1, ...] as a copy: environments may reuse their buffers."""
     return tt.each(obs, lambda value: value[:1].clone())
 
 
 def is_curve(leaf: Leaf) -> bool:
-    """Whether a leaf is numbers over time, neither a picture nor points."""
+    """Whether a leaf is plotted over time (neither an image nor points)."""
     return len(leaf.shape) < 2 and leaf.size > 0

@@ -1,4 +1,4 @@
-"""Who may act in a world: checkpoints of a run, the script for its task, random, nobody."""
+"""Policies to choose from: a run's checkpoints, the environment's demonstrator, random, zero."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from embodied.viewer.run_folder import Run
 from embodied.viewer.session.scripts import script_for
 
 
-class Acts(Protocol):
-    """What `Actor` offers: actions [1, A] for observations, with or without exploration."""
+class ActionSource(Protocol):
+    """What `Actor` offers: actions [1, A] for observations, with or without exploration noise."""
 
     explore: bool
 
@@ -27,18 +27,18 @@ class Acts(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """Who acts by a plan and a memory, which can be kept."""
+class HasState(Protocol):
+    """An action source with a state (chunk, memory) that can be saved and restored."""
 
     def get_state(self) -> Tensors: ...
 
     def set_state(self, state: Tensors) -> None: ...
 
 
-Choices = dict[str, Callable[[], Acts]]
+Choices = dict[str, Callable[[], ActionSource]]
 
 
-class Still:
+class ZeroAction:
     """Always the zero action (the middle of every range; the first of discrete actions)."""
 
     explore = False
@@ -51,7 +51,8 @@ class Still:
 
 
 def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
-    """Who may act in `env`, by name, each made when it is first called; and who begins."""
+    """The policies for `env` by name, each loaded when first chosen, and the name of the initial
+    one."""
     spec = env.spec
     found: Choices = {}
     if run is not None:
@@ -64,10 +65,10 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
         found["demonstrator"] = lambda: Actor(build(script, spec=spec), 1)
     random = {"_target_": "policies.random.Random"}
     found["random"] = lambda: Actor(build(random, spec=spec), 1)
-    found["zero"] = lambda: Still(spec)
+    found["zero"] = lambda: ZeroAction(spec)
     return found, next(iter(found)) if run is None else label(run.chosen)
 
 
 def label(checkpoint: Path) -> str:
-    """A checkpoint's name among the choices."""
+    """The name of a checkpoint folder among the policies."""
     return f"checkpoint {checkpoint.name}"

@@ -1,4 +1,4 @@
-"""Recorded episodes as a world: its steps are those of a dataset, whatever is done in it."""
+"""Recorded episodes as an environment: steps come from a dataset, actions are ignored."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.viewer.run_folder import ViewerError
-from embodied.viewer.scene.pose_from_obs import Posed
+from embodied.viewer.scene.pose_from_obs import PosedModel
 from embodied.viewer.session.episode import MOVED, SAFETY
 
 TARGETS = ("proposed", "filtered", "sent")
-"""What the policy asked for, what safety left of it, and what the arm was sent."""
+"""Joint targets as the policy proposed them, as safety changed them, and as they were sent."""
 AHEAD = 16
-"""Episodes that are read at first; a dataset may be larger than the memory."""
+"""Episodes that are read at first; a dataset may be larger than memory."""
 
 
-class Recorded(VecEnv):
-    """Row 0 plays episode `seed` of a dataset (our own, or LeRobot's).
+class RecordedEnv(VecEnv):
+    """Plays episode `seed` of a dataset (our own or LeRobot's) in parallel env 0.
 
-    After its last step it begins the one after. Actions are not looked at: `recorded` is the one
-    that was taken.
+    After its last step the next episode starts. Actions are ignored; `recorded` is the recorded
+    one.
     """
 
     num_envs = 1
@@ -42,16 +42,16 @@ class Recorded(VecEnv):
         self.number = number
         self.episodes = read_episodes(path, max(number + 1, AHEAD))
         self.load(number)
-        # The task cannot be set any more.
+        # The task is recorded and cannot be set.
         self.spec = replace(self.episodes.spec, task=None)
 
     @property
     def recorded(self) -> Tensor:
-        """The action [1, A] that was taken now."""
+        """The recorded action [1, A] of the current step."""
         return self.tape["action"][self.at : self.at + 1]
 
     def load(self, number: int) -> None:
-        """Take episode `number` of the dataset; ViewerError where it has fewer."""
+        """Load episode `number` of the dataset; ViewerError if it has fewer."""
         if number >= len(self.episodes):
             more: Episodes = read_episodes(self.path, 2 * (number + 1))
             if number >= len(more):
@@ -82,8 +82,8 @@ class Recorded(VecEnv):
         return Step(obs, following, reward, flags[0], flags[1], log)
 
     def _safety(self, at: int) -> Tensors:
-        """The ticks of step `at` in which each stage of safety acted, and how far the target was
-        moved, where a robot noted them."""
+        """In how many ticks of step `at` each safety stage acted, and how far the target was moved,
+        if the robot recorded it."""
         noted = self.tape.get("interventions")
         if noted is None:
             return {}
@@ -114,40 +114,43 @@ class Recorded(VecEnv):
         return "\n".join(filter(None, (f"**episode {self.number}** {text}", facts)))
 
     def _obs(self) -> Tensors:
-        """The observation before step `at`; after the last one, the final one."""
+        """The observation before step `at`; after the last step, the final one."""
         if self.at < self.steps:
             return tt.each(tt.under(self.tape, "obs"), lambda v: v[self.at : self.at + 1])
         return tt.each(tt.under(self.tape, "next_obs"), lambda v: v[None])
 
 
-class Staged(Recorded):
-    """Recorded episodes of a robot of which there is a MuJoCo model, drawn in 3D."""
+class RecordedSceneEnv(RecordedEnv):
+    """Recorded episodes of a robot with a MuJoCo model, displayed in 3D."""
 
-    def __init__(self, path: Path, posed: Posed, number: int = 0) -> None:
+    def __init__(self, path: Path, posed: PosedModel, number: int = 0) -> None:
         super().__init__(path, number)
         self.posed = posed
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data as people should see them."""
+        """Model and data for display."""
         return self.posed.put(tt.each(self._obs(), lambda value: value[0]))
 
 
-class Retold:
-    """Does what was done."""
+class RecordedActions:
+    """The action source of a recorded episode: the recorded actions."""
 
     explore = False
 
-    def __init__(self, env: Recorded) -> None:
+    def __init__(self, env: RecordedEnv) -> None:
         self.env = env
 
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.env.recorded
 
 
-def open_recorded(path: Path, number: int, env_node: Mapping[str, Any] | None) -> Recorded:
-    """The dataset at `path` from episode `number` on; in 3D where `env_node`, or the note that the
-    collecting of it left, names a world whose robot can be posed by what was observed."""
-    plain = Recorded(path, number)
+def open_recorded(path: Path, number: int, env_node: Mapping[str, Any] | None) -> RecordedEnv:
+    """Open the dataset at `path` at episode `number`.
+
+    It is displayed in 3D if `env_node`, or the collect.yaml in the dataset, names an environment
+    whose robot can be posed from the observations.
+    """
+    plain = RecordedEnv(path, number)
     file = path / "collect.yaml"
     if env_node is None and file.exists():
         env_node = yaml.safe_load(file.read_text()).get("env")
@@ -155,7 +158,7 @@ def open_recorded(path: Path, number: int, env_node: Mapping[str, Any] | None) -
         return plain
     world: Any = build(dict(env_node) | {"num_envs": 1})
     try:
-        posed = Posed.of(world, plain.spec)
+        posed = PosedModel.of(world, plain.spec)
     finally:
         world.close()
-    return plain if posed is None else Staged(path, posed, number)
+    return plain if posed is None else RecordedSceneEnv(path, posed, number)

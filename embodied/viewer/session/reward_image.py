@@ -1,7 +1,7 @@
-"""Scored: the picture that a reward looks at beside the observations, taken at every step.
+"""The image that the run's reward is computed from, rendered at every step as in training.
 
-Rewards from pictures are trained in a world that photographs itself for them. Here the same
-photographs are taken of the world that is shown, and kept with each moment.
+Rewards on images (`AugmentsEnv`) add an observation to the environment they are trained in. The
+viewer builds the same wrapper around the displayed environment and stores its image per step.
 """
 
 from __future__ import annotations
@@ -13,67 +13,78 @@ import torch
 from torch import Tensor
 
 from embodied.core.env import VecEnv
-from embodied.core.reward import AugmentsEnv, Reward
+from embodied.core.reward import AddedObservation, AugmentsEnv, Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
-from embodied.rewards.wrappers.render_caption import RenderObservation
-from embodied.viewer.session.snapshot import Packed
+from embodied.viewer.session.snapshot import CompressedImage
 
-SCORE = "picture score"
-"""Name of the number that says how well a picture is what the reward asks for."""
+SCORE = "image score"
+"""Name of the plotted score of the image."""
 
 
 @runtime_checkable
-class Scores(Protocol):
-    """A reward that can say how well pictures do, apart from what it pays for them."""
+class ScoresImages(Protocol):
+    """A reward that scores single images, separately from the reward it computes from them."""
 
     def score(self, pictures: Tensor) -> Tensor:
-        """[N], of uint8 pictures [N, H, W, 3]."""
+        """Scores [N] of uint8 images [N, H, W, 3]."""
         ...
 
 
-class Unseen(RuntimeError):
-    """A reward looks at more than a picture of the world."""
+class UnsupportedReward(RuntimeError):
+    """The reward needs more observations than one rendered image."""
 
 
 @dataclass(frozen=True)
-class Lookout:
-    """Takes the picture of row 0 that `layer` adds to the observations in training (None: the
-    reward needs none). With `endless`, it was never told of an end."""
+class RewardCamera:
+    """Captures the image of parallel env 0 that wrapper `layer` adds for the reward.
 
-    layer: RenderObservation | None
-    endless: bool
+    `layer` is None if the reward needs no image; `name` is the observation that it adds. If
+    `hides_terminations`, the reward was trained with terminations treated as truncations.
+    """
 
-    def take(self) -> Packed | None:
-        """What is to be seen now; of a row that has just ended, the last of it."""
+    layer: AddedObservation | None
+    name: str
+    hides_terminations: bool
+
+    def capture(self) -> CompressedImage | None:
+        """The image after the last step; the final one of an episode that has just ended."""
         if self.layer is None:
             return None
-        ends, self.layer.ends = self.layer.ends, {}
-        picture = ends[0] if 0 in ends else self.layer.look(self.layer.every)[0]
-        return Packed.of(picture.cpu().numpy())
+        return CompressedImage.of(self.layer.added_observation(0).cpu().numpy())
 
-    def leaf(self, photo: Packed | None) -> Tensors:
-        """The observation [1, H, W, 3] that `photo` is."""
-        if self.layer is None or photo is None:
+    def observation(self, image: CompressedImage | None) -> Tensors:
+        """`image` as the observation [1, H, W, 3] that the reward reads."""
+        if self.layer is None or image is None:
             return {}
-        return {self.layer.name: torch.from_numpy(photo.picture().copy())[None]}
+        return {self.name: torch.from_numpy(image.picture().copy())[None]}
 
 
-def lookout_of(reward: Reward, env: VecEnv) -> Lookout:
-    """For what `reward` looks at in `env`; Unseen where that is not one picture, or none."""
-    layers: list[VecEnv] = []
+def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
+    """The camera for `reward` on `env`; UnsupportedReward if the reward needs anything else than
+    one image or none."""
+    layers: list[Wrapper] = []
     outer = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
     while outer is not env and isinstance(outer, Wrapper):
         layers.append(outer)
         outer = outer.env
-    pictures = [layer for layer in layers if isinstance(layer, RenderObservation)]
-    known = all(isinstance(layer, RenderObservation | NoTerminationWrapper) for layer in layers)
-    if not known or len(pictures) > 1 or not all(is_picture(layer) for layer in pictures):
-        raise Unseen("this reward looks at more than a picture")
-    endless = any(isinstance(layer, NoTerminationWrapper) for layer in layers)
-    return Lookout(pictures[0] if pictures else None, endless)
+    # Wrappers forward attributes to the inner environment, so the class is asked.
+    adding = [layer for layer in layers if issubclass(type(layer), AddedObservation)]
+    known = all(layer in adding or layer.hides_terminations for layer in layers)
+    if not known or len(adding) > 1 or not all(is_image(layer) for layer in adding):
+        raise UnsupportedReward("this reward needs observations other than one image")
+    hides = any(layer.hides_terminations for layer in layers)
+    if not adding:
+        return RewardCamera(None, "", hides)
+    layer = adding[0]
+    assert isinstance(layer, AddedObservation)
+    return RewardCamera(layer, added_name(layer), hides)
 
 
-def is_picture(layer: RenderObservation) -> bool:
-    return layer.spec.obs[layer.name].is_image
+def added_name(layer: Wrapper) -> str:
+    """The observation that `layer` adds to those of the environment inside it."""
+    return next(name for name in layer.spec.obs if name not in layer.env.spec.obs)
+
+
+def is_image(layer: Wrapper) -> bool:
+    return layer.spec.obs[added_name(layer)].is_image

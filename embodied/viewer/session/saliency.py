@@ -1,8 +1,8 @@
-"""Saliency: where a grey patch on a picture changes the policy's decision most.
+"""Saliency by occlusion: which image patches change the policy's action chunk most.
 
 Occlusion (Zeiler and Fergus, 2014): s[i, j] = mean |pi(o with patch i, j grey, w) - pi(o, w)| over
-the chunk, in units of the action, for one noise w. It asks the policy itself, and so holds for
-every kind of network.
+the chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
+every network.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from embodied.viewer.session.episode import Moment
 from embodied.viewer.session.plan_preview import carried
 
 GRID = 8
-"""Patches along each side of a picture."""
+"""Patches along each side of an image."""
 HOT = (213, 94, 0)
 LEAST = 1e-6
 
 
 def pictures_of(policy: Policy) -> list[str]:
-    """The images that `policy` sees."""
+    """The image observations that `policy` uses."""
     hidden = ("critic/", "privileged/")
     leaves = policy.spec.obs.items()
     return [name for name, leaf in leaves if leaf.is_image and not name.startswith(hidden)]
@@ -36,8 +36,8 @@ def pictures_of(policy: Policy) -> list[str]:
 
 @torch.no_grad()
 def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) -> dict[str, Tensor]:
-    """By image, how much each patch [grid, grid] changes the decision of `policy` that led from
-    `before` to `after`."""
+    """By image name, how much each patch [grid, grid] changes the chunk that `policy` decided
+    between `before` and `after`."""
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(before.step)
@@ -47,21 +47,21 @@ def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) ->
         covered = occluded(before.obs[name][0], grid)
         same = torch.zeros(len(covered), dtype=torch.int64)
         obs = tt.to({**tt.take(before.obs, same), name: covered}, device)
-        chunks = decided(policy, obs, carried(policy, before, after, same), noise[same])
+        chunks = chunks_for(policy, obs, carried(policy, before, after, same), noise[same])
         change = (chunks[1:] - chunks[:1]).abs().flatten(1).mean(1)
         found[name] = change.view(grid, grid).cpu()
     return found
 
 
-def decided(policy: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> Tensor:
-    """Chunks [n, H, A] as numbers."""
+def chunks_for(policy: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> Tensor:
+    """The policy's chunks [n, H, A] as float."""
     seen, carry = policy.observe(obs, carry, noise)
     return policy.act(seen, carry, noise)[0].float()
 
 
 def occluded(picture: Tensor, grid: int) -> Tensor:
-    """`picture` [H, W, C] itself, then with each of grid x grid patches in its mean colour,
-    [1 + grid^2, H, W, C]."""
+    """`picture` [H, W, C] itself, then with each of grid x grid patches replaced by its mean
+    colour, [1 + grid^2, H, W, C]."""
     high, wide = picture.shape[:2]
     mean = picture.float().mean((0, 1)).round().to(picture.dtype)
     rows = torch.arange(high) * grid // high
@@ -72,8 +72,7 @@ def occluded(picture: Tensor, grid: int) -> Tensor:
 
 
 def heated(value: Tensor, leaf: Leaf, change: Tensor, most: float) -> Picture:
-    """One row [H, W, C] of an image leaf in grey, orange where `change` [grid, grid] is near
-    `most`."""
+    """One image [H, W, C] in grey, orange where `change` [grid, grid] is near `most`."""
     picture = picture_of(value, leaf).astype(np.float32)
     high, wide = picture.shape[:2]
     heat = functional.interpolate(change[None, None], (high, wide), mode="bilinear")[0, 0]

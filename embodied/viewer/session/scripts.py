@@ -1,4 +1,4 @@
-"""The scripted demonstrators that belong to an environment, by the names in `configs`."""
+"""Finds the scripted demonstrator of an environment among the configurations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import yaml
 from embodied.core.env import VecEnv
 
 WHICH = ("task", "id")
-"""Settings that say which of its worlds an environment is."""
+"""Settings that select one of an environment class's variants."""
 
 
 def script_for(env: VecEnv) -> dict[str, Any] | None:
-    """The node of the demonstrator that has the name of this environment or of its task, whatever
-    is wrapped around it."""
+    """The configuration of the demonstrator with the name of this environment or of its task,
+    ignoring wrappers; None if there is none."""
     while isinstance(inner := getattr(env, "env", None), VecEnv):
         env = inner
     target = f"{type(env).__module__}.{type(env).__name__}"

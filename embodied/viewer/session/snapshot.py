@@ -1,4 +1,5 @@
-"""Witness: all there is to see of row 0 at one moment, kept so that it can be shown again."""
+"""SnapshotRecorder: poses or image of parallel env 0 at one step, stored so that it can be shown
+again."""
 
 from __future__ import annotations
 
@@ -10,109 +11,117 @@ from torch import Tensor
 
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from embodied.viewer.scene.decimate import LightLook
+from embodied.viewer.scene.decimate import DecimatedScene
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.images import Picture, picture_of
-from embodied.viewer.scene.types import Array, Look, NoScene, Shape
+from embodied.viewer.scene.types import Array, NoScene, SceneModel, Shape
 
 LARGE, SMALL = (640, 480), (384, 288)
-"""Width and height in pixels."""
+"""Width and height of rendered images, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A picture of `shape`, smaller: fast to pack, as it is done at every step."""
+class CompressedImage:
+    """An image of `shape`, compressed fast (zlib level 1), as one is stored for every step."""
 
     data: bytes
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, picture: Picture) -> Packed:
+    def of(cls, picture: Picture) -> CompressedImage:
         return cls(zlib.compress(picture.tobytes(), 1), picture.shape)
 
     def picture(self) -> Picture:
-        """[height, width, 3]"""
+        """The image, uint8 [height, width, 3]."""
         return np.frombuffer(zlib.decompress(self.data), np.uint8).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What was seen: `places` [N, 3] (m) and `turns` [N, 4] (w, x, y, z) of all bodies, or, where
-    there is no scene, a `picture`, if there is one; and the world in `words`. `film` is what the
-    camera sees of a world with a scene, where that was asked for."""
+class Snapshot:
+    """What the environment looked like at one step.
+
+    `places` [N, 3] (m) and `turns` [N, 4] (quaternion w, x, y, z) are the poses of all bodies;
+    without a 3D scene there is a `picture` instead, if the environment has one. `words` is the
+    environment's description. `film` is the camera's image of an environment with a 3D scene, if
+    `filming`.
+    """
 
     places: Array | None = None
     turns: Array | None = None
-    picture: Packed | None = None
+    picture: CompressedImage | None = None
     words: str = ""
-    film: Packed | None = None
+    film: CompressedImage | None = None
 
 
-class Witness:
-    """Looks at row 0 of `env`.
+class SnapshotRecorder:
+    """Records snapshots of parallel env 0 of `env`.
 
-    `look` is its scene in 3D, None where it has none, and `flat` says why it is not drawn; then the
-    picture is that of the world's own camera, else the largest image among the observations.
-    `trouble` says why that camera gives none. While `filming`, it is used in any world.
+    `scene` is its 3D scene; None if it has none, and `no_scene_reason` says why. Then the snapshot
+    has the image of the environment's camera, else the largest image observation. `render_error`
+    says why the camera gives no image. While `filming`, the camera is rendered for every
+    environment.
 
-    Worlds begin rows anew inside the step that ends them: the witness looks just before that.
+    Environments reset themselves inside the step that ends an episode; a hook records the final
+    snapshot just before.
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env, self.flat, self.trouble, self.filming = env, "", "", False
-        self.look: Look | None = None
+        self.env, self.no_scene_reason, self.render_error, self.filming = env, "", "", False
+        self.scene: SceneModel | None = None
         self.described = True
-        self._last: Sight | None = None
+        self._last: Snapshot | None = None
         try:
             found = detect_scene(env)
-            self.look = None if found is None else LightLook(found)
+            self.scene = None if found is None else DecimatedScene(found)
         except NoScene as error:
-            self.flat = f"No 3D scene: {error}"
-        env.add_pre_reset_hook(self._leaving)
+            self.no_scene_reason = f"No 3D scene: {error}"
+        env.add_pre_reset_hook(self._before_reset)
 
-    def see(self, shown: Tensors) -> Sight:
-        """What is there now; `shown` are the observations, for worlds that are looked at so."""
-        if self.look is not None:
-            places, turns = self.look.poses()
-            shot = self._drawn() if self.filming else None
-            film = None if shot is None else Packed.of(shot)
-            return Sight(places, turns, None, self._words(), film)
-        picture = self._drawn()
+    def capture(self, shown: Tensors) -> Snapshot:
+        """The snapshot of the current state; `shown` are its observations, used if there is no
+        camera."""
+        if self.scene is not None:
+            places, turns = self.scene.poses()
+            shot = self._rendered() if self.filming else None
+            film = None if shot is None else CompressedImage.of(shot)
+            return Snapshot(places, turns, None, self._words(), film)
+        picture = self._rendered()
         picture = self._image(shown) if picture is None else picture
-        packed = None if picture is None else Packed.of(picture)
-        return Sight(None, None, packed, self._words())
+        packed = None if picture is None else CompressedImage.of(picture)
+        return Snapshot(None, None, packed, self._words())
 
     def shapes(self) -> list[Shape]:
-        """What there is to draw, meshes made: later the world may have changed its sizes."""
-        shapes = [] if self.look is None else list(self.look.shapes())
+        """All shapes with their meshes made: later the environment may have changed their sizes."""
+        shapes = [] if self.scene is None else list(self.scene.shapes())
         return [shape for shape in shapes if shape.mesh() is not None]
 
-    def after(self, shown: Tensors, ended: bool, before: Sight) -> Sight:
-        """What a step led to. Worlds in other processes begin rows anew unseen: the last that was
-        seen `before` stays."""
+    def after_step(self, shown: Tensors, ended: bool, before: Snapshot) -> Snapshot:
+        """The snapshot after a step. If the episode ended and the environment (in another process)
+        cannot be observed before its reset, the last snapshot `before` is used."""
         last, self._last = self._last, None
         if not ended:
-            return self.see(shown)
+            return self.capture(shown)
         last = before if last is None else last
-        if self.look is None and (self.trouble or last.picture is None):
+        if self.scene is None and (self.render_error or last.picture is None):
             picture = self._image(shown)
-            last = replace(last, picture=None if picture is None else Packed.of(picture))
+            last = replace(last, picture=None if picture is None else CompressedImage.of(picture))
         return last
 
     def camera(self, size: tuple[int, int] = SMALL) -> Picture | None:
-        """What the world's own camera sees, [height, width, 3]; None, and why, where it cannot."""
+        """The image of the environment's camera, [height, width, 3]; None if it cannot be rendered,
+        and `render_error` says why."""
         try:
             picture = self.env.render(0, *size).cpu().numpy()
         except (NotImplementedError, RuntimeError, ImportError) as error:
             # No camera, or no way to draw on this machine: the rest of the page goes on.
-            self.trouble = f"No picture: {error}"
+            self.render_error = f"No image: {error}"
             return None
-        self.trouble = ""
+        self.render_error = ""
         return picture
 
-    def _leaving(self, rows: Tensor) -> None:
+    def _before_reset(self, rows: Tensor) -> None:
         if bool(rows[0]):
-            self._last = self.see({})
+            self._last = self.capture({})
 
     def _words(self) -> str:
         if not self.described:
@@ -123,8 +132,8 @@ class Witness:
             self.described = False
             return ""
 
-    def _drawn(self) -> Picture | None:
-        return None if self.trouble else self.camera(LARGE)
+    def _rendered(self) -> Picture | None:
+        return None if self.render_error else self.camera(LARGE)
 
     def _image(self, shown: Tensors) -> Picture | None:
         leaves = self.env.spec.obs
