@@ -46,7 +46,7 @@ def test_the_page_has_success_curves_films_and_differences(runs: list[Path]) -> 
     assert "sec&lt;ond" in page and "sec<ond" not in page
     captions = re.findall(r"<figcaption>(\S+?)</figcaption>", page)
     assert captions[:3] == ["eval/success", "eval/return", "train/loss"]
-    assert page.count("data:video/mp4;base64,") == 1 and "no success was filmed" in page
+    assert page.count("data:video/mp4;base64,") == 1 and "no video of a success" in page
     assert re.search(r"<th>learner\.lr</th><td>0\.001</td><td>0\.0001</td>", page)
     assert "<th>seed</th>" not in page
     assert not re.search(r"(src|href)=\"https?:", page)

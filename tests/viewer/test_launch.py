@@ -32,7 +32,7 @@ def test_a_taken_port_is_refused_with_one_that_is_free() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ViewerError) as caught:
             serve(None, WALKER, port=port, block=False)
-        assert one_line(caught).startswith(f"port {port} is taken; try port=")
+        assert one_line(caught).startswith(f"port {port} is in use; try port=")
         require_port(int(str(caught.value).rpartition("=")[2]))
     with pytest.raises(ViewerError, match="between 0 and 65535"):
         require_port(70000)

@@ -178,11 +178,11 @@ def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
         assert episode.interventions == [(2, "workspace"), (3, "speed"), (6, "speed")]
         marks = [(mark.value, mark.label) for mark in viewer.page.timeline.slider._marks]
         assert marks == episode.interventions
-        plot, members = viewer.page.value_plots.plots["safety: ticks changed in a step, stacked"]
+        plot, members = viewer.page.value_plots.plots["safety: ticks changed per step, stacked"]
         assert members == ["safety/speed", "safety/workspace"]
         assert plot.data[2].tolist() == [0, 4, 7, 1, 0, 3]
-        moved, _ = viewer.page.value_plots.plots["target moved, largest joint (rad)"]
+        moved, _ = viewer.page.value_plots.plots["target change, largest joint (rad)"]
         np.testing.assert_allclose(moved.data[2], [0, 0.02, 0, 0, 0, 0])
         np.testing.assert_allclose(moved.data[1], [0, 0, 0.005, 0, 0, 0])
         titles = [chart["title"] for chart in charts([Lane("deployed", episode)], ())]
-        assert "safety: ticks changed in a step, stacked" in titles
+        assert "safety: ticks changed per step, stacked" in titles

@@ -62,9 +62,9 @@ def data_of(page: str) -> dict:
 
 
 def test_both_begin_alike_and_go_on_until_the_last_has_ended(pair: Session) -> None:
-    mine, other = pair.both
+    mine, other = pair.sessions
     assert other.name == other.chosen == "demonstrator"
-    first, second = (each.episode.moments[0] for each in pair.both)
+    first, second = (each.episode.moments[0] for each in pair.sessions)
     assert np.array_equal(first.snapshot.places, second.snapshot.places)
     assert mine.episode.steps == 12 and pair.length == 13
     pair.seek(6)

@@ -115,7 +115,7 @@ def test_the_world_moves_against_what_is_followed() -> None:
         scene = ViserScene(server, MujocoScene(lambda: (model, data)))
         assert tuple(scene.root.position) == (0.0, 0.0, 0.0)
         scene.follow = True
-        scene.show(*scene.look.poses())
+        scene.show(*scene.model.poses())
         assert tuple(scene.root.position) == (-1.0, -2.0, -3.0)
     finally:
         server.stop()

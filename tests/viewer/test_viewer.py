@@ -214,7 +214,7 @@ def test_wrong_choices_name_the_right_ones(viewer: Viewer) -> None:
         viewer.choose("demonstrater")
     viewer.press(lambda: viewer.choose("demonstrater"))
     viewer.refresh()
-    assert "**Stopped:** there is no policy" in viewer.page.status.content
+    assert "**Stopped:** unknown policy" in viewer.page.status.content
 
 
 def test_a_camera_picture_is_drawn_when_asked_for(viewer: Viewer) -> None:
@@ -297,10 +297,10 @@ def test_a_world_without_scene_or_picture_shows_its_numbers() -> None:
     viewer.step(20)
     assert viewer.session.episode.end == "out of time"
     viewer.refresh()
-    assert "No picture: Reach has no camera" in viewer.page.status_text()
+    assert "No image: Reach has no camera" in viewer.page.status_text()
     x, y = viewer.session.now.next_obs["state"][0].tolist()
     assert viewer.page.observations.text.content == f"**state** [2] {x:.3g} {y:.3g}"
-    seen = np.stack(viewer.page.observations.observed[0].plot.data[1:], 1)
+    seen = np.stack(viewer.page.observations.obs_plots[0].plot.data[1:], 1)
     assert seen.shape == (20, 2)
     # The last point is where the episode ended, not where the next one begins.
     np.testing.assert_allclose(seen[-1], (x, y), rtol=1e-6)

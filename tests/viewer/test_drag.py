@@ -173,10 +173,10 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     panel.switch.value = True
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is not None
-    board = panel.board
+    plane = panel.plane
     inner = (SIDE - 2 * EDGE) / SIDE
-    aim = board.middle + board.side * inner * (0.25 * board.right - 0.5 * board.down)
-    event = SimpleNamespace(ray_origin=aim - board.away, ray_direction=board.away)
+    aim = plane.middle + plane.side * inner * (0.25 * plane.right - 0.5 * plane.down)
+    event = SimpleNamespace(ray_origin=aim - plane.away, ray_direction=plane.away)
     asyncio.run(panel.image._impl.click_cb[0].callback(event))
     until(lambda: viewer.session.task is not None and float(viewer.session.task[0]) > 0.5)
     assert viewer.session.task.tolist() == pytest.approx([0.75, 1.0, 0.3, 0.4, 0.5], abs=1e-6)

@@ -71,7 +71,7 @@ def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
         viewer.refresh()
         assert mind.noise.visible
         noise = viewer.session.now.noise
-        assert f"length {float(noise.norm()):.1f} (draws: about 2.8)" in mind.noise.label
+        assert f"norm {float(noise.norm()):.1f} (Gaussian samples: about 2.8)" in mind.noise.label
         assert mind.noise.image.std() > 10
         viewer.choose("demonstrator")
         viewer.step()
@@ -169,7 +169,7 @@ def test_rewards_that_need_more_than_a_picture_are_left_out() -> None:
     env = build(REACH)
     with pytest.raises(UnsupportedReward):
         reward_camera(Reads(), env)
-    assert reward_camera(Plain(), env).take() is None
+    assert reward_camera(Plain(), env).capture() is None
     env.close()
 
 

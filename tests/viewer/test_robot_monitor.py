@@ -17,7 +17,7 @@ from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
 from embodied.viewer.robot.app import RobotViewer, monitor
-from embodied.viewer.robot.arm import RobotArm, led
+from embodied.viewer.robot.arm import RobotArm, plan_joints
 from embodied.viewer.robot.describe import code
 from embodied.viewer.robot.history import PLOTS, RobotHistory
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
@@ -107,7 +107,7 @@ def says(viewer: RobotViewer, *words: str) -> None:
 def test_a_deployment_is_watched_and_then_another_one(
     viewer: RobotViewer, folder: Path, tmp_path: Path
 ) -> None:
-    assert f"no deployment is at work in {folder}" in viewer.words()
+    assert f"no deployment is running in {folder}" in viewer.words()
     first = deploy(folder, tmp_path / "first", *FAR)
     try:
         says(
@@ -118,17 +118,17 @@ def test_a_deployment_is_watched_and_then_another_one(
             "sensed    goal_x 0.9",
             "newest observation",
         )
-        page, seen = viewer.page, viewer.seen
-        until(lambda: len(page.past.rows) > 2)
-        rows = page.past.rows
+        page, seen = viewer.page, viewer.monitor
+        until(lambda: len(page.history.rows) > 2)
+        rows = page.history.rows
         assert page.scene is not None and len(page.scene.meshes) > 20
-        assert page.arm is not None and page.arm.look is not None and not page.marks
-        goal = next(i for i, name in enumerate(page.arm.look.bodies()) if name.endswith("goal"))
-        assert page.arm.look.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
+        assert page.arm is not None and page.arm.model is not None and not page.marks
+        goal = next(i for i, name in enumerate(page.arm.model.bodies()) if name.endswith("goal"))
+        assert page.arm.model.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
         assert all(0 < row[1] < 500 for row in rows), "ticks a second"
         until(lambda: len(page.lines) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
-        assert page.past.acted("limits")[-1] >= 0
+        assert page.history.intervention_share("limits")[-1] >= 0
     finally:
         ended(first)
     says(viewer, "the deployment has ended", "not running")
@@ -142,9 +142,10 @@ def test_a_deployment_is_watched_and_then_another_one(
         page = viewer.page
         until(lambda: list(page.marks) == ["goal"] and page.scene is not None)
         assert page.marks["goal"].position[0] == pytest.approx(0.9), "given, no body of the model"
-        assert page.arm is not None and page.arm.look is not None and viewer.seen.state is not None
+        assert page.arm is not None and page.arm.model is not None
+        assert viewer.monitor.state is not None
         hand = page.arm.posed.data.site("tool").xpos
-        tool = so101.forward(np.asarray(viewer.seen.state["q"])[None])[0][0]
+        tool = so101.forward(np.asarray(viewer.monitor.state["q"])[None])[0][0]
         assert np.abs(hand - tool).max() < 0.1, "the model stands where the kinematics say"
         if program() is not None:
             in_a_browser(viewer)
@@ -209,7 +210,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     about.write(folder)
     boxes = about.channels(folder, create=True)
     seen = RobotMonitor(folder, lambda: now)
-    assert not seen.poll() and "not ticked yet" in seen.condition
+    assert not seen.poll() and "no control tick yet" in seen.condition
     boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
     boxes.state.send()
     assert seen.poll() and seen.alive and seen.mode == "RUNNING" and not seen.condition
@@ -237,7 +238,8 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
     past.add(late[0], chunk[0], tool + 0.1)
     wanted = (50.0, 30.0, 2.0, 0.6, 0.25)  # 25 ticks in 0.5 s; 10.5 - 9.9 s
     assert [past.curve(name).tolist() for name in PLOTS] == [[pytest.approx(x)] for x in wanted]
-    assert past.acted("limits").tolist() == [20.0] and past.acted("workspace").tolist() == [0.0]
+    assert past.intervention_share("limits").tolist() == [20.0]
+    assert past.intervention_share("workspace").tolist() == [0.0]
     assert past.times().tolist() == [0.5]
     trail = past.trail()
     assert trail is not None and trail.tolist() == [[0, 0, 0], [0.1, 0.1, 0.1]]
@@ -250,14 +252,14 @@ def test_the_plan_is_what_is_left_of_the_chunk() -> None:
     chunk = np.zeros(1, CHUNK)
     chunk["steps"], chunk["size"], chunk["start"] = 5, 4, 10.02  # 0.11 s ago: 2 steps are over
     chunk["actions"][0, :5, 1] = 1.0
-    path = led(controller, 0.05, state, chunk[0])
+    path = plan_joints(controller, 0.05, state, chunk[0])
     assert path is not None and path.shape == (4, JOINTS)
     moved = so101.forward(path)[0] - so101.forward(so101.HOME[None])[0]
     assert moved[-1] == pytest.approx([0.0, 0.045, 0.0], abs=1e-4)
     chunk["start"] = 9.5
-    assert led(controller, 0.05, state, chunk[0]) is None, "it is over"
+    assert plan_joints(controller, 0.05, state, chunk[0]) is None, "it is over"
     chunk["start"], chunk["actions"][0, 3, 1] = 10.02, np.nan
-    assert led(controller, 0.05, state, chunk[0]) is None, "no number is drawn"
+    assert plan_joints(controller, 0.05, state, chunk[0]) is None, "no number is drawn"
 
 
 def test_an_arm_alone_is_drawn_by_its_kinematics() -> None:
@@ -281,7 +283,7 @@ def test_what_is_shown_as_it_is_stays_so() -> None:
 
 def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     for words, reason in (
-        (["robot", "seed=3"], "seed= is not for a robot at work"),
+        (["robot", "seed=3"], "seed= is not a setting of embodied view robot"),
         (["folder=x"], "embodied view robot folder=DIR"),
     ):
         with pytest.raises(SystemExit) as left:
