@@ -49,7 +49,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.core import checkpoint
     from embodied.core.build import build
     from embodied.evaluation.evaluate import evaluate
-    from embodied.evaluation.task_grid import Exam, held_out
+    from embodied.evaluation.task_grid import TaskGridEval, held_out
     from embodied.reports import run_report
 
     saved = checkpoint.find(path)
@@ -64,7 +64,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     tasks = held_out(env)
     if tasks is not None:
         tasks = tasks[: node["episodes"]]
-        node["episodes"], env = len(tasks), Exam(env, tasks)
+        node["episodes"], env = len(tasks), TaskGridEval(env, tasks)
     try:
         policy = checkpoint.load_policy(saved, env.spec)
         policy = asked_for(policy, node["policy"], saved, trained).to(device_of(node["device"]))

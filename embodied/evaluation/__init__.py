@@ -1,1 +1,1 @@
-"""Evaluation of policies: episodes, success rates, intervals, task grids, videos."""
+"""Evaluation of policies: episodes, success rates with intervals, task grids, videos."""

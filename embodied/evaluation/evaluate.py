@@ -1,4 +1,4 @@
-"""Evaluate: fixed starts, the same number of episodes from every row, nothing else disturbed."""
+"""Evaluates a policy: fixed initial states, the same number of episodes from every parallel env."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.evaluation.episode_stats import EpisodeStats
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per episode: `success` and `violated` [N] (None where the world knows of none), `returns`,
-    `lengths`, and the mean `change` of an action's elements from one step to the next (None where
-    actions are choices)."""
+    """Results per episode [N].
+
+    `success` and `violated` are None if the environment does not report them. `change` is the mean
+    change of an action's elements from one step to the next (None for discrete actions).
+    """
 
     success: Tensor | None
     returns: Tensor
@@ -26,7 +29,7 @@ class Evaluation:
     change: Tensor | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Means for the log, without the `eval/` prefix."""
+        """Means as metrics, without the `eval/` prefix."""
         means = {
             "return": self.returns.mean().item(),
             "length": self.lengths.float().mean().item(),
@@ -50,10 +53,11 @@ def evaluate(
     execute: int | None = None,
     each_step: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Play `episodes` from starts that depend on `seed` only, without exploration noise.
+    """Run `episodes` episodes from initial states that depend on `seed` only, without exploration.
 
-    Every row contributes its first episodes, as many as any other row, so that short episodes
-    (early successes) are not over-represented. Training randomness is left as it was.
+    Every parallel env contributes its first episodes, as many as any other, so that short episodes
+    (early successes) are not over-represented. The global random state is left unchanged.
+    `each_step` is called with the number of finished episodes after every step.
     """
     devices = [env.device] if env.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -69,61 +73,46 @@ def _play(
     execute: int | None,
     each_step: Callable[[int], None] | None,
 ) -> Evaluation:
-    n = env.num_envs
+    n, device = env.num_envs, env.device
     quota = -(-episodes // n)
-    actor = Actor(policy, n, execute)
-    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=env.device)
-    played = torch.zeros(n, dtype=torch.int64, device=env.device)
-    ret, length = torch.zeros(n, device=env.device), torch.zeros_like(played)
-    won, bad = torch.zeros_like(first), torch.zeros_like(first)
-    table = torch.zeros(quota, n, 5, device=env.device)
-    moves = env.spec.act.dtype == "float32"
-    last, change = env.spec.act.zeros(n, env.device), torch.zeros_like(ret)
-    knows = tells = False
+    actor, stats = Actor(policy, n, execute), EpisodeStats()
+    obs, first = env.reset(seed), torch.ones(n, dtype=torch.bool, device=device)
+    played = torch.zeros(n, dtype=torch.int64, device=device)
+    table = torch.zeros(quota, n, 5, device=device)
+    continuous = env.spec.act.dtype == "float32"
+    last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
     while (played < quota).any():
         action = actor(obs, first)
-        if moves:
+        if continuous:
             change = change + (action - last).abs().flatten(1).mean(1) * ~first
             last = action
         step = env.step(action)
         require_finite(step.reward, step.next_obs, type(env).__name__)
         obs, first = step.obs, step.ended
-        ret, length = ret + step.reward, length + 1
-        if "success" in step.log:
-            knows = True
-            won = won | step.log["success"]
-        if "violated" in step.log:
-            tells = True
-            bad = bad | step.log["violated"]
+        sums = stats.add(step)
+        mean_change = change / (sums[1] - 1).clamp(min=1)
         ended = (first & (played < quota)).nonzero().flatten()
-        table[played[ended], ended] = torch.stack(
-            [
-                won[ended].float(),
-                ret[ended],
-                length[ended].float(),
-                bad[ended].float(),
-                change[ended] / (length[ended] - 1).clamp(min=1),
-            ],
-            1,
-        )
+        table[played[ended], ended] = torch.cat([sums, mean_change[None]])[:, ended].T.float()
         played[ended] += 1
-        ret, length, won, bad = ret * ~first, length * ~first, won & ~first, bad & ~first
         change = change * ~first
         if each_step is not None:
             each_step(int(played.sum()))
-    table = table.flatten(0, 1)[:episodes].cpu()
-    success = table[:, 0].bool() if knows else None
-    violated = table[:, 3].bool() if tells else None
-    change = table[:, 4] if moves else None
-    return Evaluation(success, table[:, 1], table[:, 2].long(), violated, change)
+    returns, lengths, won, violated, change = table.flatten(0, 1)[:episodes].cpu().unbind(1)
+    return Evaluation(
+        won > 0 if stats.reports_success else None,
+        returns,
+        lengths.long(),
+        violated > 0 if stats.reports_violations else None,
+        change if continuous else None,
+    )
 
 
 @torch.no_grad()
 def film(
     policy: Policy, env: VecEnv, seed: int, row: int = 0, execute: int | None = None
 ) -> Tensor:
-    """Frames [T, H, W, 3] (uint8) of the first episode of `row`: the one that `evaluate` plays with
-    the same environment and seed."""
+    """Frames [T, H, W, 3] (uint8) of the first episode of parallel env `row`: the one that
+    `evaluate` runs with the same environment and seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         actor = Actor(policy, env.num_envs, execute)

@@ -1,4 +1,4 @@
-"""Statistics: intervals for success rates and for scores over a few runs.
+"""Confidence intervals for success rates and for scores over a few runs.
 
 Wilson (1927): (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). Interquartile mean with
 stratified bootstrap: Agarwal et al., "Deep RL at the edge of the statistical precipice" (2021).
@@ -26,7 +26,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     center = (rate + square / 2) / (1 + square)
     half = z * np.sqrt(rate * (1 - rate) / trials + square / (4 * trials)) / (1 + square)
     low, high = float(center - half), float(center + half)
-    # Rounding must not leave 0 or 1 out where every trial agrees.
+    # Rounding must not exclude 0 or 1 if all trials agree.
     return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)
 
 
@@ -37,7 +37,7 @@ def rate(successes: int, trials: int) -> str:
 
 
 def iqm(scores: ArrayLike) -> float:
-    """The mean of the middle half of all scores: a quarter is cut off at each end, rounded down."""
+    """The interquartile mean: the mean without the lowest and highest quarter (rounded down)."""
     return float(_middle(np.asarray(scores, dtype=np.float64).reshape(1, -1))[0])
 
 
@@ -48,9 +48,9 @@ def bootstrap_interval(
     samples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The percentile interval of `statistic` over runs.
+    """The percentile bootstrap interval of `statistic` over runs.
 
-    `scores` is [runs] or [runs, tasks]; runs are drawn with replacement within each task. The
+    `scores` is [runs] or [runs, tasks]; runs are resampled with replacement within each task. The
     statistic maps [samples, runs * tasks] to [samples]; None: the interquartile mean.
     """
     table = np.asarray(scores, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Exam: evaluation on a fixed grid of a world's tasks, one episode each, the same in every run."""
+"""TaskGridEval: evaluation on a fixed grid of tasks, one episode each, the same in every run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.evaluation.evaluate import Evaluation
+from embodied.moved import attributes
 
 FILE = "exam.jsonl"
-MOST = 10_000  # tasks
+"""The per-task results in a run folder."""
+MAX_TASKS = 10_000
 
 
 def grid(spec: Spec, each: int) -> Tensor:
-    """The middles of `each` ** D cells of the task space, [N, D] (float32), the last element
+    """The centres of `each` ** D cells of the task space, [N, D] (float32), the last element
     fastest."""
     if spec.task is None or not spec.task.size:
-        raise ConfigError("eval.grid is of task parameters; this world has none")
-    if each**spec.task.size > MOST:
+        raise ConfigError("eval.grid needs an environment with task parameters; this one has none")
+    if each**spec.task.size > MAX_TASKS:
         raise ConfigError(
-            f"eval.grid={each} of {spec.task.size} task parameters is {each**spec.task.size:,} "
-            f"episodes; at most {MOST:,}"
+            f"eval.grid={each} with {spec.task.size} task parameters is {each**spec.task.size:,} "
+            f"episodes; at most {MAX_TASKS:,}"
         )
     middles = [(i + 0.5) / each for i in range(each)]
     return torch.tensor(list(itertools.product(middles, repeat=spec.task.size)))
@@ -42,9 +44,9 @@ def held_out(env: VecEnv) -> Tensor | None:
     return None if keeper is None else keeper.held_out
 
 
-class Exam(Wrapper):
-    """Row r of B plays tasks r, r + B, r + 2B, ... of `tasks` [N, D], and begins again after them:
-    the order in which `evaluate` lists its episodes."""
+class TaskGridEval(Wrapper):
+    """Parallel env i of B runs tasks i, i + B, i + 2B, ... of `tasks` [N, D], cyclically: the order
+    in which `evaluate` lists episodes."""
 
     def __init__(self, env: VecEnv, tasks: Tensor) -> None:
         super().__init__(env)
@@ -57,7 +59,7 @@ class Exam(Wrapper):
         every = torch.arange(self.num_envs, device=self.device)
         begun = torch.where(self.rows(mask), every, self.memory["begun"])
         self.memory["begun"] = begun
-        return self.env.reset(seed, self._due(), mask)
+        return self.env.reset(seed, self._next_tasks(), mask)
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -65,15 +67,15 @@ class Exam(Wrapper):
             return step
         following = {key: value.clone() for key, value in step.next_obs.items()}
         self.memory["begun"] = self.memory["begun"] + self.num_envs * step.ended
-        obs = self.env.reset(None, self._due(), step.ended)
+        obs = self.env.reset(None, self._next_tasks(), step.ended)
         return replace(step, obs=obs, next_obs=following)
 
-    def _due(self) -> Tensor:
+    def _next_tasks(self) -> Tensor:
         return self.tasks[self.memory["begun"].cpu() % len(self.tasks)].to(self.device)
 
     def write(self, folder: Path, step: int, result: Evaluation) -> None:
-        """Append each task's outcome to the run's `exam.jsonl`; what an interrupted run wrote at
-        this step or later goes."""
+        """Append each task's result to the run's `exam.jsonl`; results of this step or later, from
+        an interrupted run, are replaced."""
         won = [None] * len(self.tasks) if result.success is None else result.success.tolist()
         outcomes = zip(self.tasks, won, result.returns, result.lengths, strict=True)
         lines = [
@@ -92,3 +94,6 @@ class Exam(Wrapper):
         before = file.read_text().splitlines() if file.exists() else []
         kept = [line for line in before if json.loads(line)["step"] < step]
         write_durably(file, lambda sink: sink.write("\n".join([*kept, *lines, ""]).encode()))
+
+
+__getattr__ = attributes(__name__)

@@ -1,4 +1,4 @@
-"""Video: H.264 films of episodes, and strips of a few of their pictures."""
+"""Videos of episodes (H.264), and image strips of a few of their frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embodied.datasets.lerobot.video import decode_film, encode_film, encode_png
 
 
 def write_mp4(path: Path, frames: Tensor, fps: float) -> Path:
-    """Write `frames` [T, H, W, 3] (uint8) as a film that browsers play; odd sides lose a line."""
+    """Write `frames` [T, H, W, 3] (uint8) as an MP4 that browsers play; odd sizes lose one line."""
     height, width = (side - side % 2 for side in frames.shape[1:3])
     film = encode_film(frames[:, :height, :width], fps)
     write_durably(path, lambda sink: sink.write(film))
@@ -20,7 +20,7 @@ def write_mp4(path: Path, frames: Tensor, fps: float) -> Path:
 
 
 def read_mp4(path: Path) -> Tensor:
-    """All frames of a film, [T, H, W, 3] uint8."""
+    """All frames of a video, [T, H, W, 3] uint8."""
     return torch.stack(list(decode_film(path)))
 
 
@@ -31,5 +31,5 @@ def strip(frames: Tensor, count: int = 6) -> Tensor:
 
 
 def strip_png(path: Path, count: int = 6) -> bytes:
-    """The strip of a film as PNG."""
+    """The strip of a video as PNG."""
     return encode_png(strip(read_mp4(path), count))

@@ -16,7 +16,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, seed_everything, set_rng_state
 from embodied.evaluation.evaluate import evaluate, film
-from embodied.evaluation.task_grid import Exam, grid, held_out
+from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
 from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
 from embodied.training.config import RunConfig
@@ -116,17 +116,17 @@ class Parts:
             tasks = tasks if tasks is None or settings.grid else tasks[: settings.episodes]
             episodes = settings.episodes if tasks is None else len(tasks)
             env = build(self.config.env | {"num_envs": min(settings.num_envs, episodes)})
-            env = self._eval_env = env if tasks is None else Exam(env, tasks)
+            env = self._eval_env = env if tasks is None else TaskGridEval(env, tasks)
         return env
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Success and return on the held-out starts, or tasks."""
         self.policy.eval()
         settings, env = self.config.eval, self.eval_env
-        episodes = len(env.tasks) if isinstance(env, Exam) else settings.episodes
+        episodes = len(env.tasks) if isinstance(env, TaskGridEval) else settings.episodes
         result = evaluate(self.policy, env, episodes, settings.seed, self.config.execute)
         self.policy.train()
-        if isinstance(env, Exam):
+        if isinstance(env, TaskGridEval):
             env.write(Path(self.config.output), step, result)
         return result.metrics()
 

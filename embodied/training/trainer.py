@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.env import Step
+from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
 
 
@@ -55,7 +56,7 @@ class Keeper:
         self.step = step
         self.saved = step
         self.interrupted = False
-        self.episodes = Episodes()
+        self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
 
     @property
@@ -71,7 +72,7 @@ class Keeper:
         if metrics:
             self.updates.append(metrics)
         if self._due(self.every.log, before):
-            self.log.write(self.step, self._means() | self.episodes.drain())
+            self.log.write(self.step, self._means() | self.episodes.drain("train/"))
         self.log.advance(self.step)
         if self._due(self.every.evaluate, before):
             self.evaluate(self.step)
@@ -109,38 +110,3 @@ class Keeper:
         if self.interrupted and distributed.world() == 1:  # torchrun passes on what all have had
             raise KeyboardInterrupt
         self.interrupted = True
-
-
-class Episodes:
-    """Return, length, success and violations of the training episodes that ended since the last
-    look."""
-
-    def __init__(self) -> None:
-        self.running: Tensor | None = None
-        self.ended: list[Tensor] = []
-
-    def add(self, step: Step) -> None:
-        """Add one step of every row, on the environment's device."""
-        success = step.log.get("success")
-        won = step.reward * 0 if success is None else success.to(step.reward.dtype)
-        bad = step.log.get("violated")
-        now = step.reward.new_ones(4, len(step.reward))
-        now[0], now[2], now[3] = step.reward, won, 0.0 if bad is None else bad
-        self.running = now if self.running is None else self.running + now
-        self.knows, self.tells = success is not None, bad is not None
-        if step.ended.any():
-            self.ended.append(self.running[:, step.ended])
-            self.running = self.running * ~step.ended
-
-    def drain(self) -> dict[str, float]:
-        """Means over the ended episodes, and forget them."""
-        if not self.ended:
-            return {}
-        rows = torch.cat(self.ended, 1)
-        self.ended = []
-        means = {"train/return": rows[0].mean().item(), "train/length": rows[1].mean().item()}
-        if self.knows:
-            means["train/success"] = (rows[2] > 0).float().mean().item()
-        if self.tells:
-            means["train/violated"] = (rows[3] > 0).float().mean().item()
-        return means

@@ -14,7 +14,7 @@ from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
 from embodied.evaluation.evaluate import evaluate
-from embodied.evaluation.task_grid import FILE, Exam, grid
+from embodied.evaluation.task_grid import FILE, TaskGridEval, grid
 from embodied.training.logger import Log
 from embodied.training.train import train
 from envs.fr3.env import Config, Fr3
@@ -46,7 +46,7 @@ def test_every_task_is_played_once_and_listed_in_order() -> None:
     env = Telling(Fr3(Config(task="reach", num_envs=2, threads=1, horizon=3)))
     tasks = torch.tensor([[0.1, 0.5, 0.5], [0.3] * 3, [0.5] * 3, [0.7] * 3, [0.9] * 3])
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=env.spec)
-    result = evaluate(policy, Exam(env, tasks), 5, 0)
+    result = evaluate(policy, TaskGridEval(env, tasks), 5, 0)
     assert result.returns.tolist() == pytest.approx([1, 3, 5, 7, 9])
 
 

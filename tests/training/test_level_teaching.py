@@ -14,7 +14,7 @@ import yaml
 
 from embodied.core.build import ConfigError, parse
 from embodied.core.seeding import seed_everything
-from embodied.evaluation.task_grid import FILE, Exam
+from embodied.evaluation.task_grid import FILE, TaskGridEval
 from embodied.teachers.task_wrapper import Taught
 from embodied.training.config import RunConfig
 from embodied.training.logger import Log
@@ -106,7 +106,7 @@ def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
     run(tmp_path / "run", node("dr"))
     lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
     parts = Parts(parse(RunConfig, {**node("dr"), "output": str(tmp_path)}, "run"))
-    assert isinstance(parts.eval_env, Exam)
+    assert isinstance(parts.eval_env, TaskGridEval)
     held: Any = parts.eval_env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
     torch.testing.assert_close(tasks, held[:6], atol=1e-4, rtol=0)
