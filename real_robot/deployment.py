@@ -7,7 +7,7 @@ processes read it there. `real_robot.assemble` builds their objects from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,33 +15,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from embodied import moved
-from embodied.core.build import ConfigError, Node, build, nearest, parse, resolve
-from real_robot.control.arm_state import Floats, Limits
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.homing import Homing
-from real_robot.control.loop import Control
-from real_robot.drivers.driver import Driver
-from real_robot.drivers.dry_run import DryRunDriver
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import state_record
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain, Stage
-from real_robot.safety.checks import (
-    Enabled,
-    Finite,
-    Fresh,
-    FreshConfig,
-    Torque,
-    TorqueRate,
-    Tracking,
-)
+from embodied.core.build import ConfigError, Node, nearest, parse
+from real_robot.control.arm_state import Limits
+from real_robot.safety.checks import FreshConfig
 from real_robot.safety.energy_tank import Config as EnergyConfig
-from real_robot.safety.energy_tank import Energy
 from real_robot.safety.learned_reflex import Config as ReflexConfig
-from real_robot.safety.learned_reflex import Reflex
-from real_robot.safety.limits import Limiter
 from real_robot.safety.workspace import Config as WorkspaceConfig
-from real_robot.safety.workspace import Workspace
 
 FILE = "deployment.json"
 
@@ -204,76 +183,3 @@ class Deployment:
     @property
     def joints(self) -> int:
         return len(self.limits)
-
-    def forward(self) -> Callable[[Floats], Floats]:
-        """The tool's places [k, 3] (m) at joint positions [k, n]."""
-        solve: Any = resolve(self.kinematics)
-
-        def places(q: Floats) -> Floats:
-            return solve(q)[0]
-
-        return places
-
-    def chain(self) -> Chain:
-        """All stages that have settings, and the limits."""
-        stages: list[Stage] = [Finite(), Fresh(self.fresh), Enabled()]
-        guard: Callable[[Floats], float] | None = None
-        if self.workspace is not None:
-            box = Workspace(self.workspace, self.forward())
-            stages, guard = [*stages, box], box.depth
-        if self.reflex is not None:
-            stages.append(Reflex(self.reflex, self.joints, 1 / self.hertz))
-        if self.energy is not None:
-            stages.append(Energy(self.energy, self.limits, 1 / self.hertz))
-        stages.append(Torque(self.limits))
-        if self.torque_rate is not None:
-            stages.append(TorqueRate(self.torque_rate, 1 / self.hertz))
-        stages.append(Tracking(self.limits))
-        return Chain(stages, Limiter(self.limits, 1 / self.hertz, guard))
-
-    def ring(self, folder: Path, stages: int, create: bool) -> BlackBox:
-        """The black box of the last `seconds`, in `folder`."""
-        slots = max(2, round(self.seconds * self.hertz))
-        record = state_record(self.joints, stages, len(self.sensed))
-        return BlackBox(folder / "ring", record, slots, create)
-
-    def channels(self, folder: Path, create: bool = False) -> Channels:
-        """The mailboxes in `folder`; MailboxError where they should be there and are not."""
-        make = Channels.make if create else Channels.open
-        return make(folder, self.joints, len(self.chain().names), len(self.sensed))
-
-    def control(self, folder: Path) -> Control:
-        """The control process's part, on the mailboxes in `folder`; nothing is connected yet."""
-        driver, controller = self.arm(), build(self.controller)
-        if len(driver.joints) != self.joints:
-            raise ConfigError(
-                f"limits are given for {self.joints} joints, the driver has {len(driver.joints)}"
-            )
-        chain = self.chain()
-        stages = len(chain.names)
-        follower = ChunkFollower(controller, self.step, self.blend, self.grace)
-        return Control(
-            driver,
-            chain,
-            follower,
-            self.channels(folder),
-            ring=self.ring(folder, stages, create=False),
-            homing=Homing(np.asarray(self.home), self.limits) if self.home else None,
-            open_at_home=self.home_width,
-        )
-
-    def arm(self) -> Driver:
-        """The driver, held still where this is a dry run; nothing is connected yet."""
-        driver = build(self.driver)
-        if not isinstance(driver, Driver):
-            raise ConfigError(f"{self.driver.get('_target_')} is no driver")
-        if driver.sensed != self.sensed:
-            raise ConfigError(
-                f"sensed is {list(self.sensed)}, the driver senses {list(driver.sensed)}"
-            )
-        return DryRunDriver(driver) if self.dry else driver
-
-    def target(self) -> Callable[[Floats], Floats]:
-        """Where the tool is sent [3] (m) when the joints are sent to q [n]."""
-        places = self.forward()
-        return lambda q: np.asarray(places(q[None])[0])

@@ -30,6 +30,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
+from real_robot.assemble import build_chain, build_control, open_channels, open_flight_recorder
 from real_robot.control.arm_state import Limits
 from real_robot.control.loop import Control
 from real_robot.control.rate import EDGES, Rate, ahead_of_others
@@ -195,10 +196,10 @@ def bridge(hertz: int) -> Iterator[Control]:
         folder = Path(name)
         settings = deployment(hertz, folder)
         settings.write(folder)
-        settings.channels(folder, create=True)
-        settings.ring(folder, len(settings.chain().names), create=True)
+        open_channels(settings, folder, create=True)
+        open_flight_recorder(settings, folder, len(build_chain(settings).names), create=True)
         control, policy = (
-            settings.control(folder),
+            build_control(settings, folder),
             Child("policy", "real_robot.policy.main", folder),
         )
         control.connect()

@@ -13,6 +13,7 @@ import numpy as np
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
+from real_robot.assemble import build_chain, build_driver, forward_kinematics
 from real_robot.cameras.camera import CameraError
 from real_robot.cameras.policy_images import PolicyImages, image_sizes
 from real_robot.cameras.sources import FIRST_IMAGE
@@ -196,7 +197,7 @@ def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
 
 def _limits(site: Site, policy: Policy) -> tuple[bool | None, str]:
     made = site.deployment
-    made.chain()
+    build_chain(made)
     home = "no home pose" if not made.home else "home is inside"
     return True, f"set for {made.joints} joints; {home}"
 
@@ -209,7 +210,7 @@ def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return True, "set"
     from real_robot.safety.workspace import Workspace
 
-    depth = Workspace(made.workspace, made.forward()).depth(np.asarray(made.home)[None])
+    depth = Workspace(made.workspace, forward_kinematics(made)).depth(np.asarray(made.home)[None])
     return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
 
 
@@ -263,7 +264,7 @@ def calibration(site: Site) -> dict[str, Any]:
 
 def _arm(site: Site) -> Line:
     try:
-        with site.deployment.arm() as arm:
+        with build_driver(site.deployment) as arm:
             q = arm.read().q
     except DriverError as error:
         return Line("arm", False, str(error))

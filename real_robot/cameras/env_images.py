@@ -11,6 +11,7 @@ from typing import Any
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
+from real_robot.assemble import open_channels
 from real_robot.cameras.camera import Camera, CameraError, Frame
 from real_robot.cameras.policy_images import PolicyImages
 from real_robot.cameras.rendered import MeasuredScene, measured_scene
@@ -45,7 +46,7 @@ class EnvImages:
             *([] if self.reward_camera is None else [self.reward_camera]),
         ]
         for each in cameras:
-            state = self.deployment.channels(folder).state
+            state = open_channels(self.deployment, folder).state
             if (scene := measured_scene(each, state, self.deployment.sensed, given)) is not None:
                 self.scenes.append((each.source, scene))
         self.use_own_state()

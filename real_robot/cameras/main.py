@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError
+from real_robot.assemble import open_channels
 from real_robot.cameras.camera import CameraError
 from real_robot.cameras.rendered import measured_scene
 from real_robot.cameras.shared_frames import FrameWriter
@@ -40,7 +41,7 @@ def show(folder: Path, name: str, writer: FrameWriter) -> None:
     deployment, number = Deployment.read(folder), 0
     device = make_camera(deployment.cameras[name])
     source: Any = device.source
-    state = deployment.channels(folder).state
+    state = open_channels(deployment, folder).state
     if (scene := measured_scene(device, state, deployment.sensed, deployment.given)) is not None:
         source.scene = scene
     with device:

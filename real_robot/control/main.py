@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from embodied.core.build import ConfigError
+from real_robot.assemble import build_control
 from real_robot.control.rate import Rate, ahead_of_others
 from real_robot.deployment import Deployment
 from real_robot.drivers.driver import DriverError
@@ -60,7 +61,7 @@ def main(folder: Path) -> None:
     """Until the end; DriverError, MailboxError, ConfigError."""
     lock = lock_arm(folder)
     deployment = Deployment.read(folder)
-    control = deployment.control(folder)
+    control = build_control(deployment, folder)
 
     def leave(reason: str) -> None:
         control.leave = control.leave or reason

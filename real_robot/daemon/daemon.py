@@ -23,6 +23,7 @@ from types import FrameType
 import numpy as np
 
 from embodied.core.build import ConfigError
+from real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from real_robot.cameras.processes import CameraProcesses
 from real_robot.daemon.child import Child
 from real_robot.daemon.prometheus import Endpoint, render
@@ -64,7 +65,7 @@ class Daemon:
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.folder, self.deployment, self.clock = private(folder), deployment, clock
-        self.names = deployment.chain().names
+        self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock)
         self.control = Child("control", "real_robot.control.main", folder)
         self.policy = Child("policy", "real_robot.policy.main", folder)
@@ -146,8 +147,8 @@ class Daemon:
         """Both processes, on new mailboxes: one that died may have left the old ones half
         written."""
         self._clear()
-        self.channels = self.deployment.channels(self.folder, create=True)
-        self.ring = self.deployment.ring(self.folder, len(self.names), create=True)
+        self.channels = open_channels(self.deployment, self.folder, create=True)
+        self.ring = open_flight_recorder(self.deployment, self.folder, len(self.names), create=True)
         self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
         self.monitor = StatusMonitor(
             self.channels, self.names, self.notes, self.deployment.step, self.clock

@@ -8,6 +8,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from policies.wrappers.real_time_chunking import RealTimeChunking
+from real_robot.assemble import forward_kinematics
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import MOST_ACTION
 from real_robot.policy.observer import Observer
@@ -16,7 +17,7 @@ from real_robot.policy.observer import Observer
 def observer(spec: Spec, deployment: Deployment) -> Observer:
     """What fills the policy's observations; ConfigError for one that nobody here measures, or for a
     picture without a camera."""
-    forward, given = deployment.forward(), deployment.given
+    forward, given = forward_kinematics(deployment), deployment.given
     images = tuple(deployment.cameras)
     return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)
 

@@ -16,6 +16,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_policy
+from real_robot.assemble import open_channels, tool_target
 from real_robot.cameras.camera import CameraError
 from real_robot.cameras.policy_images import PolicyImages
 from real_robot.control.main import on_daemon_exit
@@ -48,11 +49,11 @@ def main(folder: Path, policy: str = "") -> None:
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     acting = with_real_time_chunking(acting, deployment)
-    channels = deployment.channels(folder)
+    channels = open_channels(deployment, folder)
     observations = observer(acting.spec, deployment)
     with PolicyImages(acting.spec, deployment.cameras, deployment.picture, folder) as images:
         decider = Decider(
-            acting, observations, channels.state, channels.chunk, deployment.target(), images
+            acting, observations, channels.state, channels.chunk, tool_target(deployment), images
         )
         rate = Rate(1 / acting.spec.dt)
         if policy:

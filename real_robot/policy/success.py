@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from real_robot.assemble import forward_kinematics
 from real_robot.control.arm_state import Floats
 from real_robot.deployment import Deployment
 
@@ -19,7 +20,7 @@ class Success:
 
     def __init__(self, deployment: Deployment) -> None:
         self.sensed, self.within = deployment.sensed, deployment.goal_within
-        self.given, self.forward = deployment.given, deployment.forward()
+        self.given, self.forward = deployment.given, forward_kinematics(deployment)
         has = {*deployment.given, *deployment.sensed}
         self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
 

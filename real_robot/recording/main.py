@@ -21,6 +21,7 @@ from embodied.core.checkpoint import CheckpointError, load_spec
 from embodied.core.spec import Spec, SpecMismatch
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.writer import EpisodeWriter
+from real_robot.assemble import build_chain, open_channels, open_flight_recorder, tool_target
 from real_robot.cameras.frame_history import FrameHistory
 from real_robot.cameras.policy_images import image_sizes
 from real_robot.cameras.shared_frames import FrameReader
@@ -49,7 +50,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self.deployment = Deployment.read(self.folder)
         self.spec = self._spec(load_spec(self.deployment.policy))
-        self.stages = list(self.deployment.chain().names)
+        self.stages = list(build_chain(self.deployment).names)
         self.noise_size = 0
         self.builder: EpisodeBuilder | None = None
         self.writer: EpisodeWriter | None = None
@@ -98,10 +99,10 @@ class Recorder:
         if self.builder is not None:
             self._new_dataset()
         self.spec, self.noise_size = spec, noise
-        watch = observer(full, self.deployment)
+        watch, target = observer(full, self.deployment), tool_target(self.deployment)
         success, before = Success(self.deployment), self.builder
         frames = self._frame_history(full, spec)
-        self.builder = EpisodeBuilder(spec, watch, self.deployment.target(), noise, success, frames)
+        self.builder = EpisodeBuilder(spec, watch, target, noise, success, frames)
         if before is not None:
             self.builder.ticks = before.ticks
 
@@ -159,9 +160,11 @@ def main(folder: Path) -> None:
     gone = threading.Event()
     on_daemon_exit(lambda reason: gone.set())
     deployment = Deployment.read(folder)
-    ring = deployment.ring(folder, len(deployment.chain().names), create=False)
+    ring = open_flight_recorder(
+        deployment, folder, len(build_chain(deployment).names), create=False
+    )
     status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
-    recorder = Recorder(folder, ring, deployment.channels(folder).chunk, status)
+    recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status)
     rate = Rate(PER_STEP / deployment.step)
     while not gone.is_set():
         rate.wait()

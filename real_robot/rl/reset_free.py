@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.tensors import Tensors
+from real_robot.assemble import forward_kinematics
 from real_robot.ipc.messages import Mode
 from real_robot.policy.success import GOAL
 from real_robot.rl import robot_env
@@ -172,7 +173,7 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
     def _place(self) -> np.ndarray[Any, Any]:
         fields, thing = self.session.state, self.practice.thing
         if thing == "tool":
-            return np.asarray(self.deployment.forward()(np.array(fields["q"])[None])[0])
+            return np.asarray(forward_kinematics(self.deployment)(np.array(fields["q"])[None])[0])
         values = dict(zip(self.deployment.sensed, fields["sensed"].tolist(), strict=True))
         return np.array([values[f"{thing}_{axis}"] for axis in "xyz"])
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
+from real_robot.assemble import build_chain, tool_target
 from real_robot.cameras.camera import CameraError, fitted
 from real_robot.cameras.env_images import EnvImages
 from real_robot.control.rate import Rate
@@ -78,8 +79,8 @@ class RealEnv(VecEnv):
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
         self.observer = observer(self.spec, self.deployment)
-        self.success, self.target = Success(self.deployment), self.deployment.target()
-        self.names = self.deployment.chain().names
+        self.success, self.target = Success(self.deployment), tool_target(self.deployment)
+        self.names = build_chain(self.deployment).names
         self.images = EnvImages(self.spec, self.deployment, config.camera, config.age)
         self.session = RobotSession.at(
             self.deployment, Path(config.folder) if config.folder else None

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from embodied.core.errors import RobotError
+from real_robot.assemble import open_channels
 from real_robot.control.arm_state import Floats
 from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError, Verb
@@ -89,7 +90,7 @@ class RobotSession:
             raise
 
     def _open(self) -> None:
-        channels = self.deployment.channels(self.folder_path)
+        channels = open_channels(self.deployment, self.folder_path)
         self.state_mailbox, self.chunk = channels.state, channels.chunk
         self.number = 0
         self.update()

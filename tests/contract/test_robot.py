@@ -12,6 +12,7 @@ import yaml
 
 from embodied.compose import compose
 from embodied.core.build import ConfigError, build
+from real_robot.assemble import build_chain, forward_kinematics
 from real_robot.deployment import Deployment
 from real_robot.safety.workspace import Workspace
 
@@ -46,15 +47,17 @@ def test_it_fits_together(file: Path) -> None:
     controller: Any = build(made.controller)
     assert controller.names and controller.config.dt == made.step
     assert made.fresh.hold >= 2 * made.step and made.hertz * made.step >= 1
-    place = made.forward()(np.asarray(made.home)[None])
+    place = forward_kinematics(made)(np.asarray(made.home)[None])
     assert place.shape == (1, 3) and np.isfinite(place).all()
     assert made.workspace is not None, "nothing keeps the tool from the table"
-    assert Workspace(made.workspace, made.forward()).depth(np.asarray(made.home)[None]) > 0
+    assert (
+        Workspace(made.workspace, forward_kinematics(made)).depth(np.asarray(made.home)[None]) > 0
+    )
     reference = controller.begin(np.asarray(made.home)[None], np.zeros(1))
     still = np.zeros((1, len(controller.names)))
     joints, _, _ = controller(still, np.asarray(made.home)[None], reference)
     assert np.abs(joints[0] - made.home).max() < 0.05, "an action of zero moves nothing"
-    assert made.chain().names[-1] == "limits"
+    assert build_chain(made).names[-1] == "limits"
 
 
 def test_there_are_some() -> None:

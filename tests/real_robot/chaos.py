@@ -24,6 +24,7 @@ from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
+from real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from real_robot.control.arm_state import Floats
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import memory_folder
@@ -102,7 +103,7 @@ class Scene:
         self.folder, self.settings, self.bus = folder, settings, bus
         self.trouble = Trouble(folder / "trouble", create=True)
         self.deployment = self.deployed()
-        self.stages = len(self.deployment.chain().names)
+        self.stages = len(build_chain(self.deployment).names)
         self.deployment.write(folder)
         self.bridge = Bridge(folder)
         self.unplugged = False
@@ -128,7 +129,7 @@ class Scene:
         deadline, fast = time.monotonic() + PATIENT, self.fast
         while True:
             status = self.running()
-            state = self.deployment.channels(self.folder).state
+            state = open_channels(self.deployment, self.folder).state
             while not state.receive() or state.fields["mode"] == Mode.RUNNING:
                 if float(np.abs(state.fields["dq"]).max()) > fast:
                     return status
@@ -147,7 +148,7 @@ class Scene:
 
     def records(self) -> Any:
         """What the control process recorded; the ring outlives it."""
-        ring = self.deployment.ring(self.folder, self.stages, create=False)
+        ring = open_flight_recorder(self.deployment, self.folder, self.stages, create=False)
         records = ring.records()
         ring.close()
         return records

@@ -24,6 +24,7 @@ from embodied.export.crazyflie import export_app
 from envs.hardware_sim.crazyflie_flight import CPU
 from envs.quadrotor.cascade_controller import QUICK, Pilot
 from envs.quadrotor.hover_env import Config, Quadrotor
+from real_robot.assemble import build_driver
 from real_robot.drivers.crazyflie.driver import Crazyflie
 from real_robot.drivers.driver import DriverError
 from tests.fakes.crazyflie import FakeCrazyflie
@@ -116,6 +117,6 @@ def test_deploy_puts_it_where_it_belongs(run: Path, tmp_path: Path) -> None:
         made = here.deployment
         assert made.onboard is not None and made.onboard.policy == str(run.resolve())
         assert "policy/checkpoints" in made.policy and here.played
-        with made.arm() as arm:
+        with build_driver(made) as arm:
             assert isinstance(arm, Crazyflie) and len(arm.config.onboard) == 8
     assert (tmp_path / "onboard" / "src" / "policy_controller.c").exists()

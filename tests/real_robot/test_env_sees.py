@@ -20,6 +20,7 @@ from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.fr3.rendered_camera import Config as PosedConfig
 from envs.fr3.rendered_camera import Posed
+from real_robot.assemble import open_channels
 from real_robot.cameras.camera import CameraError
 from real_robot.ipc.messages import Mode
 from real_robot.rl.robot_env import Config, RealEnv
@@ -127,7 +128,7 @@ def test_a_camera_that_fails_is_waited_for(
         made.reset()
         assert not made.step(torch.zeros(1, 4)).log["stopped"].item()
         trouble.dark = 1
-        state = made.deployment.channels(made.session.folder_path).state
+        state = open_channels(made.deployment, made.session.folder_path).state
 
         def mend() -> None:
             while int(state.fields["mode"][0]) != Mode.IDLE:  # else this test never ends

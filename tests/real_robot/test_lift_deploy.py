@@ -19,6 +19,7 @@ from embodied.cli import main
 from embodied.core.build import build
 from embodied.core.checkpoint import save
 from embodied.datasets.lerobot.reader import read_episodes
+from real_robot.assemble import build_chain, open_flight_recorder
 from real_robot.control.arm_state import Limits
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError
@@ -52,7 +53,9 @@ class Watched(threading.Thread):
             with suppress(OSError, MailboxError, ValueError):
                 if box is None:
                     made = Deployment.read(self.folder)
-                    box = made.ring(self.folder, len(made.chain().names), create=False)
+                    box = open_flight_recorder(
+                        made, self.folder, len(build_chain(made).names), create=False
+                    )
                 rows, count = box.since(count)
                 self.sent.append(rows["sent"].reshape(-1, 7))
                 self.ticks.append(rows["tick"].ravel())

@@ -18,6 +18,7 @@ from embodied.core.checkpoint import load_policy, save
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
+from real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox
@@ -158,11 +159,11 @@ def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> 
 def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_path: Path) -> None:
     """The recorder learns what policy there is from its first chunk, ticks after what it is of."""
     deployment.write(tmp_path)
-    stages = len(deployment.chain().names)
-    ring = deployment.ring(tmp_path, stages, create=True)
-    boxes = deployment.channels(tmp_path, create=True)
+    stages = len(build_chain(deployment).names)
+    ring = open_flight_recorder(deployment, tmp_path, stages, create=True)
+    boxes = open_channels(deployment, tmp_path, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
-    recorder = Recorder(tmp_path, ring, deployment.channels(tmp_path).chunk, tell)
+    recorder = Recorder(tmp_path, ring, open_channels(deployment, tmp_path).chunk, tell)
     runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
     made = ticks(
         {"mode": Mode.ARMED, "q": fr3.HOME + 0.2},

@@ -21,6 +21,7 @@ from embodied.viewer.robot.arm import RobotArm, plan_joints
 from embodied.viewer.robot.describe import code
 from embodied.viewer.robot.history import PLOTS, RobotHistory
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
+from real_robot.assemble import open_channels
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox, MailboxError
 from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
@@ -208,7 +209,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     """Whoever is killed leaves the mailboxes where they are."""
     about, now = Deployment.parse(FRANKA), 100.0
     about.write(folder)
-    boxes = about.channels(folder, create=True)
+    boxes = open_channels(about, folder, create=True)
     seen = RobotMonitor(folder, lambda: now)
     assert not seen.poll() and "no control tick yet" in seen.condition
     boxes.state.fields["now"], boxes.state.fields["mode"] = 99.9, Mode.RUNNING
@@ -221,7 +222,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     for name in ("state", "chunk", "request"):
         (folder / name).unlink()
     assert not seen.poll() and "has ended" in seen.condition and seen.state is not None
-    about.channels(folder, create=True)
+    open_channels(about, folder, create=True)
     assert not seen.poll() and seen.number == 2 and seen.state is None, "all is new"
     seen.close()
 

@@ -23,6 +23,7 @@ from embodied.viewer.scene.pose_from_obs import HINGE, PosedModel
 from embodied.viewer.scene.types import Array
 from envs.fr3.scene import compile_scene
 from envs.hardware_sim.fr3_task import Wired
+from real_robot.assemble import forward_kinematics
 from real_robot.control.arm_state import Floats
 from real_robot.control.chunk_follower import Controller
 from real_robot.deployment import Deployment
@@ -43,7 +44,7 @@ class RobotArm:
         self.deployment, self.model, self.missing = deployment, None, ""
         known = names_of(deployment.joints, deployment.given, deployment.sensed)
         self.where = {name: at for at, name in enumerate(known)}
-        self.forward, self.controller = deployment.forward(), build(deployment.controller)
+        self.forward, self.controller = forward_kinematics(deployment), build(deployment.controller)
         model = model_of(deployment)
         bodies: set[str] = set()
         if model is None or int((model.jnt_type == HINGE).sum()) != deployment.joints:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
+from real_robot.assemble import build_chain
 from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
@@ -153,7 +154,7 @@ class RobotMonitor:
             if not path.exists():
                 return
             deployment = Deployment.read(self.folder)
-            stages = deployment.chain().names
+            stages = build_chain(deployment).names
             record = state_record(deployment.joints, len(stages), len(deployment.sensed))
             state = ReadOnlyMailbox(path, record)
         except (ConfigError, MailboxError, OSError) as error:
