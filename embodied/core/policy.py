@@ -96,6 +96,17 @@ class Policy(nn.Module):
         same as this policy without exploration. By default this policy."""
         return self
 
+    def with_real_time_chunking(self, mode: str) -> Policy:
+        """This policy with chunks that continue the chunk being executed (real-time chunking).
+
+        The result's carry has `executed_steps` and `delay`. `mode` is "guided" or "hard". ConfigError
+        for a policy without a sampler that can be guided.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no sampler that could be guided; a flow or diffusion "
+            "policy has one"
+        )
+
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers from data (`obs/*`, `action`); by default there are none to set."""
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
@@ -20,6 +19,7 @@ from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.diffusion import Diffusion, steps
 from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder
+from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Config:
     last: int = 4
 
 
-class PartialFinetune(Policy):
+class PartialFinetune(GuidedSampler):
     """Noise [n, chunk * A] is where denoising starts."""
 
     base: Diffusion

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
@@ -27,6 +26,7 @@ from policies.generative.denoisers import denoiser
 from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
+from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Step(NamedTuple):
     sigma: float
 
 
-class Diffusion(Policy):
+class Diffusion(GuidedSampler):
     """Noise [n, chunk * A] is where denoising starts; with eta > 0, [n, steps * chunk * A]."""
 
     waves: Tensor

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
@@ -22,6 +21,7 @@ from policies.generative.denoisers import denoiser
 from policies.generative.guidance import SamplerStep
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
+from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
     points: PointConfig = field(default_factory=PointConfig)
 
 
-class Flow(Policy):
+class Flow(GuidedSampler):
     """Noise [n, chunk * A] is where the integration starts."""
 
     waves: Tensor

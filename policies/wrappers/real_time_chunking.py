@@ -88,6 +88,10 @@ class RealTimeChunking(PolicyWrapper):
                 "mode=naive and mode=wait take any policy"
             )
 
+    def with_real_time_chunking(self, mode: str) -> Policy:
+        """Itself: its chunks continue each other already."""
+        return self
+
     def initial(self, n: int) -> Tensors:
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         return {
@@ -145,6 +149,14 @@ class RealTimeChunking(PolicyWrapper):
 
     def fit(self, rows: Tensors) -> None:
         self.base.fit(rows)
+
+
+class GuidedSampler(Policy):
+    """Base of policies whose sampler can be guided: `sampler_steps`, `range` and `to_actions`."""
+
+    def with_real_time_chunking(self, mode: str) -> Policy:
+        target = f"{RealTimeChunking.__module__}.{RealTimeChunking.__qualname__}"
+        return RealTimeChunking.wrap(self, {"_target_": target, "mode": mode, "delay": 0})
 
 
 def remembered(carry: Tensors, chunk: int) -> PreviousPlan:

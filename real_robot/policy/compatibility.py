@@ -7,7 +7,6 @@ from typing import Any
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from policies.wrappers.real_time_chunking import RealTimeChunking
 from real_robot.assemble import forward_kinematics
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import MOST_ACTION
@@ -45,13 +44,9 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
 
 
 def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
-    """The policy whose chunks continue each other, where the deployment asks for that; ConfigError
-    for one that cannot."""
-    if deployment.chunks is None or "executed_steps" in policy.initial(1):  # it does so already
+    """`policy`, with real-time chunking where `deployment.chunks` asks for it. ConfigError for a
+    policy that cannot do it."""
+    if deployment.chunks is None:
         return policy
-    node = {
-        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
-        "mode": deployment.chunks,
-        "delay": 0,
-    }
-    return RealTimeChunking.wrap(policy, node).eval()
+    made = policy.with_real_time_chunking(deployment.chunks)
+    return made if made is policy else made.eval()

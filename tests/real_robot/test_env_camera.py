@@ -81,7 +81,7 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
     made: Classifier = build(
         node, spec=env.spec, device=torch.device("cpu"), seed=0, folder=tmp_path / "reward"
     )
-    watched: VecEnv = made.watch(env)
+    watched: VecEnv = made.augment_env(env)
     assert watched is not env and watched.spec.obs[PICTURE].shape == (SIZE, SIZE, 3)
     torch.manual_seed(0)
     actor = Actor(build(LIFT, spec=env.spec), 1)

@@ -79,10 +79,10 @@ class ServoWire:
         for _ in range(self.retries + 1):
             if not wrong:
                 break
-            again = {id: data[id] for id in sorted(wrong)}
-            self.send(self.make.sync_write(address, again))
-            found = self.ask(address, len(next(iter(again.values()))), again)
-            wrong = {id for id in again if found.get(id) != data[id]}
+            retry = {id: data[id] for id in sorted(wrong)}
+            self.send(self.make.sync_write(address, retry))
+            found = self.ask(address, len(next(iter(retry.values()))), retry)
+            wrong = {id for id in retry if found.get(id) != data[id]}
         return wrong
 
     def check_faults(self) -> None:
