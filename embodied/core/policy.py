@@ -99,12 +99,12 @@ class Policy(nn.Module):
     def with_real_time_chunking(self, mode: str) -> Policy:
         """This policy with chunks that continue the chunk being executed (real-time chunking).
 
-        The result's carry has `executed_steps` and `delay`. `mode` is "guided" or "hard". ConfigError
-        for a policy without a sampler that can be guided.
+        The result's carry has `executed_steps` and `delay`. `mode` is "guided" or "hard".
+        ConfigError for a policy without a sampler that can be guided.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no sampler that could be guided; a flow or diffusion "
-            "policy has one"
+            f"{type(self).__name__} has no sampler that could be guided (those of flow "
+            "and diffusion policies can)"
         )
 
     def fit(self, rows: Tensors) -> None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.moved import attributes
@@ -152,7 +152,7 @@ class RealTimeChunking(PolicyWrapper):
 
 
 class GuidedSampler(Policy):
-    """Base of policies whose sampler can be guided: `sampler_steps`, `range` and `to_actions`."""
+    """Base of policies whose sampler can be guided: `strides`, `range` and `to_actions`."""
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         target = f"{RealTimeChunking.__module__}.{RealTimeChunking.__qualname__}"

@@ -88,14 +88,14 @@ CHUNK = np.dtype(
         ("steps", "<i4"),
         ("size", "<i4"),
         ("actions", "<f4", (MOST_STEPS, MOST_ACTION)),
-        ("drawn", "<i4"),
+        ("noise_size", "<i4"),
         ("noise", "<f4", (MOST_NOISE,)),
         ("image_times", "<f8", (MOST_CAMERAS,)),
     ]
 )
-"""From the policy process, at every decision: with the first `drawn` numbers of `noise` the same
-policy decides the same again (0: it has none, or more than fits). `image_times` are the capture
-times of its images, in the order of its Spec."""
+"""From the policy process, at every decision: with the first `noise_size` numbers of `noise` the
+same policy decides the same again (0: it has none, or more than fits). `image_times` are the
+capture times of its images, in the order of its Spec."""
 
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """From a camera's process: since when it shows pictures (0: not yet), and why it does not any

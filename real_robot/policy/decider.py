@@ -55,12 +55,14 @@ class Decider:
         self.policy, self.observer, self.target, self.images = policy, observer, target, images
         self.state, self.chunk, self.dt = state, chunk, spec.dt
         self.noise_recorder = NoiseRecorder(policy)
-        policy.draw = self.noise_recorder
+        policy.sample_noise = self.noise_recorder
         self.actor = Actor(policy, 1, execute=1)
         self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
         self.seen: Tensors = {}
         self.alignment = (
-            RtcAlignment(spec.dt, policy.chunk, clock) if "followed" in self.actor.carry else None
+            RtcAlignment(spec.dt, policy.chunk, clock)
+            if "executed_steps" in self.actor.carry
+            else None
         )
 
     def turn(self) -> bool:
@@ -105,8 +107,8 @@ class Decider:
         message["start"], message["steps"], message["size"] = start, steps, size
         message["actions"][:steps, :size] = plan
         noise = self.noise_recorder.noise
-        message["drawn"] = len(noise) if len(noise) <= MOST_NOISE else 0
-        message["noise"][: message["drawn"]] = noise[:MOST_NOISE]
+        message["noise_size"] = len(noise) if len(noise) <= MOST_NOISE else 0
+        message["noise"][: message["noise_size"]] = noise[:MOST_NOISE]
         if self.images is not None:
             message["image_times"][: len(self.images.taken_at)] = [*self.images.taken_at.values()]
         self.chunk.send()
@@ -115,15 +117,15 @@ class Decider:
 
 
 class NoiseRecorder:
-    """Lets a policy draw its noise, and keeps the newest (flat), for the record."""
+    """Records the newest noise (flat) that a policy samples."""
 
     def __init__(self, policy: Policy) -> None:
-        self._draw, self.noise = policy.draw, np.zeros(0, np.float32)
+        self._sample_noise, self.noise = policy.sample_noise, np.zeros(0, np.float32)
 
     def __call__(self, n: int, explore: bool = False) -> Tensor:
-        drawn = self._draw(n, explore)
-        self.noise = drawn.detach().reshape(-1).numpy().astype(np.float32)
-        return drawn
+        noise = self._sample_noise(n, explore)
+        self.noise = noise.detach().reshape(-1).numpy().astype(np.float32)
+        return noise
 
 
 def observe_state(

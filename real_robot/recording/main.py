@@ -81,13 +81,13 @@ class Recorder:
             self.writer.close()
 
     def _receive_chunk(self, message: np.void) -> None:
-        drawn, before = int(message["drawn"]), self.number
+        noise_size, before = int(message["noise_size"]), self.number
         self.number = int(message["number"])
         if self.builder is None or self.number < before:
-            self._begin(drawn)
-        if self.builder is not None and (drawn or self.builder.frames.policy_names):
+            self._begin(noise_size)
+        if self.builder is not None and (noise_size or self.builder.frames.policy_names):
             looked = message["image_times"][: len(self.builder.frames.policy_names)]
-            self.builder.add_decision(float(message["seen"]), message["noise"][:drawn], looked)
+            self.builder.add_decision(float(message["seen"]), message["noise"][:noise_size], looked)
 
     def _begin(self, noise: int) -> None:
         """The first policy speaks, or another one: as before, where they see and draw the same."""

@@ -176,7 +176,7 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
         ring.add(made[k : k + 1])
         if k == 2:
             chunk = boxes.chunk.fields[0]
-            chunk["number"], chunk["seen"], chunk["drawn"] = 1, 10.0, 2
+            chunk["number"], chunk["seen"], chunk["noise_size"] = 1, 10.0, 2
             boxes.chunk.send()
         recorder.update()
     assert recorder.builder is not None and len(recorder.builder.rows) == 1
