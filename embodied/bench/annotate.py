@@ -161,7 +161,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
     told_of = numbers[numbers > 0]
     judge, texts = RuleReader(Rules(HELPFUL)), reward.captions.texts
     full = np.array([float(judge.worth(text) > 0) for text in texts])
-    rank = spearman(reward.worths(torch.from_numpy(numbers)).numpy(), full[numbers])
+    rank = spearman(reward.caption_scores(torch.from_numpy(numbers)).numpy(), full[numbers])
     asked = reward.annotator.asked
     return Comparison(
         (len(told_of) / asked,),

@@ -91,13 +91,13 @@ def test_members_are_apart() -> None:
     assert isinstance(net, Pictures)
     pictures = torch.randint(0, 256, (5, 40, 40, 3), dtype=torch.uint8)
     shared = net(pictures)
-    own = net(pictures.expand(3, -1, -1, -1, -1), own=True)
+    own = net(pictures.expand(3, -1, -1, -1, -1), per_member=True)
     assert shared.shape == (3, 5)
     torch.testing.assert_close(shared, own)
     assert not torch.allclose(shared[0], shared[1])
     other = pictures.expand(3, -1, -1, -1, -1).clone()
     other[1] = 0
-    changed = net(other, own=True)
+    changed = net(other, per_member=True)
     torch.testing.assert_close(changed[[0, 2]], own[[0, 2]])
     assert not torch.allclose(changed[1], own[1])
 

@@ -145,7 +145,7 @@ def test_a_term_that_goes_against_success_is_warned_about_once(tmp_path: Path) -
         assert not caught
         for _ in range(9):
             reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
-    assert len(caught) == 1 and "term far was lower in episodes that succeeded" in str(
+    assert len(caught) == 1 and "term far was lower in successful episodes" in str(
         caught[0].message
     )
 

@@ -72,7 +72,7 @@ def test_the_sum_of_the_same_factors_buys_one_with_the_other() -> None:
 
 def test_mistakes_are_one_line() -> None:
     wrong = {"offence": {"all": [], "wheight": 1.0}}
-    with pytest.raises(ConfigError, match="offence has no wheight"):
+    with pytest.raises(ConfigError, match="offence has no setting wheight"):
         make(NODE | {"utilities": wrong})
-    with pytest.raises(ConfigError, match="signs=some: all or product"):
+    with pytest.raises(ConfigError, match="signs=some must be all or product"):
         make(NODE | {"utilities": {"a": {"all": [], "signs": "some"}}})

@@ -221,7 +221,7 @@ def test_an_endpoint_that_is_down_ends_the_session_only(
     assert labels.tolist() == [ABSTAIN, ABSTAIN]
     assert judge.stopped == ""
     assert [record.message.count("\n") for record in caplog.records] == [0]
-    assert "asking goes on in the next session" in caplog.text
+    assert "continuing in the next session" in caplog.text
 
 
 def test_a_spent_budget_keeps_the_labels_so_far(
@@ -233,7 +233,7 @@ def test_a_spent_budget_keeps_the_labels_so_far(
             labels = judge(flat(DARK, LIGHT, DARK), flat(LIGHT, DARK, LIGHT))
     assert labels.tolist() == [FIRST]
     assert judge.stopped.startswith("the budget of 3 calls")
-    assert "the 1 labels before it are kept" in caplog.text
+    assert "the 1 labels before that are kept" in caplog.text
     # A second judge with the same cache has the first label for nothing, and the next for one call.
     with serving(nearer("second")) as server:
         silent = model(server, tmp_path, swap=False)

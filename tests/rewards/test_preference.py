@@ -166,14 +166,14 @@ def test_zero_is_the_mean_or_the_highest() -> None:
         assert wanted == pytest.approx(0, abs=1e-4)
 
 
-def test_disputed_pairs_are_chosen() -> None:
+def test_disputed_pairs_are_choose_pairs() -> None:
     torch.manual_seed(0)
     reward, env = ready(Reach(), every=80, pairs=20, choose="disagreement")
     play(reward, env, 40, env.reset(0))
     doubts = []
     for choose in ("disagreement", "uniform"):
         object.__setattr__(reward.config, "choose", choose)
-        sides = (reward.store.take(side)["state"] for side in reward._chosen())
+        sides = (reward.store.take(side)["state"] for side in reward._choose_pairs())
         one, two = (reward.ranker.each(side) for side in sides)
         doubts.append(float((two - one).sigmoid().std(0).mean()))
     assert doubts[0] > 1.5 * doubts[1]
@@ -252,7 +252,7 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
 
 
 def test_a_leaf_that_is_not_there_is_said() -> None:
-    with pytest.raises(ConfigError, match=r'no staet \(did you mean "state"\?\)'):
+    with pytest.raises(ConfigError, match=r'no observation staet \(did you mean "state"\?\)'):
         ready(Reach(), leaf="staet")
 
 
@@ -267,7 +267,7 @@ def test_only_what_was_named_counts() -> None:
     assert reward(rows).equal(before)
     rows["next_obs/state"] = rows["next_obs/state"] * torch.tensor([1.0, -3.0])
     assert not reward(rows).equal(before)
-    with pytest.raises(ConfigError, match=r"state has no number z \(known: x, y\)"):
+    with pytest.raises(ConfigError, match=r"state has no element z \(known: x, y\)"):
         ready(env, only=("z",))
 
 
@@ -304,7 +304,7 @@ def test_a_recording_teaches_and_is_checked_on_what_was_held_out() -> None:
     assert reward.labeller.counts.asked == 360  # and 60 to check with
     assert report["pairs"] > 0.85
     assert report["returns"] > 0.8
-    assert 0.7 < report["judged"] < 1
+    assert 0.7 < report["accuracy"] < 1
 
 
 def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
     config = Config(labeller=judge, leaf="front", picture="front", labels=150, fit=fit)
     reward = Preference(config, spec, CPU)
     report = reward.fit_from(episodes)
-    assert report["judged"] > 0.9
+    assert report["accuracy"] > 0.9
     assert math.isnan(report["pairs"])  # there is no recorded reward to compare with
     shades = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
     shades[0, ..., 0], shades[1, ..., 2] = 250, 250
@@ -339,10 +339,10 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
 def test_a_recording_says_what_it_does_not_show() -> None:
     episodes = recording()
     reward = Preference(Config(labeller=SIMULATED), episodes.spec, CPU)
-    with pytest.raises(ConfigError, match=r"the recording has no privileged/picture"):
+    with pytest.raises(ConfigError, match=r"the dataset has no privileged/picture"):
         reward.fit_from(episodes)
     silent = Config(labeller={**SIMULATED, "unsure": 1.0}, leaf="state")
-    with pytest.raises(ConfigError, match="the judge gave no label"):
+    with pytest.raises(ConfigError, match="the labeller gave no label"):
         Preference(silent, episodes.spec, CPU).fit_from(episodes)
 
 

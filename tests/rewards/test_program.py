@@ -87,14 +87,14 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
     reward.set_state(state)
     assert [line["step"] for line in statistics(tmp_path)] == [100]
     other = build(node(CODE.replace("0.5", "0.6")), spec=SPEC, folder=tmp_path)
-    with pytest.raises(ConfigError, match="not the one that this run began with"):
+    with pytest.raises(ConfigError, match="changed since this run"):
         other.set_state(state)
 
 
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("import os\n" + CODE, r"refused, language: line 1: nothing can be imported"),
+        ("import os\n" + CODE, r"rejected: language: line 1: nothing can be imported"),
         ("def reward(reward):\n    return reward", r"signature|has a meaning"),
         ("def reward(goal):\n    return goal[:, 0]", r'asks for goal \(did you mean "tool"\?\)'),
         ("def reward(width):\n    return width.mean()", r"shape \[\]; it should be \[256\]"),
@@ -109,12 +109,12 @@ def test_refusals_are_one_line_that_says_what_to_do(code: str, line: str) -> Non
 def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
     """Made-up rows say nothing about it, the world's do."""
     reward = build(node("def reward(width):\n    return torch.log(width - 1)"), spec=SPEC)
-    with pytest.raises(NotFinite, match="fails on rows of this world, result: the reward is nan"):
+    with pytest.raises(NotFinite, match="failed in this environment: result: the reward is nan"):
         reward(rows())
 
 
 def test_a_missing_file_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"there is no nowhere\.py"):
+    with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
         build(node(file="nowhere.py"), spec=SPEC)
 
 

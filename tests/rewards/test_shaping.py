@@ -44,7 +44,7 @@ def test_parts_of_an_observation_by_name() -> None:
         ({"of": "distanse", "a": "tool", "b": "goal"}, 'did you mean "distance"'),
         ({"of": "distance", "a": "tool", "b": "gaol"}, 'did you mean "goal"'),
         ({"of": "distance", "a": "tool"}, "missing a required argument: 'b'"),
-        ({"of": "value", "a": "state[8:12]"}, "not in the observations"),
+        ({"of": "value", "a": "state[8:12]"}, "is out of range"),
         ({"a": "tool"}, "a factor needs `of`"),
         ({"of": "os.path.join", "a": "tool"}, "allow="),
     ],

@@ -1,7 +1,7 @@
-"""Rewards: design them in words, label data with them, compare them, train what they look with.
+"""`embodied reward ...`: design rewards, label datasets with them, compare them, train encoders.
 
-Every kind is a module of this folder: its first line says what it does, `add(parser)` declares,
-`run(args)` does.
+Every subcommand is a module of this folder: its first line is the help text, `add(parser)` declares
+the arguments, `run(args)` runs it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 
 
 def kinds() -> dict[str, str]:
-    """The module's name of every kind (train_encoder: `embodied reward train-encoder`), with its
-    sentence."""
+    """Help texts of the subcommands by module name (train_encoder: `reward train-encoder`)."""
     folder = Path(__path__[0])
     texts = {m.name: (folder / f"{m.name}.py").read_text() for m in pkgutil.iter_modules(__path__)}
     return {
@@ -32,6 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         module = importlib.import_module(f"{__name__}.{name}")
         own = kind.add_parser(
             word,
+            aliases=["judge"] if name == "preferences" else [],  # its former name
             help=known[name],
             description=known[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,

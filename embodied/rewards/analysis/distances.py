@@ -1,14 +1,14 @@
-"""Metrics: how far apart two rewards are, whatever potential or scale they differ by.
+"""Distances between reward functions that ignore potential shaping and positive scaling.
 
     EPIC   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S') - R(s,A,S') - g R(S,A,S') ]
     DARD   C(R)(s,a,s') = R(s,a,s') + E[ g R(s',A,S'') - R(s,A,S') - g R(S',A,S'') ]
     STARC  c(R)(s,a)    = E[ R(s,a,S') + g V(S') ] - V(s),  V of the uniform policy
     d = sqrt((1 - Pearson) / 2),  or half the distance of c(R) divided by their norms
 
-Gleave et al. (2021), Wulfe et al. (2022), Skalse et al. (2024). All are 0 between a reward, its
-positive multiples and its potential shapings, and 1 between a reward and its negation. Only STARC
-bounds the regret of one reward's best policy under the other, and is not moved by what changes no
-expectation over successors; EPIC asks about transitions that never happen.
+Gleave et al. (2021), Wulfe et al. (2022), Skalse et al. (2024). All are 0 between a reward and its
+positive multiples and potential shapings, and 1 between a reward and its negation. Only STARC
+bounds the regret of one reward's optimal policy under the other, and ignores changes that affect no
+expectation over successors; EPIC evaluates transitions that never occur.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Norm = Literal["l1", "l2", "linf"]
 Measure = Literal["half", "pearson"]
 Ask = Callable[[Tensors], Tensor]
 Successors = Callable[[Tensors, Tensor], Tensors]
-NOTHING = 1e-12  # a norm below this share of the reward's own is rounding
+NOTHING = 1e-12  # relative norm below which a difference is rounding
 
 
 def epic(one: Table, other: Table, gamma: float, coverage: Table | None = None) -> float:
-    """EPIC distance of rewards [S, A, S]; `coverage` [S, A, S] weighs the transitions (None: all
-    alike), states and actions are drawn uniformly."""
+    """EPIC distance of rewards [S, A, S]; `coverage` [S, A, S] weights the transitions (None:
+    uniform). States and actions are uniform."""
     canonical = [epic_canonical(reward, gamma) for reward in (one, other)]
     return pearson_distance(canonical[0], canonical[1], coverage)
 
@@ -48,15 +48,15 @@ def epic_canonical(reward: Table, gamma: float) -> Table:
 def dard(
     one: Table, other: Table, transition: Table, gamma: float, coverage: Table | None = None
 ) -> float:
-    """DARD distance of rewards [S, A, S] under `transition` [S, A, S]; transitions count by their
-    probability unless `coverage` says otherwise."""
+    """DARD distance of rewards [S, A, S] under `transition` [S, A, S]; transitions are weighted by
+    their probability, or by `coverage`."""
     weight = transition if coverage is None else coverage
     canonical = [dard_canonical(reward, transition, gamma) for reward in (one, other)]
     return pearson_distance(canonical[0], canonical[1], weight)
 
 
 def dard_canonical(reward: Table, transition: Table, gamma: float) -> Table:
-    """DARD's canonical form [S, A, S]; actions are drawn uniformly."""
+    """DARD's canonical form [S, A, S]; actions are uniform."""
     actions = reward.shape[1]
     mean = np.einsum("sat,sat->s", transition, reward) / actions
     # S' of s and S'' of s' after the same action.
@@ -82,7 +82,7 @@ def starc(
 
 
 def starc_canonical(reward: Table, transition: Table, gamma: float) -> Table:
-    """The advantage [S, A] of every action under the uniform policy."""
+    """Advantage [S, A] of every action under the uniform policy."""
     expected = np.einsum("sat,sat->sa", transition, reward)
     moves = transition.mean(1)
     value = np.linalg.solve(np.eye(len(moves)) - gamma * moves, expected.mean(1))
@@ -90,7 +90,8 @@ def starc_canonical(reward: Table, transition: Table, gamma: float) -> Table:
 
 
 def pearson_distance(one: Table, other: Table, weight: Table | None = None) -> float:
-    """sqrt((1 - rho) / 2) in [0, 1]; of two constants 0, of a constant and another sqrt(1/2)."""
+    """sqrt((1 - rho) / 2) in [0, 1]; 0 for two constants, sqrt(1/2) for a constant and a
+    non-constant."""
     x, y = np.ravel(one), np.ravel(other)
     w = np.full(x.shape, 1 / x.size) if weight is None else np.ravel(weight) / np.sum(weight)
     x, y = x - w @ x, y - w @ y
@@ -104,7 +105,7 @@ def pearson_distance(one: Table, other: Table, weight: Table | None = None) -> f
 
 
 def half_distance(one: Table, other: Table, norm: Norm = "l2") -> float:
-    """Half the distance of the two divided by their norms, in [0, 1]; a zero stays a zero."""
+    """Half the distance of the two divided by their norms, in [0, 1]; zero stays zero."""
     order = {"l1": 1, "l2": 2, "linf": np.inf}[norm]
     parts = []
     for each in (np.ravel(one), np.ravel(other)):
@@ -118,11 +119,11 @@ def _without_rounding(canonical: Table, size: float) -> Table:
 
 
 def sampled_epic(rewards: Sequence[Ask], rows: Tensors, gamma: float, means: int = 128) -> Table:
-    """EPIC distances [K, K] of rewards that can be asked about any transition.
+    """EPIC distances [K, K] of K reward functions, from samples.
 
-    `rows` [N] are the coverage; `means` of them, evenly spread, give the actions and successors of
-    the expectations. What belongs to a row's successor (the world's own reward, an end) goes along
-    with it; ends count as none, as in the source.
+    The transitions `rows` [N] are the coverage distribution; `means` of them, evenly spaced, give
+    the actions and successors of the expectations, together with the environment's reward.
+    Terminations are ignored, as in the paper.
     """
     index = torch.linspace(0, tt.length(rows) - 1, means).long()
     canonical = []
@@ -138,8 +139,8 @@ def sampled_epic(rewards: Sequence[Ask], rows: Tensors, gamma: float, means: int
 def sampled_dard(
     rewards: Sequence[Ask], rows: Tensors, gamma: float, successors: Successors, actions: int = 8
 ) -> Table:
-    """DARD distances [K, K]: `successors(obs, action)` says where an action leads (obs leaves by
-    name, without prefix); `actions` of the rows' own are tried in every state."""
+    """DARD distances [K, K], from samples. `successors(obs, action)` predicts the next observation
+    (by name, without prefix); `actions` of the sampled actions are tried in every state."""
     index = torch.linspace(0, tt.length(rows) - 1, actions).long()
     canonical = []
     for ask in rewards:
@@ -171,7 +172,7 @@ def sampled_starc(
     ridge: float = 1e-6,
     measure: Measure = "half",
 ) -> Table:
-    """STARC-like distances [K, K] on real transitions only, of the policy that made them.
+    """STARC-like distances [K, K] from on-policy transitions alone.
 
     c = r + discount V(s') - V(s), with V linear in `features` ([N, F] of s and of s') by least
     squares on temporal differences (Bradtke and Barto, 1996).
@@ -189,8 +190,8 @@ def sampled_starc(
 
 
 def fourier(states: Tensor, count: int = 256, width: float = 2.0, seed: int = 0) -> Tensor:
-    """Features [N, 1 + D + D + count] of standardised states [N, D]: 1, s, s^2 and random cosines
-    (Rahimi and Recht, 2007)."""
+    """Features [N, 1 + D + D + count] of normalised states [N, D]: 1, s, s^2 and random Fourier
+    features (Rahimi and Recht, 2007)."""
     generator = torch.Generator().manual_seed(seed)
     size = states.shape[1]
     turn = torch.randn(size, count, generator=generator) / (width * size**0.5)
@@ -205,8 +206,8 @@ def _asked(ask: Ask, rows: Tensors, gamma: float) -> Tensor:
 
 
 def _mean_from(ask: Ask, rows: Tensors, end: str, index: Tensor, gamma: float) -> Tensor:
-    """Mean reward [N] of going from each row's state at `end` by the rows `index`'s actions to
-    their successors."""
+    """Mean reward [N] of moving from each transition's state at `end` by the actions of the
+    transitions `index` to their successors."""
     start = tt.nest(tt.under(rows, end), "obs")
     others = tt.take({k: v for k, v in rows.items() if not k.startswith("obs/")}, index)
     count, total = tt.length(rows), torch.zeros_like(rows["reward"])

@@ -1,11 +1,11 @@
-"""Mixed: rewards of several kinds added up, each weighted, cut off and brought to one scale.
+"""Composite reward: a weighted sum of rewards, each optionally normalised and clipped.
 
     r = env_weight r_env + sum_k w_k clip((r_k - m_k) / s_k)
 
-m_k and s_k are running moments of the term. A term may count only above a threshold, and less for
-every further visit of the same observation within an episode (1 / visits^decay; Motif, Klissarov et
-al., 2023). A term whose sum over episodes keeps being negatively correlated with success is warned
-about once: it may be leading away from the task.
+m_k and s_k are the term's running mean and standard deviation. A term may count only above a
+threshold, and be divided by visits^decay for repeated visits of a state within an episode (Motif,
+Klissarov et al., 2023). A term whose sum over episodes is repeatedly negatively correlated with
+success causes a warning: it may be misspecified.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
 
 @dataclass(frozen=True)
 class Term:
-    """`reward`: its node (set its `own` to 0 where it has one); `clip`: largest size after
-    normalising (0: none); `threshold`: smaller ones count as nothing; `decay`: see above (0: none).
-    """
+    """Settings of a term. `reward`: its node (set its `env_weight` to 0 if it has one); `clip`:
+    bound of its size after normalisation (0: none); `threshold`: values up to it count as 0;
+    `decay`: exponent of the visit count (0: none)."""
 
     reward: Node
     weight: float = 1.0
@@ -51,9 +51,10 @@ class Term:
 
 @dataclass(frozen=True)
 class Config:
-    """`report`: episodes between looks at what goes with success, `suspect`: looks in a row before
-    the warning (0: none, and n-step returns are possible); `visits`: the observation whose
-    repetitions count (null: all that policies see)."""
+    """Settings of the sum. `report`: episodes between checks of the correlation with success;
+    `suspect`: consecutive negative checks before the warning (0: no checks, which allows n-step
+    returns); `visits`: the observation whose visits are counted (null: all that the policy sees).
+    """
 
     terms: dict[str, Term]
     env_weight: float = 1.0
@@ -64,15 +65,15 @@ class Config:
 
 @dataclass
 class Record:
-    """What a term's episodes were worth, beside whether they succeeded."""
+    """Sums of each term over episodes, and whether these succeeded."""
 
     sums: list[list[float]] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
 
 
 class CompositeReward:
-    """Frozen where all its parts are and none is normalised. It watches, notes and is told the
-    time if one of its parts wants to."""
+    """Frozen if all terms are frozen and none is normalised. It implements the optional protocols
+    (`AugmentsEnv`, `ObservesSteps`, `Scheduled`) that one of its terms implements."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class CompositeReward:
         folder: Path,
     ) -> None:
         if not config.terms:
-            raise ConfigError("reward.terms is empty: name at least one term")
+            raise ConfigError("reward.terms is empty: set at least one term")
         self.config = config
         self.parts: dict[str, Reward] = {
             name: accept_old_methods(
@@ -112,10 +113,11 @@ class CompositeReward:
             [0] * len(self.parts),
             [False] * len(self.parts),
         )
-        self._take_up()
+        self._adopt_protocols()
 
-    def _take_up(self) -> None:
-        """Only what a part is, the whole is: n-step returns and plain worlds stay possible."""
+    def _adopt_protocols(self) -> None:
+        """Implement only the protocols that a term needs: n-step returns and unwrapped environments
+        remain possible otherwise."""
         parts = self.parts.values()
         if any(isinstance(part, AugmentsEnv) for part in parts) or self._decays:
             self.augment_env = self._augment_env
@@ -143,7 +145,7 @@ class CompositeReward:
             if isinstance(part, ObservesSteps):
                 part.observe_step(rows, who, step)
         if self.config.suspect and "success" in step.log:
-            self._follow(rows, who.cpu(), step)
+            self._record_episodes(rows, who.cpu(), step)
 
     def __call__(self, rows: Tensors) -> Tensor:
         return sum(self.components(rows).values(), start=0 * rows["reward"])
@@ -153,7 +155,7 @@ class CompositeReward:
         return {"env": self.config.env_weight * rows["reward"], **parts}
 
     def _term(self, name: str, rows: Tensors) -> Tensor:
-        """One term as it counts, [N]."""
+        """Term `name`, weighted, [N]."""
         term, value = self.config.terms[name], self.parts[name](rows)
         counts = torch.ones_like(value)
         if term.threshold is not None:
@@ -182,8 +184,9 @@ class CompositeReward:
             metrics[f"{name}_corr_env"] = correlation(counted, rows["reward"])
         return metrics
 
-    def _follow(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Sums of the terms over each episode, beside its success."""
+    def _record_episodes(self, rows: Tensors, who: Tensor, step: Step) -> None:
+        """Add the terms to the sums of the running episodes; record finished episodes with their
+        success."""
         with torch.no_grad():
             now = torch.stack([self._term(name, rows) for name in self.parts], 1)
         self.running.index_add_(0, who, now.cpu().double())
@@ -195,9 +198,9 @@ class CompositeReward:
         self.record.won += self.won[ended].double().tolist()
         self.running[ended], self.won = 0.0, self.won & ~ended
         if len(self.record.won) >= self.config.report:
-            self._look()
+            self._check_correlations()
 
-    def _look(self) -> None:
+    def _check_correlations(self) -> None:
         sums, won = torch.tensor(self.record.sums), torch.tensor(self.record.won)
         self.record = Record()
         for number, name in enumerate(self.parts):
@@ -206,9 +209,9 @@ class CompositeReward:
             if self.bad[number] >= self.config.suspect and not self.warned[number]:
                 self.warned[number] = True
                 warnings.warn(
-                    f"the reward's term {name} was lower in episodes that succeeded, "
-                    f"{self.bad[number]} looks in a row: it may lead away from the task "
-                    f"(reward.terms.{name}.weight=0 leaves it out)",
+                    f"the reward term {name} was lower in successful episodes, "
+                    f"{self.bad[number]} checks in a row: it may be misspecified "
+                    f"(reward.terms.{name}.weight=0 removes it)",
                     stacklevel=2,
                 )
 
@@ -226,7 +229,7 @@ class CompositeReward:
     def set_state(self, state: dict[str, Any]) -> None:
         for name, kept in state["parts"].items():
             part = self.parts[name]
-            assert isinstance(part, Stateful), "the same parts as when it was saved"
+            assert isinstance(part, Stateful), f"the checkpoint has another term {name}"
             part.set_state(kept)
         for name, kept in state["moments"].items():
             self.moments[name].set_state(kept)
@@ -236,7 +239,7 @@ class CompositeReward:
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Pearson's, 0 where one of them does not vary."""
+    """Pearson correlation of two samples [N]; 0 if one of them is constant."""
     one, other = one.double() - one.double().mean(), other.double() - other.double().mean()
     size = one.norm() * other.norm()
     return torch.where(size > 1e-12, (one * other).sum() / size.clamp(min=1e-12), 0.0).float()

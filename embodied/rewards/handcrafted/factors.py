@@ -1,15 +1,14 @@
-"""Factors: small pure functions of named parts of an observation, for potentials and preferences.
+"""Factors: small functions of named elements of an observation, for hand-written rewards.
 
-A factor is written down as a node: `of` names a function (one of this file, or the dotted name of
-another), everything else are its arguments. An argument that is text means a part of the rows:
+A factor is a node: `of` names a function (of this module, or by its dotted name); the other keys
+are its arguments. A string argument selects a part of the transition:
 
-    tool            the elements tool_x, tool_y, tool_z of the one leaf that has them
+    tool            the elements tool_x, tool_y, tool_z of the observation that has them
     x,y             these elements, by name
-    state[0:3]      elements of a leaf (state[2] is one)
-    action, reward  of the transition: the action, the world's own reward
+    state[0:3]      elements of an observation by index (state[2]: one of them)
+    action, reward  the action, the environment's reward
 
-A list of numbers is a vector that is the same for all rows, null leaves an argument out, everything
-else is passed on as it is.
+A list of numbers is a constant vector, null omits an argument, and anything else is passed on.
 
     {of: near, a: tool, b: goal, scale: 0.1}
 """
@@ -37,12 +36,12 @@ SMALL = 1e-6
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """How far apart, [N], of vectors [N, D]."""
+    """Euclidean distance [N] of vectors [N, D]."""
     return (a - b).norm(dim=1)
 
 
 def near(a: Tensor, b: Tensor, scale: float = 0.1) -> Tensor:
-    """1 where they meet, 0.24 where they are `scale` apart, 0 far away."""
+    """1 at distance 0, 0.24 at distance `scale`, 0 far away."""
     return 1 - torch.tanh((a - b).norm(dim=1) / scale)
 
 
@@ -56,38 +55,38 @@ def proximity(
 def closeness(
     a: Tensor, b: Tensor, reach: float = 1.0, dispersion: float = 1.0, density: float = 1.0
 ) -> Tensor:
-    """`proximity` about its middle: 2 (p - 1/2), its power taken with the sign, in (-1, 1]."""
+    """`proximity` rescaled to (-1, 1]: 2 p - 1 with its power taken by magnitude."""
     centred = 2 * proximity(a, b, reach, dispersion) - 1
     return centred.sign() * centred.abs() ** (1 / density)
 
 
 def alignment(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Cosine between the ways a -> b and b -> c: 1 where a stands behind b, seen from c."""
+    """Cosine of the angle between b - a and c - b: 1 if b lies between a and c on a line."""
     return functional.cosine_similarity(b - a, c - b, dim=1, eps=SMALL)
 
 
 def heading(velocity: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Cosine between a velocity and the way a -> b."""
+    """Cosine of the angle between a velocity and b - a."""
     return functional.cosine_similarity(velocity, b - a, dim=1, eps=SMALL)
 
 
 def effort(a: Tensor) -> Tensor:
-    """Mean square of a vector (an action's energy)."""
+    """Mean square of a vector, for example of the action."""
     return a.float().flatten(1).square().mean(1)
 
 
 def value(a: Tensor) -> Tensor:
-    """The one element itself."""
+    """The value of a single element."""
     return a.float().flatten(1)[:, 0]
 
 
 def above(a: Tensor, than: float) -> Tensor:
-    """1 where the one element is above a number."""
+    """1 if a single element exceeds `than`, else 0."""
     return (a.flatten(1)[:, 0] > than).float()
 
 
 class Factor:
-    """A node `{of, weight, ...}` made ready for a world; call it on rows, at either end of them."""
+    """A factor for observations of `spec`, made from a node `{of, weight, ...}`."""
 
     def __init__(self, node: Node, spec: Spec) -> None:
         given = {key: argument for key, argument in node.items() if argument is not None}
@@ -99,13 +98,14 @@ class Factor:
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}
 
     def __call__(self, rows: Tensors, end: End = "next_obs") -> Tensor:
-        """Weighted values [N] (float32)."""
+        """Weighted values [N] (float32) at the observations `end` of transitions."""
         given = {k: v(rows, end) if callable(v) else v for k, v in self.arguments.items()}
         return self.weight * self.function(**given).float()
 
 
 def part_of(argument: Any, spec: Spec) -> Part | Any:
-    """What picks an argument from rows; an argument that is no text or list stays what it is."""
+    """The function that selects an argument from transitions; non-string arguments are returned as
+    is."""
     if isinstance(argument, list | tuple):
         constant = torch.tensor(argument, dtype=torch.float32)
         return lambda rows, end: constant.to(rows["reward"].device).expand(len(rows["reward"]), -1)
@@ -120,13 +120,13 @@ def part_of(argument: Any, spec: Spec) -> Part | Any:
 
 
 def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:
-    """The leaf that `text` is about and which elements of it (None: all)."""
+    """The observation that `text` refers to, and the indices of its elements (None: all)."""
     if found := SLICE.fullmatch(text):
         leaf, first = found["leaf"], int(found["first"])
         last = first + 1 if found["last"] is None else int(found["last"])
         if leaf not in spec.obs or not first < last <= spec.obs[leaf].size:
             shown = {name: list(each.shape) for name, each in spec.obs.items()}
-            raise ConfigError(f"{text} is not in the observations {shown}")
+            raise ConfigError(f"{text} is out of range; observations: {shown}")
         return leaf, list(range(first, last))
     if text in spec.obs:
         return text, None
@@ -136,8 +136,8 @@ def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:
                 return leaf, [each.names.index(name.strip()) for name in names]
     known = {re.sub("_[xyz]$", "", name) for leaf in spec.obs.values() for name in leaf.names}
     raise ConfigError(
-        f'nothing that is observed is called "{text}"{nearest(text, [*known, *spec.obs])}; '
-        "elements of a leaf without names: LEAF[FIRST:LAST]"
+        f'no observation or element is called "{text}"{nearest(text, [*known, *spec.obs])}; '
+        "select elements without names as NAME[FIRST:LAST]"
     )
 
 
@@ -147,7 +147,7 @@ def _matrix(values: Tensor) -> Tensor:
 
 def _registered(name: str) -> Callable[..., Tensor]:
     if name not in REGISTRY:
-        raise ConfigError(f'there is no factor "{name}"{nearest(name, REGISTRY)}')
+        raise ConfigError(f'no factor is called "{name}"{nearest(name, REGISTRY)}')
     return REGISTRY[name]
 
 
@@ -158,7 +158,9 @@ def _require_arguments(
         inspect.signature(function).bind(**given)
     except TypeError as error:
         takes = ", ".join(inspect.signature(function).parameters)
-        raise ConfigError(f"factor {name}({takes}): {error} (KEY=null leaves one out)") from error
+        raise ConfigError(
+            f"factor {name}({takes}): {error} (KEY=null omits an argument)"
+        ) from error
 
 
 REGISTRY: dict[str, Callable[..., Tensor]] = {

@@ -1,12 +1,13 @@
-"""Kinesthetic: factors joined by a signed geometric mean, used as potentials, and events.
+"""Kinesthetic reward: factors combined by a signed geometric mean, as potentials, plus event
+rewards.
 
     KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k
     r' = env_weight r + discount U(s') - U(s) + R(s')
 
-Lucy-SKG (Moschopoulos et al., 2023). A weighted sum lets one factor be bought with another; the
-product pays only for all together. `sgn` is +1 where no factor is negative, else -1 (`all`: two
-wrongs make no right), or the sign of the product (`product`, the source's form for two). Unlike the
-source's, the potential of a true end is 0, so that what is optimal stays what it was.
+Lucy-SKG (Moschopoulos et al., 2023). In a weighted sum one factor can compensate for another; the
+product is large only if all factors are. `sgn` is +1 if no factor is negative, else -1 (`all`), or
+the sign of the product (`product`, the paper's form for two factors). Unlike in the paper, the
+potential at a termination is 0, so that the optimal policy does not change.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Signs = Literal["all", "product"]
 @dataclass(frozen=True)
 class Config:
     """`utilities` by name: a factor of a state, or `{weight, all: [factors in -1..1], signs}`.
-    `events` by name: factors of the state that was reached, paid as they are. `join` "sum" takes
-    the mean of a utility's factors instead (what this method is to be compared with)."""
+    `events` by name: factors of the next state, added as they are. `join` "sum" uses the mean of a
+    utility's factors instead of the geometric mean, for comparison."""
 
     utilities: dict[str, Node]
     events: dict[str, Node] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Config:
 
 
 class Kinesthetic:
-    """Applied once, when rows are stored."""
+    """Applied once, when transitions are stored."""
 
     frozen = True
 
@@ -62,20 +63,22 @@ class Kinesthetic:
         return {"env": self.config.env_weight * rows["reward"], **gained, **paid}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}
 
 
 class Utility:
-    """One utility: the weighted combination of its factors, [N]."""
+    """One utility [N]: the weighted combination of its factors."""
 
     def __init__(self, name: str, node: Node, spec: Spec, join: Literal["krc", "sum"]) -> None:
         together = "all" in node
         if together and (unknown := {*node} - {"all", "weight", "signs"}):
-            raise ConfigError(f"reward.utilities.{name} has no {min(unknown)}: all, weight, signs")
+            raise ConfigError(
+                f"reward.utilities.{name} has no setting {min(unknown)}: all, weight, signs"
+            )
         self.signs: Signs = node.get("signs", "all")
         if self.signs not in ("all", "product"):
-            raise ConfigError(f"reward.utilities.{name}.signs={self.signs}: all or product")
+            raise ConfigError(f"reward.utilities.{name}.signs={self.signs} must be all or product")
         self.factors = [Factor(each, spec) for each in (node["all"] if together else [node])]
         self.weight = float(node.get("weight", 1.0)) if together else 1.0
         self.together, self.join = together, join
@@ -89,7 +92,7 @@ class Utility:
 
 
 def krc(factors: Sequence[Tensor], signs: Signs = "all") -> Tensor:
-    """The signed geometric mean of factors [N], each taken to be in [-1, 1]."""
+    """Signed geometric mean [N] of factors [N] in [-1, 1]."""
     z = torch.stack(list(factors)).clamp(-1, 1)
     size = z.abs().prod(0) ** (1 / len(z))
     good = (z >= 0).all(0) if signs == "all" else z.prod(0) >= 0

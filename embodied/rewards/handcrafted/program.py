@@ -1,15 +1,14 @@
-"""Program: a reward that is written down, by a person or a language model, and runs in the sandbox.
+"""Program: a reward written as Python code, by a person or a language model, run in the sandbox.
 
     def reward(next_goal_from_tool, action):
         near = torch.exp(-torch.norm(next_goal_from_tool, dim=-1) / 0.1)
         cost = 0.01 * action.square().sum(dim=-1)
         return near - cost, {"near": near, "cost": -cost}
 
-Reward as code is Eureka's (Ma et al., 2023) and Text2Reward's (Xie et al., 2023). A program asks by
-the names of its parameters for parts of the observation (`embodied.rewards.handcrafted.variables`)
-and answers
-`total` [N], or `total` and its named components. It passes the sandbox's gate each time it is
-loaded.
+Reward as code: Eureka (Ma et al., 2023), Text2Reward (Xie et al., 2023). The parameters' names
+select parts of the observation (`embodied.rewards.handcrafted.variables`). The program returns the
+total [N], or the total and its named components. It is checked by the sandbox's gate every time it
+is loaded.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from embodied.sandbox.allow_list import Rejected, check
 from embodied.sandbox.evaluate import ProgramOutput
 from embodied.sandbox.gate import Limits, Mode, Sandbox
 
-TRIED = 256  # made-up rows at the gate
+TRIED = 256  # random transitions for the gate
 
 
 @dataclass(frozen=True)
 class Config:
-    """`file`, or else `code`, holds the program; `mode` "strict" keeps it in its locked process
-    while it trains. `rows`: a safetensors file of rows of this world to try it on when it is loaded
-    (None: made-up ones). `peak`: the largest |reward|. `every` steps, the means of the components
-    go to `components.jsonl` in the run's reward folder."""
+    """`file`, or else `code`, holds the program. `mode` "strict" runs it in the locked process
+    during training as well. `rows`: safetensors file with transitions of this environment on which
+    it is tested when loaded (None: random ones). `peak`: bound of |reward|. Every `every` steps the
+    components' means are appended to `components.jsonl` in the run's reward folder."""
 
     file: str | None = None
     code: str | None = None
@@ -50,7 +49,7 @@ class Config:
 
 
 class Program:
-    """Frozen: asked when rows are stored."""
+    """Frozen: applied when transitions are stored."""
 
     frozen = True
 
@@ -59,7 +58,7 @@ class Program:
         self.source = _source(config)
         self.variables = vs.variables(spec)
         names = vs.known(spec)
-        rows = vs.made_up(spec, TRIED) if config.rows is None else load_file(config.rows)
+        rows = vs.random_transitions(spec, TRIED) if config.rows is None else load_file(config.rows)
         try:
             checked = check(self.source, names)
             self.sandbox = Sandbox(Limits(peak=config.peak), config.mode)
@@ -67,28 +66,28 @@ class Program:
                 self.source, self._inputs(checked.inputs, rows), config.rows is not None
             )
         except Rejected as error:
-            raise ConfigError(f"the reward program is refused, {error}") from error
+            raise ConfigError(f"the reward program is rejected: {error}") from error
         if config.mode == "trusted":
             self.sandbox.close()
         self.sums: dict[str, list[float]] = {}
         self.written = 0
 
     def __call__(self, rows: Tensors) -> Tensor:
-        paid = self._paid(rows)
+        output = self._output(rows)
         if self.folder is not None:
-            self._count(paid)
-        return paid.total
+            self._count(output)
+        return output.total
 
     def components(self, rows: Tensors) -> Tensors:
-        """The components [N] as the program names them."""
-        return self._paid(rows).components
+        """The components [N], named by the program."""
+        return self._output(rows).components
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}
 
     def set_step(self, step: int) -> None:
-        """Write down what the components came to since the last time."""
+        """Write the components' statistics since the last call."""
         self.step = step
         if self.folder is not None and step >= self.written + self.config.every:
             self._write()
@@ -99,7 +98,7 @@ class Program:
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state["digest"] != self.gated.checked.digest:
-            raise ConfigError("the reward program is not the one that this run began with")
+            raise ConfigError("the reward program changed since this run was started")
         self.step, self.written = state["step"], state["written"]
         if self.folder is not None:
             kept = [line for line in statistics(self.folder) if line["step"] <= self.step]
@@ -107,16 +106,16 @@ class Program:
 
     def _inputs(self, names: tuple[str, ...], rows: Tensors) -> Tensors:
         found = vs.inputs(self.variables, names, rows)
-        return found or {vs.ACTION: rows[vs.ACTION]}  # a constant has as many rows as these
+        return found or {vs.ACTION: rows[vs.ACTION]}  # gives constants their batch size
 
-    def _paid(self, rows: Tensors) -> ProgramOutput:
+    def _output(self, rows: Tensors) -> ProgramOutput:
         try:
             return self.gated(self._inputs(self.gated.checked.inputs, rows))
         except Rejected as error:
-            raise NotFinite(f"the reward program fails on rows of this world, {error}") from error
+            raise NotFinite(f"the reward program failed in this environment: {error}") from error
 
-    def _count(self, paid: ProgramOutput) -> None:
-        for name, part in {"total": paid.total, **paid.components}.items():
+    def _count(self, output: ProgramOutput) -> None:
+        for name, part in {"total": output.total, **output.components}.items():
             low, mean, high = (float(x) for x in (part.min(), part.sum(), part.max()))
             sums = self.sums.setdefault(name, [0.0, 0.0, low, high])
             sums[0] += len(part)
@@ -134,8 +133,8 @@ class Program:
 
 
 def statistics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `components.jsonl`: step, and mean, minimum, maximum of each term since
-    the line before; [] where there are none."""
+    """The lines of a run's `components.jsonl`: the step, and mean, minimum and maximum of each
+    component since the line before; [] if there is no file."""
     file = folder / "components.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -149,9 +148,9 @@ def _rewrite(folder: Path, lines: list[dict[str, Any]]) -> None:
 def _source(config: Config) -> str:
     if config.file is None:
         if config.code is None:
-            raise ConfigError("a reward program is given by reward.file=FILE or reward.code")
+            raise ConfigError("no reward program: set reward.file=FILE or reward.code")
         return config.code
     path = Path(config.file)
     if not path.is_file():
-        raise ConfigError(f"reward.file: there is no {path}")
+        raise ConfigError(f"reward.file={path} does not exist")
     return path.read_text(errors="replace")

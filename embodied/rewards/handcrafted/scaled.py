@@ -1,7 +1,7 @@
-"""Scaled: the world's own reward times a number; evaluation is not touched by it.
+"""Scaled reward: the environment's reward times a constant. Evaluation is not affected.
 
-Values, temperatures and supports have the unit of the reward: how a learner does in one world at
-another scale says how much its settings depend on it.
+Value functions, temperatures and distributional supports depend on the scale of the reward: this
+tests how sensitive a learner's settings are to it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """Stored rewards are those of the world times `factor`."""
+    """The stored reward is the environment's times `factor`."""
 
     factor: float = 1.0
 
 
 class Scaled:
-    """Applied once, when rows are stored."""
+    """Applied once, when transitions are stored."""
 
     frozen = True
 
@@ -32,5 +32,5 @@ class Scaled:
         return self.config.factor * rows["reward"]
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}

@@ -1,9 +1,9 @@
-"""ScheduledWeights: a weighted reward whose weights grow with training, old rows included.
+"""Reward curriculum: a weighted reward whose weights increase during training.
 
     w_k(step) = min(limit_k, start_k factor_k^(step // every))
 
-The reward curriculum of Learning to Fly in Seconds (Eschmann et al., 2024). Sampled rows are always
-rewarded with the weights of now, which is what rewriting all stored rewards at each change does.
+From "Learning to Fly in Seconds" (Eschmann et al., 2024). Transitions are rewarded when they are
+sampled, with the current weights, which equals rewriting all stored rewards at each change.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`function`: dotted name of `f(rows, weights, **settings) -> [N]`; `every` in environment
-    steps; `start`, `factor` (1 where not named) and `limit` (none where not named) by the weight's
-    name; `settings`: what else the function takes, by name."""
+    """`function`: dotted name of `f(transitions, weights, **settings) -> [N]`; `every`: environment
+    steps between increases; `start`, `factor` (default 1) and `limit` (default none) by the
+    weight's name; `settings`: further keyword arguments of the function."""
 
     function: str
     start: dict[str, float]
@@ -33,13 +33,13 @@ class Config:
 
 
 class ScheduledWeights:
-    """Weights follow from the step alone, so there is nothing to save."""
+    """Weights depend on the step alone, so there is no state to save."""
 
     frozen = False
 
     def __init__(self, config: Config) -> None:
         if unknown := ({*config.factor} | {*config.limit}) - {*config.start}:
-            raise ConfigError(f"reward.start has no {min(unknown)}; it names the weights there are")
+            raise ConfigError(f"reward.start has no {min(unknown)}; it must name every weight")
         if config.every < 1:
             raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
@@ -48,7 +48,7 @@ class ScheduledWeights:
         self.set_step(0)
 
     def set_step(self, step: int) -> None:
-        """Take the weights of environment step `step`."""
+        """Use the weights of environment step `step`."""
         bumps = step // self.config.every
         if bumps == self.bumps:
             return
@@ -63,5 +63,5 @@ class ScheduledWeights:
         return self.function(rows, self.weights, **self.config.settings)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn; the weights, for the log."""
+        """Nothing to learn; returns the weights, for the log."""
         return self.metrics

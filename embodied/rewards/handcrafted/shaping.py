@@ -1,10 +1,10 @@
-"""Shaping: a potential over states added to the world's reward, without changing what is optimal.
+"""Potential-based reward shaping, which does not change the optimal policy.
 
     r' = env_weight r + weight (discount Phi(s') - Phi(s))
 
-Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is the
-row's own: gamma^k for k steps, so that sums of rows telescope, and 0 at a true end, where the
-potential is 0 by definition; at a time limit Phi(s') counts.
+Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is that
+of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination, where the
+potential is 0 by definition. At a truncation Phi(s') counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`potential`: a factor (see embodied.rewards.handcrafted.factors) of a state, best kept near
-    0: with gamma
-    below 1 a constant c costs (1 - gamma) c a step."""
+    """`potential`: a factor of a state (see `embodied.rewards.handcrafted.factors`), best kept near
+    0: with gamma below 1 a constant c costs (1 - gamma) c per step."""
 
     potential: Node
     weight: float = 1.0
@@ -31,7 +30,7 @@ class Config:
 
 
 class Shaping:
-    """Applied once, when rows are stored."""
+    """Applied once, when transitions are stored."""
 
     frozen = True
 
@@ -51,5 +50,5 @@ class Shaping:
         }
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}

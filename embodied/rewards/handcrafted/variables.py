@@ -1,9 +1,9 @@
-"""Variables: what a reward program may ask for, by name, and where it stands in the rows.
+"""Variables: the parts of a transition that a reward program can use, by name.
 
-A leaf `state` whose elements have names is also its parts: elements tool_x, tool_y, tool_z are the
-vector `tool` [N, 3], q1 ... q7 the vector `q` [N, 7], a name alone is a number `width` [N]. Each is
-there as the step began (`tool`) and as it ended (`next_tool`). The reward of the world, success and
-the time are not among them.
+An observation `state` with named elements is split into its parts: tool_x, tool_y, tool_z are the
+vector `tool` [N, 3], q1 ... q7 the vector `q` [N, 7], any other name a scalar such as `width` [N].
+Each exists before (`tool`) and after the step (`next_tool`). The environment's reward, success and
+the time are not available.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ NEXT = "next_"
 
 @dataclass(frozen=True)
 class Variable:
-    """`at`: the elements of `leaf` that it is (None: all of the leaf); `shape` a row."""
+    """A named part of a transition: the elements `at` of observation `leaf` (None: all), of `shape`
+    per transition."""
 
     name: str
     leaf: str
@@ -40,11 +41,11 @@ class Variable:
 
     @property
     def is_point(self) -> bool:
-        """A place or a way in space."""
+        """Whether it is a position or a displacement in space."""
         return self.shape == (3,) and len(self.names) == 3 and self.names[0].endswith("_x")
 
     def of(self, rows: Tensors, end: str) -> Tensor:
-        """Its values [N, *shape] in `rows`; `end` is "obs" or "next_obs"."""
+        """Its values [N, *shape] in transitions; `end` is "obs" or "next_obs"."""
         value = rows[ACTION] if self.leaf == ACTION else rows[f"{end}/{self.leaf}"]
         if self.at is None:
             return value
@@ -57,7 +58,7 @@ class Variable:
 
 
 def variables(spec: Spec) -> dict[str, Variable]:
-    """Everything by name, without the `next_` ones; the action is `action`."""
+    """All variables by name, without the `next_` ones; the action is `action`."""
     found: dict[str, Variable] = {}
     for name, leaf in spec.obs.items():
         whole = _identifier(name)
@@ -69,34 +70,34 @@ def variables(spec: Spec) -> dict[str, Variable]:
 
 
 def known(spec: Spec) -> list[str]:
-    """All names that a program may have as parameters."""
+    """All names that a program may use as parameters."""
     names = list(variables(spec))
     return names + [NEXT + name for name in names if name != ACTION]
 
 
 def inputs(found: Mapping[str, Variable], names: tuple[str, ...], rows: Tensors) -> Tensors:
-    """What a program's parameters `names` are in `rows`."""
+    """The values of a program's parameters `names`."""
     return {name: value(found, name, rows) for name in names}
 
 
 def value(found: Mapping[str, Variable], name: str, rows: Tensors) -> Tensor:
-    """One variable [N, ...]; names that begin with next_ are of the end of the step."""
+    """One variable [N, ...]; names starting with `next_` are taken after the step."""
     if name in found:
         return found[name].of(rows, "obs")
     return found[name.removeprefix(NEXT)].of(rows, "next_obs")
 
 
-def made_up(spec: Spec, count: int, seed: int = 0) -> Tensors:
-    """Rows that no world made, within the leaves' bounds: to try a program where there are none."""
+def random_transitions(spec: Spec, count: int, seed: int = 0) -> Tensors:
+    """Random transitions within the bounds of `spec`, to test a program without an environment."""
     generator = torch.Generator().manual_seed(seed)
-    rows: Tensors = {ACTION: _draw(spec.act, count, generator)}
+    rows: Tensors = {ACTION: _sample(spec.act, count, generator)}
     for name, leaf in spec.obs.items():
-        rows[f"obs/{name}"] = _draw(leaf, count, generator)
-        rows[f"next_obs/{name}"] = _draw(leaf, count, generator)
+        rows[f"obs/{name}"] = _sample(leaf, count, generator)
+        rows[f"next_obs/{name}"] = _sample(leaf, count, generator)
     return rows
 
 
-def _draw(leaf: Leaf, count: int, generator: torch.Generator) -> Tensor:
+def _sample(leaf: Leaf, count: int, generator: torch.Generator) -> Tensor:
     shape = (count, *leaf.shape)
     if leaf.dtype == "float32":
         low, high = (_bound(bound, leaf, sign) for bound, sign in ((leaf.low, -1), (leaf.high, 1)))
@@ -119,7 +120,7 @@ def _whole(name: str, leaf_name: str, leaf: Leaf) -> Variable:
 
 
 def _parts(name: str, leaf: Leaf) -> list[Variable]:
-    """The named parts of a leaf's vector, in the order of their first elements."""
+    """The named parts of a vector, in the order of their first elements."""
     if len(leaf.shape) != 1 or len(leaf.names) != leaf.size:
         return []
     groups: dict[str, list[int]] = {}
@@ -142,6 +143,6 @@ def _parts(name: str, leaf: Leaf) -> list[Variable]:
 
 
 def _identifier(name: str) -> str:
-    """`name` as a program can write it."""
+    """`name` as a Python identifier."""
     plain = re.sub(r"\W", "_", name).lstrip("_")
     return plain if plain and not plain[0].isdigit() else f"leaf_{plain}"

@@ -1,6 +1,6 @@
-"""Summed: the ordinary hand-written reward, factors with weights.
+"""Weighted sum of hand-written factors, the usual dense reward.
 
-r = env_weight r_env + sum_k w_k z_k(s')
+r = env_weight r_env + scale sum_k w_k z_k(s')
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`factors` by name (see embodied.rewards.handcrafted.factors), of the state that was reached;
-    `scale`
-    multiplies all their weights."""
+    """`factors` by name, see `embodied.rewards.handcrafted.factors`, computed from the next
+    observation; `scale` multiplies all of them."""
 
     factors: dict[str, Node]
     scale: float = 1.0
@@ -27,7 +26,7 @@ class Config:
 
 
 class WeightedSum:
-    """Applied once, when rows are stored."""
+    """Applied once, when transitions are stored."""
 
     frozen = True
 
@@ -43,5 +42,5 @@ class WeightedSum:
         return {"env": self.config.env_weight * rows["reward"], **parts}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}

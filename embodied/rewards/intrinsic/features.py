@@ -1,7 +1,8 @@
-"""Seen: observations of any kind side by side as one vector of numbers, for small reward models.
+"""ObservationFeatures: observations of any kind as one flat feature vector, for small reward
+models.
 
-Vectors are standardised by running statistics and cut off at five deviations; pictures are averaged
-over blocks and scaled to [0, 1]; symbols are one-hot.
+Vectors are normalised by running statistics and clipped at 5 standard deviations; images are
+average-pooled and scaled to [0, 1]; discrete observations are one-hot.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from embodied.core.tensors import Tensors, under
 from embodied.nn.running_stats import RunningMeanStd
 from policies.networks.encoders import OneHot, hidden
 
-BLOCKS = 16  # pixels a side that are left of a picture
+BLOCKS = 16  # side of a pooled image, pixels
 
 
 class ObservationFeatures:
-    """`leaves`: which observations count (None: all that policies see)."""
+    """Features of the observations `leaves` (None: all that the policy sees)."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ObservationFeatures:
         names = sorted(name for name in obs if not hidden(name)) if leaves is None else leaves
         for name in names:
             if name not in obs:
-                raise ConfigError(f"there is no observation {name}{nearest(name, obs)}")
+                raise ConfigError(f"reward.leaves: no observation {name}{nearest(name, obs)}")
         symbols = {name: obs[name] for name in names if obs[name].is_symbol}
         self.pictures = [name for name in names if obs[name].is_image]
         self.vectors = [n for n in names if n not in symbols and n not in self.pictures]
@@ -45,10 +46,11 @@ class ObservationFeatures:
         named = 0 if self.symbols is None else self.symbols.size
         self.size = flat + channels * BLOCKS * BLOCKS + named
         if not self.size:
-            raise ConfigError("this reward has nothing to look at: reward.leaves=[...]")
+            raise ConfigError("no observation to compute the reward from: set reward.leaves=[...]")
 
     def __call__(self, rows: Tensors, end: str) -> Tensor:
-        """Numbers [N, size] (float32) of the observations at one `end` ("obs", "next_obs")."""
+        """Features [N, size] (float32) of the observations `end` ("obs" or "next_obs") of
+        transitions."""
         obs = under(rows, end)
         parts = [self.moments.normalize(self._flat(obs))] if self.vectors else []
         parts += [_shrunk(obs[name]) for name in self.pictures]
@@ -57,7 +59,7 @@ class ObservationFeatures:
         return torch.cat(parts, 1)
 
     def update(self, rows: Tensors, end: str) -> None:
-        """Take rows up into the running statistics."""
+        """Update the running statistics with a batch of transitions."""
         if self.vectors:
             self.moments.update(self._flat(under(rows, end)))
 

@@ -1,12 +1,12 @@
-"""ICM: a bonus for steps whose outcome is not foreseen, among what actions can change.
+"""ICM: intrinsic curiosity module, a bonus for unpredictable outcomes of actions.
 
     a^ = h(phi(s), phi(s')),  phi^' = f(phi(s), a),  loss = (1 - beta) L_h(a^, a) + beta L_f
     r' = env_weight r + weight / 2 |phi^' - phi(s')|^2 / std
 
 Pathak, Agrawal, Efros and Darrell, "Curiosity-driven exploration by self-supervised prediction"
-(2017): phi is learned from the inverse model alone, so that what no action moves does not count.
-The bonus is divided by its deviation of late, so that `weight` means the same in every world, and
-early as well as late.
+(2017). phi is trained by the inverse model alone, so that changes which no action can cause do not
+count. The bonus is divided by its recent standard deviation, so that `weight` means the same in
+every environment and throughout training.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """`leaves`: the observations that count (null: what policies see); `beta`: the forward model's
-    share of the loss. It learns from all rows of a batch, `batch_size` of them at a time.
-    `memory`: rows that the bonus's deviation is of; null: all."""
+    """Settings of ICM. `leaves`: observations to predict (null: all that the policy sees); `beta`:
+    weight of the forward model's loss. The networks are trained on every sampled batch, in
+    minibatches of `batch_size`. `memory`: number of recent transitions for the bonus's standard
+    deviation (null: all)."""
 
     weight: float = 1.0
     env_weight: float = 1.0
@@ -47,7 +48,7 @@ class Config:
 
 
 class Icm:
-    """Asked when rows are sampled; every row that is stored moves the statistics."""
+    """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False
 
@@ -72,7 +73,7 @@ class Icm:
 
     @torch.no_grad()
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Statistics of observations and of the bonus."""
+        """Update the statistics of observations and of the bonus."""
         self.seen.update(rows, "next_obs")
         self.spread.update(self._parts(rows)[1][:, None])
 
@@ -85,8 +86,8 @@ class Icm:
         return {"env": self.config.env_weight * rows["reward"], "surprise": bonus}
 
     def _parts(self, rows: Tensors) -> tuple[Tensor, Tensor]:
-        """What the inverse model makes of the rows, and half the forward model's square error [N],
-        which teaches the forward model alone."""
+        """The inverse model's prediction, and half the squared error [N] of the forward model (its
+        gradient trains the forward model only)."""
         before = self.nets["phi"](self.seen(rows, "obs"))
         after = self.nets["phi"](self.seen(rows, "next_obs"))
         guess = self.nets["inverse"](torch.cat([before, after], 1))
@@ -95,14 +96,14 @@ class Icm:
         return guess, 0.5 * (foreseen - after.detach()).square().sum(1)
 
     def _action(self, rows: Tensors) -> Tensor:
-        """One-hot where discrete; [N, width]."""
+        """Actions [N, width], one-hot if discrete."""
         action = rows["action"]
         if self.actions:
             return functional.one_hot(action.flatten().long(), self.actions).float()
         if action.flatten(1).shape[1] != self.width:
             raise ConfigError(
-                f"this reward foresees one step; rows hold {action.flatten(1).shape[1]} numbers of "
-                f"actions of {self.width}: policy.chunk=1"
+                f"ICM predicts single steps, but actions have {action.flatten(1).shape[1]} values "
+                f"instead of {self.width}: set policy.chunk=1"
             )
         return action.flatten(1).float()
 
@@ -140,9 +141,9 @@ class Icm:
 
 
 def _kinds(spec: Spec) -> int:
-    """How many discrete actions there are; 0 where they are continuous."""
+    """Number of discrete actions; 0 if they are continuous."""
     if spec.act.dtype != "int64":
         return 0
     if not isinstance(spec.act.high, int | float):
-        raise ConfigError("this reward needs to know how many actions there are (spec.act.high)")
+        raise ConfigError("ICM needs the number of discrete actions (spec.act.high)")
     return int(spec.act.high) + 1

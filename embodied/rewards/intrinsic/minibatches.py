@@ -1,6 +1,7 @@
-"""Parts: the rows of a batch, in any order and a few at a time, for rewards that learn.
+"""Minibatches of a batch, for rewards that learn.
 
-An on-policy learner's batch holds thousands of rows: one step of Adam for all would teach little.
+The batch of an on-policy learner holds thousands of transitions; a single gradient step on all of
+them would learn too slowly.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ def minibatches(
     generator: torch.Generator,
     share: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Means of what `learn` returns for parts of at most `size` rows of a random `share` of them
-    (at least one), each row once."""
+    """Call `learn` on random minibatches of `size` transitions and average its metrics.
+
+    Uses a random fraction `share` of the transitions (at least one), each once.
+    """
     count = length(rows)
     order = torch.randperm(count, generator=generator, device=generator.device)
     order = order[: max(round(share * count), 1)]

@@ -1,12 +1,14 @@
-"""RND: a bonus for what a network cannot yet foretell of a fixed, random one.
+"""RND: random network distillation, a bonus for novel observations.
 
-    e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2,   r' = own r + weight e(s') / std(returns of e)
+    e(s') = mean_j (f_j(s'; theta) - g_j(s'))^2
+    r' = env_weight r + weight e(s') / std(returns of e)
 
-Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018):
-observations are standardised and cut off at 5 deviations, errors divided by the running deviation
-of their discounted sums, which go on across ends of episodes. Unlike the source there is one value
-for both rewards, and the deviation is that of late (`memory`): of all sums so far it keeps the size
-of the first errors, and where observations are few numbers a bonus fades to nothing beside them.
+Burda, Edwards, Storkey and Klimov, "Exploration by random network distillation" (2018).
+Observations are normalised and clipped at 5 standard deviations; errors are divided by the running
+standard deviation of their discounted sums, which continue across episode ends. Two differences
+from the paper: one value function learns both rewards, and the standard deviation covers recent
+transitions only (`memory`). Over all transitions it keeps the scale of the first errors, and with
+low-dimensional observations the bonus vanishes.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """`leaves`: the observations that may be novel (null: what policies see). The predictor learns
-    from a `share` of every batch, the source's way of slowing it down where there are many worlds,
-    `batch_size` rows at a time. `memory`: rows that the bonus's deviation is of; null: all."""
+    """Settings of RND. `leaves`: observations whose novelty counts (null: all that the policy
+    sees). The predictor is trained on a fraction `share` of every batch (as in the paper, to slow
+    it down with many parallel envs), in minibatches of `batch_size`. `memory`: number of recent
+    transitions for the bonus's standard deviation (null: all)."""
 
     weight: float = 1.0
     env_weight: float = 1.0
@@ -45,7 +48,7 @@ class Config:
 
 
 class Rnd:
-    """Asked when rows are sampled; every row that is stored moves the statistics."""
+    """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False
 
@@ -74,7 +77,7 @@ class Rnd:
 
     @torch.no_grad()
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Statistics of observations and of the bonus's discounted sums."""
+        """Update the statistics of observations and of the bonus's discounted sums."""
         self.seen.update(rows, "next_obs")
         self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
         self.spread.update(self.returns[who][:, None])

@@ -1,11 +1,11 @@
-"""Annotate: a language model reads what happened to the agent and says what helps; that pays.
+"""Annotate: captions of events are labelled helpful or not by a language model and rewarded.
 
     r = env_weight r_env + weight r(c) / n(c)^beta
 
-c is the caption of a step, n(c) how often it came up in this episode so far, r(c) the newest word
-on it: what is said often pays next to nothing. Captions that nobody has judged yet are asked about
-beside training, the newest first, each once; no answer is no label. ONI (Zheng et al., 2024) and
-its ancestor Motif (Klissarov et al., 2023). Rows are rewarded when they are sampled.
+c is the caption of a step, n(c) its occurrences in this episode so far, r(c) its current label:
+frequent captions get next to no reward. New captions are labelled asynchronously during training,
+newest first, each once; an abstention is no label. ONI (Zheng et al., 2024), after Motif (Klissarov
+et al., 2023). Transitions are rewarded when they are sampled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from embodied.rewards.language.prompts import CONTRADICTED, VERSION, CaptionLabe
 from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
 from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 
-MEASURED = 1000  # of the newest captions, against which a rank is measured
+MEASURED = 1000  # newest captions that normalise the scores of ranking
 KINDS: dict[str, type[Classification | Ranking]] = {
     "classification": Classification,
     "ranking": Ranking,
@@ -47,15 +47,17 @@ KINDS: dict[str, type[Classification | Ranking]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """`judge` is a language model's node; `goal` what to judge by (None: the world's own text).
+    """`labeller`: a language model's node; `goal`: the task in words (None: the environment's
+    text).
 
-    `model` of the labels: "hash" (a dictionary), "classification" or "ranking" (a network of
-    letters, which judges captions nobody was asked about); `threshold`: of P(helpful), or in
-    deviations. A new caption is compared with `partners` others when ranking. `stride`: of a row,
-    only captions of every so many steps are asked about. `batch` captions a call, `room` wait.
+    `model` of the labels: "hash" (a dictionary), "classification" or "ranking" (a character
+    network, which generalises to captions without a label); `threshold`: of P(helpful), or in
+    standard deviations. For ranking, a new caption is compared with `partners` others. `stride`:
+    only captions of every `stride`-th step of an env are labelled. `batch`: captions per request;
+    `room`: size of the queue.
 
-    `synchronous` asks in the training thread before rows are rewarded: slow, and repeatable number
-    for number, as what a thread has ready when is not.
+    `synchronous` labels in the training thread before transitions are rewarded: slow, but exactly
+    reproducible, unlike the timing of a thread.
     """
 
     labeller: Node
@@ -76,7 +78,7 @@ class Config:
 
 
 class Annotate:
-    """Labels are in `folder/labels.jsonl` with who gave them; a checkpoint holds them too."""
+    """Labels are written to `folder/labels.jsonl` with their provenance; checkpoints hold them too."""
 
     frozen = False
 
@@ -85,7 +87,7 @@ class Annotate:
     ) -> None:
         goal = spec.text if config.goal is None else config.goal
         if not goal:
-            raise ConfigError("nothing to judge by: say what the task is with reward.goal=...")
+            raise ConfigError("no goal: describe the task with reward.goal=...")
         for name in ("partners", "stride", "batch", "room"):
             if getattr(config, name) < 1:
                 raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
@@ -97,7 +99,7 @@ class Annotate:
         )
         self.model = _model(config, seed)
         self.random = np.random.default_rng(seed)
-        self.scores = torch.zeros(1, device=device)  # of captions by number; the empty one has none
+        self.scores = torch.zeros(1, device=device)  # by caption number
         self.current = torch.ones(1, dtype=torch.bool, device=device)
         self.counts = CaptionCounts()
         self.said: Counter[str] = Counter()
@@ -106,23 +108,25 @@ class Annotate:
         self.clock = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The world with a caption of every step."""
+        """The environment with a caption of every step."""
         return with_event_captions(env, self.captions)
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Count captions, and ask about those that are due."""
+        """Count captions, and submit those that are due for labelling."""
         numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
         self.counts.count(numbers)
         if self.config.stride > 1:
             numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
         self.clock += 1
-        questions = [one for number in self.counts.wanted(numbers) for one in self._asked(number)]
+        questions = [
+            one for number in self.counts.wanted(numbers) for one in self._questions_about(number)
+        ]
         for question in self.annotator.submit(questions) if questions else ():
             self.counts.again(self.captions.of(question[0]))
 
     def set_step(self, step: int) -> None:
-        """Take what was answered since, before rows are rewarded."""
-        self._take()
+        """Take in new labels, before transitions are rewarded."""
+        self._collect_labels()
 
     def __call__(self, rows: Tensors) -> Tensor:
         terms = self.components(rows)
@@ -130,15 +134,15 @@ class Annotate:
         return terms["env"] + terms["captions"]
 
     def components(self, rows: Tensors) -> dict[str, Tensor]:
-        """What the world pays and what captions pay, [N] each."""
+        """The environment's reward and the reward of captions, [N] each."""
         numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
-        bonus = self.worths(numbers) / times.clamp(min=1).float() ** self.config.beta
+        bonus = self.caption_scores(numbers) / times.clamp(min=1).float() ** self.config.beta
         own = self.config.env_weight * rows["reward"]
         return {"env": own, "captions": self.config.weight * bonus}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing is learned from rows; how the annotation stands."""
-        self._take()
+        """Nothing is learned from transitions; returns metrics of the annotation."""
+        self._collect_labels()
         annotator, said = self.annotator, self.said
         facts = {
             "coverage": self.counts.coverage,
@@ -157,8 +161,8 @@ class Annotate:
         metrics = {name: torch.tensor(float(value)) for name, value in facts.items()}
         return metrics | self.learned | {"intrinsic": self.intrinsic}
 
-    def _asked(self, number: int) -> list[Question]:
-        """What to ask about a caption."""
+    def _questions_about(self, number: int) -> list[Question]:
+        """The questions about a caption."""
         text = self.captions.texts[number]
         self.counts.asked(number)
         if self.config.model != "ranking":
@@ -171,7 +175,7 @@ class Annotate:
         chosen = self.random.choice(others, count, replace=False)
         return [(text, self.captions.texts[int(other)]) for other in chosen]
 
-    def _take(self) -> None:
+    def _collect_labels(self) -> None:
         while self.config.synchronous and self.annotator.work():
             pass
         labels = self.annotator.poll()
@@ -182,15 +186,15 @@ class Annotate:
             return
         self._write(labels)
         for label in labels:
-            self._settle(label)
+            self._count_label(label)
         useful = [(one.question, one.value) for one in labels if one.value is not None]
         if useful:
             questions, values = zip(*useful, strict=True)
             self.learned |= self.model.learn(questions, values)
-            self.model.settle(self.captions.texts[1:][-MEASURED:])
+            self.model.normalize_on(self.captions.texts[1:][-MEASURED:])
             self.current[1:] = False
 
-    def _settle(self, label: Label) -> None:
+    def _count_label(self, label: Label) -> None:
         if label.value is None:
             self.said["abstained"] += 1
             self.said["contradicted"] += label.why == CONTRADICTED
@@ -201,9 +205,9 @@ class Annotate:
         for text in label.question:
             self.counts.settled(self.captions.of(text))
 
-    def worths(self, numbers: Tensor) -> Tensor:
-        """What captions are worth by the newest labels, [N] of their numbers [N]; only those asked
-        for are looked at, since a world that describes itself has no end of them."""
+    def caption_scores(self, numbers: Tensor) -> Tensor:
+        """Current scores [N] of the captions with numbers [N]. Only these are computed: an
+        environment that describes its state has an unbounded number of captions."""
         if (more := len(self.captions) - len(self.scores)) > 0:
             self.scores = torch.cat([self.scores, self.scores.new_zeros(more)])
             self.current = torch.cat([self.current, self.current.new_zeros(more)])
@@ -224,8 +228,8 @@ class Annotate:
                 )
 
     def get_state(self) -> dict[str, Any]:
-        """All but the answers that are still out: their questions are asked again."""
-        self._take()
+        """Everything but answers still in flight: their questions are submitted again."""
+        self._collect_labels()
         return {
             "captions": self.captions.get_state(),
             "ledger": self.counts.get_state(),

@@ -1,8 +1,8 @@
-"""An annotator beside the learner: questions go in, answers come out, nobody waits.
+"""Annotator: labels questions in a background thread, so that training never waits.
 
-The newest questions are asked first (what the agent does now matters more than what it did an hour
-ago), in batches, by a thread that lives while there are questions; the queue is bounded, and what
-falls out of it is handed back as not answered. After ONI (Zheng et al., 2024).
+The newest questions are labelled first, in batches, because current behaviour matters most. The
+thread runs while there are questions. The queue is bounded; what is dropped is returned to the
+caller. After ONI (Zheng et al., 2024).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Question = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Label:
-    """What was said to a question; `value` None: nothing that can be used. The rest says who said
-    it, what it cost, and `why` there is no value."""
+    """The answer to a question. `value` None: no usable answer, and `why`; the rest is provenance
+    and cost."""
 
     question: Question
     value: float | None
@@ -36,11 +36,12 @@ Labeller = Callable[[Sequence[Question]], list[Label]]
 
 
 class Annotator:
-    """`judge` is asked `batch` questions at a time; `room` of them wait at most.
+    """Calls `labeller` with `batch` questions at a time; at most `room` of them are queued.
 
-    With `beside` a thread asks; without, `work` does, in the caller. A judge that fails with a
-    ChatError has abstained on that batch; one whose budget is spent is not asked again, and its
-    questions wait. Any other error is raised by the next `poll`, and the batch waits again.
+    With `beside` a thread calls it; otherwise `work` does, in the calling thread. A ChatError
+    counts as an abstention on the batch. After BudgetSpent the labeller is not called again, and
+    questions stay queued. Any other error is raised by the next `poll`, and the batch is queued
+    again.
     """
 
     def __init__(self, labeller: Labeller, batch: int, room: int, beside: bool) -> None:
@@ -50,14 +51,14 @@ class Annotator:
         self.asking: list[Question] = []
         self.done: list[Label] = []
         self.thread: threading.Thread | None = None
-        self.turn = 0  # what an earlier thread still says is not listened to
+        self.turn = 0  # answers of an earlier thread are ignored
         self.fault: Exception | None = None
         self.spent = ""
         self.asked = self.calls = self.dropped = self.failed = 0
         self.seconds = 0.0
 
     def submit(self, questions: Sequence[Question]) -> list[Question]:
-        """Put questions in line; returns those that fell out of it. Never blocks on the judge."""
+        """Queue questions; returns those that were dropped. Never blocks."""
         fell: list[Question] = []
         with self.lock:
             self.waiting.extend(questions)
@@ -69,7 +70,7 @@ class Annotator:
         return fell
 
     def poll(self) -> list[Label]:
-        """The answers since the last look."""
+        """The labels since the last call."""
         with self.lock:
             done, self.done = self.done, []
             fault, self.fault = self.fault, None
@@ -80,7 +81,7 @@ class Annotator:
         return done
 
     def start(self) -> None:
-        """Let a thread ask, if there is something to ask and none does."""
+        """Start the thread if there are questions and none is running."""
         with self.lock:
             if self.thread is not None or not self.waiting or self.spent or self.fault is not None:
                 return
@@ -91,7 +92,7 @@ class Annotator:
             self.thread.start()
 
     def stop(self) -> None:
-        """Ask no more; a batch that is out waits again, and what comes back of it is ignored."""
+        """Stop labelling; a batch in flight is queued again, and its answers are ignored."""
         with self.lock:
             self.turn += 1
             self.thread = None
@@ -99,18 +100,18 @@ class Annotator:
             self.asking = []
 
     def forget(self) -> None:
-        """Ask no more, and drop what waits and what was answered."""
+        """Stop labelling, and clear the queue and the labels."""
         self.stop()
         with self.lock:
             self.waiting.clear()
             self.done = []
 
     def work(self) -> bool:
-        """Ask one batch here and now; False when there is nothing to ask."""
+        """Label one batch in this thread; False if there is nothing to label."""
         return self._ask(self.turn, aside=False)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all is answered, at most `timeout` seconds; whether it is."""
+        """Wait at most `timeout` seconds until everything is labelled; returns whether it is."""
         thread = self.thread
         if thread is not None:
             thread.join(timeout)
@@ -119,12 +120,12 @@ class Annotator:
 
     @property
     def pending(self) -> int:
-        """How many questions wait or are out."""
+        """Number of questions queued or in flight."""
         with self.lock:
             return len(self.waiting) + len(self.asking)
 
     def questions(self) -> list[Question]:
-        """All that wait for an answer, the oldest first."""
+        """All unanswered questions, the oldest first."""
         with self.lock:
             return [*self.waiting, *self.asking]
 
@@ -147,7 +148,7 @@ class Annotator:
             self._returned(turn, spent=str(error))
         except ChatError as error:
             self._answered(turn, [Label(q, None, why=str(error)) for q in batch], failed=1)
-        except Exception as error:  # the learner is told by `poll`, in its own thread
+        except Exception as error:  # raised by `poll`, in the training thread
             self._returned(turn, fault=error if aside else None)
             if not aside:
                 raise
@@ -166,7 +167,7 @@ class Annotator:
             self.asking = []
 
     def _returned(self, turn: int, spent: str = "", fault: Exception | None = None) -> None:
-        """The batch waits again."""
+        """Queue the batch again."""
         with self.lock:
             if turn != self.turn:
                 return

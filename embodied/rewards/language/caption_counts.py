@@ -1,8 +1,8 @@
-"""Which captions came up how often, which are labelled, and which are to be asked about.
+"""Counts of captions: how often each occurred, which are labelled, which are due for labelling.
 
-A caption is due when it comes up first. Once asked it is not due again; where nothing useful was
-said, it is, when it has come up twice as often: what is common is asked about soon again, what
-nobody can judge costs little, and nothing is given up.
+A caption is due at its first occurrence, and again at twice the count if no label resulted. So
+common captions are retried soon, those that no labeller can decide cost little, and none is
+dropped.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ NEVER = np.iinfo(np.int64).max
 
 
 class CaptionCounts:
-    """Counters by caption number; number 0, nothing said, is never due."""
+    """Counters by caption number; number 0, the empty caption, is never due."""
 
     def __init__(self) -> None:
         self.visits = np.zeros(0, np.int64)
-        self.due = np.zeros(0, np.int64)  # visits at which it is asked about (again)
+        self.due = np.zeros(0, np.int64)  # count at which it is due (again)
         self.labelled = np.zeros(0, np.bool_)
 
     def count(self, numbers: NDArray[np.int64]) -> None:
-        """These captions came up [n]."""
+        """Count occurrences of captions [n]."""
         if (room := int(numbers.max()) + 1) > len(self.visits):
             more = 2 * room - len(self.visits)
             self.visits = np.append(self.visits, np.zeros(more, np.int64))
@@ -34,31 +34,31 @@ class CaptionCounts:
         np.add.at(self.visits, numbers, 1)
 
     def wanted(self, numbers: NDArray[np.int64]) -> list[int]:
-        """Those of `numbers` that are due, each once."""
+        """Those of `numbers` that are due, without duplicates."""
         due = (self.visits[numbers] >= self.due[numbers]) & (numbers > 0)
         return np.unique(numbers[due]).tolist()
 
     def others(self, number: int) -> NDArray[np.int64]:
-        """The other captions that came up."""
+        """All other captions that have occurred."""
         met = np.flatnonzero(self.visits[1:]) + 1
         return met[met != number]
 
     def asked(self, number: int) -> None:
-        """Not due before there is an answer."""
+        """Mark as in flight: not due until there is an answer."""
         self.due[number] = NEVER
 
     def again(self, number: int) -> None:
-        """Nothing useful was said."""
+        """Mark as unanswered: due again at twice the count."""
         if not self.labelled[number]:
             self.due[number] = 2 * max(int(self.visits[number]), 1)
 
     def settled(self, number: int) -> None:
-        """There is a label."""
+        """Mark as labelled."""
         self.labelled[number], self.due[number] = True, NEVER
 
     @property
     def coverage(self) -> float:
-        """The share of what came up that is labelled."""
+        """Fraction of all occurrences that are of labelled captions."""
         known = float(self.visits[1:].sum())
         return float(self.visits[self.labelled].sum()) / known if known else 0.0
 

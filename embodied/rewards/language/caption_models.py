@@ -1,9 +1,9 @@
-"""From labelled captions to a worth for every caption: a dictionary, or a small network of letters.
+"""Models from labelled captions to a score for every caption.
 
-    Hash            r(c) = label of c, 0 without one
+    LabelTable      r(c) = label of c, 0 without one
     Classification  cross-entropy on labels;          r(c) = 1[P(helpful | c) > threshold]
     Ranking         P(a over b) = sigma(f(a) - f(b)), cross-entropy, 1/2 where neither is better;
-                    z = (f - mean) / deviation over the captions met;   r(c) = z 1[z > threshold]
+                    z = (f - mean) / deviation over recent captions;   r(c) = z 1[z > threshold]
 
 The three reward models of ONI (Zheng et al., 2024); ranking is Motif's (Klissarov et al., 2023).
 """
@@ -19,23 +19,23 @@ from torch.nn import functional
 
 from embodied.rewards.language.annotator import Question
 
-LONGEST = 200  # letters of a caption that are read
+LONGEST = 200  # characters of a caption that are used
 LETTERS = 128
 
 
 class CaptionModel(Protocol):
-    """What captions are worth, learned from labels."""
+    """Scores of captions, learned from labels."""
 
     def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
-        """Take these labels into account; returns metrics."""
+        """Learn from new labels; returns metrics."""
         ...
 
-    def settle(self, captions: Sequence[str]) -> None:
-        """Captions that have been met: what a worth is measured against."""
+    def normalize_on(self, captions: Sequence[str]) -> None:
+        """Normalise the scores on recent captions."""
         ...
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Worths [len(captions)] (float32)."""
+        """Scores [len(captions)] (float32)."""
         ...
 
     def get_state(self) -> dict[str, Any]: ...
@@ -44,7 +44,7 @@ class CaptionModel(Protocol):
 
 
 class LabelTable:
-    """Remembers labels and knows nothing else."""
+    """A dictionary of labels; it does not generalise."""
 
     def __init__(self) -> None:
         self.value: dict[str, float] = {}
@@ -53,7 +53,7 @@ class LabelTable:
         self.value |= {q[0]: value for q, value in zip(questions, values, strict=True)}
         return {}
 
-    def settle(self, captions: Sequence[str]) -> None:
+    def normalize_on(self, captions: Sequence[str]) -> None:
         pass
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
@@ -67,8 +67,8 @@ class LabelTable:
 
 
 class CharCNN(nn.Module):
-    """A number for a text [N, L] (uint8), by convolutions over its letters; length does not
-    matter."""
+    """A character-level convolutional network: texts [N, L] (uint8) to [N], with masked pooling
+    over length."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class CharCNN(nn.Module):
 
 
 def encode_characters(captions: Sequence[str]) -> Tensor:
-    """Texts as [N, L] (uint8), zeros after their ends; other letters than ASCII are one."""
+    """Captions as [N, L] (uint8), zero-padded; non-ASCII characters become "?"."""
     rows = [caption.encode("ascii", "replace")[:LONGEST] for caption in captions]
     text = torch.zeros(len(rows), max(map(len, rows), default=1) or 1, dtype=torch.uint8)
     for row, letters in zip(text, rows, strict=True):
@@ -98,8 +98,8 @@ def encode_characters(captions: Sequence[str]) -> Tensor:
 
 
 class LearnedCaptionModel:
-    """A network over letters and the labels it learns from: `steps` of Adam whenever there are new
-    ones, with minibatches of all. It has random numbers of its own."""
+    """A character network and its labels: `steps` of Adam on minibatches of all labels whenever
+    there are new ones, with its own random generator."""
 
     def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
         self.steps, self.batch, self.threshold = steps, batch, threshold
@@ -129,12 +129,12 @@ class LearnedCaptionModel:
         return metrics
 
     def logit(self, sides: list[Tensor]) -> Tensor:
-        """What foretells the answer, [n]; `sides` are the texts [n, length] of a question."""
-        raise NotImplementedError(f"{type(self).__name__} foretells nothing")
+        """Logits [n] of the answers; `sides` are the captions [n, length] of each question."""
+        raise NotImplementedError(f"{type(self).__name__} has no logits")
 
     @torch.no_grad()
     def scores(self, captions: Sequence[str]) -> Tensor:
-        """What the network says of captions [N]."""
+        """Raw outputs [N] of the network."""
         parts = [captions[i : i + 4096] for i in range(0, len(captions), 4096)]
         return (
             torch.cat([self.net(encode_characters(part)) for part in parts])
@@ -142,7 +142,7 @@ class LearnedCaptionModel:
             else torch.zeros(0)
         )
 
-    def settle(self, captions: Sequence[str]) -> None:
+    def normalize_on(self, captions: Sequence[str]) -> None:
         pass
 
     def get_state(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class LearnedCaptionModel:
 
 
 class Classification(LearnedCaptionModel):
-    """Helpful or not; nothing is, before the first label."""
+    """Helpful or not; 0 before the first label."""
 
     def logit(self, sides: list[Tensor]) -> Tensor:
         return self.net(sides[0])
@@ -175,7 +175,7 @@ class Classification(LearnedCaptionModel):
 
 
 class Ranking(LearnedCaptionModel):
-    """Better or worse, measured against all captions met so far."""
+    """Better or worse, normalised on recent captions."""
 
     mean, deviation = 0.0, 1.0
 
@@ -185,7 +185,7 @@ class Ranking(LearnedCaptionModel):
         first, second = self.net(torch.cat([side[:, :widest] for side in both])).chunk(2)
         return first - second
 
-    def settle(self, captions: Sequence[str]) -> None:
+    def normalize_on(self, captions: Sequence[str]) -> None:
         if len(captions) > 1:
             scores = self.scores(captions)
             self.mean, self.deviation = float(scores.mean()), float(scores.std()) + 1e-6

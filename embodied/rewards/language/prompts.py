@@ -1,8 +1,8 @@
-"""How captions are put to a language model, and what it says is read.
+"""Prompts and parsers for labelling captions with a language model.
 
-It is told the goal, given numbered captions, and has to answer by number: helpful, unhelpful or
-unsure; of pairs: first, second or neither, asked in both orders. What it is unsure of, leaves out,
-contradicts in the other order or answers in any other words is no label.
+The prompt has the goal and numbered captions; the answer is one word per number: helpful, unhelpful
+or unsure; for pairs first, second or neither, asked in both orders. Unsure, missing, contradictory
+or otherwise worded answers are no label.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from embodied.llm.chat import Answer, Chat, Message
 from embodied.rewards.language.annotator import Label, Question
 
-VERSION = "1"  # of the wording, for provenance: other words are other questions
+VERSION = "1"  # of the prompts, for provenance
 ROLE = (
     "You judge the play of an agent that learns to act. You are given its goal and messages that "
     "it got while it acted. Judge each message by itself: does what it tells bring the goal nearer?"
@@ -30,17 +30,19 @@ SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
 
 
 class CaptionLabeller:
-    """Asks `chat` about captions, for the goal `goal` in words."""
+    """Labels captions with the language model `chat`, given the goal in words."""
 
     def __init__(self, chat: Chat, goal: str) -> None:
         self.chat, self.goal = chat, goal
 
     def label(self, questions: Sequence[Question]) -> list[Label]:
-        """One label for each question, of one caption (1: helpful, 0: not) or of two (1: the first
-        is better, 0: the second, 0.5: neither)."""
+        """One label per question: of one caption (1: helpful, 0: not), or of two (1: the first is
+        better, 0: the second, 0.5: neither)."""
         if len(questions[0]) == 1:
             answer = self._ask([caption for (caption,) in questions], SINGLE, [*VALUES, "unsure"])
-            return [labelled(q, VALUES.get(w), answer) for q, w in _said(questions, answer)]
+            return [
+                labelled(q, VALUES.get(w), answer) for q, w in _words_by_question(questions, answer)
+            ]
         return self._compared(questions)
 
     def _compared(self, questions: Sequence[Question]) -> list[Label]:
@@ -49,7 +51,7 @@ class CaptionLabeller:
         turned = {"first": "second", "second": "first", "neither": "neither"}
         labels = []
         for (question, word), (_, back) in zip(
-            _said(questions, one), _said(questions, other), strict=True
+            _words_by_question(questions, one), _words_by_question(questions, other), strict=True
         ):
             agreed = word in turned and turned[word] == back
             labels.append(labelled(question, SIDES[word] if agreed else None, one, other))
@@ -64,7 +66,7 @@ class CaptionLabeller:
 
 
 def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
-    """An object with one of `words` for each number."""
+    """JSON schema of an object with one of `words` for each number."""
     keys = [str(number) for number in range(1, len(lines) + 1)]
     one = {"type": "string", "enum": list(words)}
     return {
@@ -76,7 +78,7 @@ def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
 
 
 def labelled(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
-    """A label with its provenance; several answers are one question's in several orders."""
+    """A label with its provenance; several answers belong to one question in several orders."""
     every = (answer, *more)
     return Label(
         question,
@@ -94,6 +96,6 @@ def _pair(first: str, second: str) -> str:
     return f"first: {first} | second: {second}"
 
 
-def _said(questions: Sequence[Question], answer: Answer) -> list[tuple[Question, str]]:
+def _words_by_question(questions: Sequence[Question], answer: Answer) -> list[tuple[Question, str]]:
     data = answer.data if isinstance(answer.data, Mapping) else {}
     return [(q, str(data.get(str(number), ""))) for number, q in enumerate(questions, 1)]

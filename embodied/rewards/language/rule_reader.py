@@ -1,10 +1,9 @@
-"""A SIMULATED judge of captions, for trying out the mechanics: rules read the words, no model does.
+"""RuleReader: a SIMULATED language model that labels captions by regular expressions, for tests.
 
-It speaks the same protocol as a language model and sees the same text, nothing of the world. A
-caption is helpful if one of the patterns is found in it. Errors, refusals, broken answers and the
-time they take are set; whether a caption is judged wrongly depends on its words and the seed alone,
-so that an order or a restart changes nothing. Results with it show that the machinery works, not
-that a language model would say such things.
+It implements the `Chat` protocol and sees the same text as a language model. A caption is helpful
+if one of the patterns matches. Errors, refusals, invalid answers and latency are configurable;
+which captions are labelled wrongly depends on their text and the seed alone. Results with it show
+that the method works, not that a language model would answer so.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ PAIR = re.compile(r"^first: (.*) \| second: (.*)$")
 
 @dataclass(frozen=True)
 class Config:
-    """`helpful`: patterns, the first that is found in a caption gives its worth: the earlier in the
-    list, the higher. `error`: share of captions (or pairs) judged the wrong way, `refusal`: that it
-    says nothing of, `broken`: calls whose answer is not to be read; `latency` in seconds a call."""
+    """`helpful`: patterns in order of importance; the first that matches a caption gives its rank.
+    `error`: fraction of captions (or pairs) labelled wrongly, `refusal`: without an answer,
+    `broken`: requests with an invalid answer; `latency` in seconds per request."""
 
     helpful: tuple[str, ...] = (r"unlocked", r"picked up", r"opened")
     error: float = 0.0
@@ -38,7 +37,7 @@ class Config:
 
 
 class RuleReader:
-    """A Chat that judges numbered captions, and pairs of them, by rules."""
+    """A Chat that labels numbered captions, and pairs of them, by rules."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -54,7 +53,7 @@ class RuleReader:
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Answer:
-        """What the rules say of every numbered line of the last message."""
+        """The labels of every numbered line of the last message."""
         began, text = time.perf_counter(), messages[-1].text
         self.calls += 1
         if self.config.latency:

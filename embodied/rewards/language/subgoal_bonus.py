@@ -1,14 +1,15 @@
-"""Beacons: subgoals that someone names while the agent learns, each paid for once.
+"""Subgoal bonus: a reward for each subgoal of a list, once; the list is made by a planner.
 
-    r = r_env + bonus (1 - k / limit)     when the row's subgoal is reached, k steps after the last
+    r = r_env + bonus (1 - k / limit)     when the active subgoal is reached, k steps after the last
 
-The next subgoal of the level's list follows; after the last one there is no more. Who names them: a
-language model that reads the level (`chat`), or the world's own planner, an oracle. The policy sees
-nothing of this, and nobody is needed once it has learned. Source: Words as Beacons (Ruiz-Gonzalez
-et al., 2024), and its model of error: a subgoal is right with probability `accuracy`.
+Then the next subgoal of the list becomes active. The planner is a language model that gets a
+description of the level (`chat`), or the environment's oracle. The policy does not see subgoals and
+needs no planner after training. Words as Beacons (Ruiz-Gonzalez et al., 2024), and its error model:
+a subgoal is right with probability `accuracy`.
 
-The environment proposes and checks subgoals: `env.subgoals()` returns a `Guide`. It has to observe
-the whole level (env.privileged=true). Only decisions of one step see every subgoal.
+The environment (`core.env.HasSubgoals`) proposes and checks subgoals, and must expose its whole
+level (env.privileged=true). Subgoals are checked once per decision, so decisions should last one
+step.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ BONUS = "privileged/bonus"
 
 @dataclass(frozen=True)
 class Config:
-    """`kind` of subgoals: cells, things or sentences. `chat` is a language model's node (None: the
-    oracle). `accuracy`: a subgoal is replaced by a wrong one otherwise, the same in a level
-    whenever it comes up. `most` subgoals of a level count; `limit` None: the world's."""
+    """`kind` of subgoals: positions, objects or sentences. `chat`: a language model's node (None:
+    the oracle). `accuracy`: otherwise a subgoal is replaced by a wrong one, the same whenever the
+    level recurs. At most `most` subgoals per level; `limit` None: the environment's episode limit.
+    """
 
     kind: Kind = "language"
     chat: Node | None = None
@@ -47,17 +49,17 @@ class Config:
 
 
 class SubgoalBonus:
-    """The bonus is in the rows; what was named is audited: subgoals that are not there are counted.
+    """The bonus is in the transitions; invalid subgoals are counted.
 
-    `folder/plans.jsonl` keeps every list that a language model gave, with the question and who
-    answered; levels that are told alike are asked about once.
+    `folder/plans.jsonl` has every list of a language model, with prompt and provenance; levels with
+    the same description are requested once.
     """
 
     frozen = False
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
         if not 0 <= config.accuracy <= 1:
-            raise ConfigError(f"reward.accuracy={config.accuracy} is a share, from 0 to 1")
+            raise ConfigError(f"reward.accuracy={config.accuracy} must be between 0 and 1")
         if config.most < 1:
             raise ConfigError(f"reward.most={config.most} must be at least 1")
         self.config = config
@@ -66,7 +68,7 @@ class SubgoalBonus:
         self.reached = self.episodes = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The world with the bonus of every step; ConfigError where it has no subgoals."""
+        """The environment with the bonus of every step; ConfigError if it has no subgoals."""
         source = find_protocol(env, HasSubgoals)
         if source is None:
             raise ConfigError(
@@ -75,7 +77,7 @@ class SubgoalBonus:
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Count what was reached."""
+        """Count reached subgoals."""
         self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
         self.episodes += int(step.ended[who].sum())
 
@@ -84,11 +86,11 @@ class SubgoalBonus:
         return terms["env"] + terms["subgoals"]
 
     def components(self, rows: Tensors) -> dict[str, Tensor]:
-        """What the world pays and what subgoals pay, [N] each."""
+        """The environment's reward and the bonus, [N] each."""
         return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing is learned; subgoals reached an episode, and the audit of those named."""
+        """Nothing is learned; returns subgoals reached per episode and statistics of the lists."""
         count = self.planner.count
         plans, named = max(count["plans"], 1), max(count["named"], 1)
         facts = {
@@ -120,18 +122,20 @@ class SubgoalBonus:
 
 
 class SubgoalBonusWrapper(Wrapper):
-    """Adds the bonus of the step that led to an observation. Its memory is every row's list, where
-    in it the row is, and for how long."""
+    """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
+    active subgoal and the steps since the last one."""
 
     def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
-            raise ConfigError("subgoals are checked on the whole level: env.privileged=true")
+            raise ConfigError(
+                "subgoals need the whole level as an observation: env.privileged=true"
+            )
         super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
         self.guide, self.planner = guide, planner
         self.most, self.bonus = config.most, config.bonus
         self.limit = guide.limit if config.limit is None else config.limit
         if self.limit < 1:
-            raise ConfigError("how long episodes last depends on the mission: set reward.limit")
+            raise ConfigError("the episode limit depends on the mission: set reward.limit")
         self.every = torch.arange(self.num_envs, device=self.device)
         self.whole: Tensors = {}
 
@@ -140,7 +144,7 @@ class SubgoalBonusWrapper(Wrapper):
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
         self.whole = under(obs, "privileged")
-        self._begin(self.rows(mask))
+        self._new_plans(self.rows(mask))
         return self._with(obs)
 
     def step(self, action: Tensor) -> Step:
@@ -150,21 +154,21 @@ class SubgoalBonusWrapper(Wrapper):
         codes = memory["plan"][self.every, active.clamp(max=self.most - 1)]
         hit = (active < length) & self.guide.reached(codes, self.whole, after)
         age = memory["age"] + 1
-        paid = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
+        bonus = self.bonus * hit * (1 - age.float() / self.limit).clamp(min=0)
         memory["active"], memory["age"] = active + hit, age.masked_fill(hit, 0)
-        memory["bonus"] = paid.masked_fill(step.ended, 0.0)
+        memory["bonus"] = bonus.masked_fill(step.ended, 0.0)
         self.whole = under(step.obs, "privileged")
         if step.ended.any():
-            self._begin(step.ended)
-        following = {**step.next_obs, BONUS: paid}
+            self._new_plans(step.ended)
+        following = {**step.next_obs, BONUS: bonus}
         return replace(step, obs=self._with(step.obs), next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         self.whole = under(obs, "privileged")
         return self._with(obs)
 
-    def _begin(self, rows: Tensor) -> None:
-        """Lists for the levels that `rows` [B] (bool) begin."""
+    def _new_plans(self, rows: Tensor) -> None:
+        """Make lists for the new levels of the envs `rows` [B] (bool)."""
         if not self.memory:
             zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
             plan = zero[:, None, None].repeat(1, self.most, 3)

@@ -1,7 +1,7 @@
-"""Lists of subgoals for levels: asked of a language model or of the world, and audited.
+"""Subgoal lists for levels, from a language model or the environment's oracle, with statistics.
 
-Source: Words as Beacons (Ruiz-Gonzalez et al., 2024), and its model of error. Subgoals that are not
-there are counted, not silently dropped.
+Words as Beacons (Ruiz-Gonzalez et al., 2024), and its error model. Invalid subgoals are counted,
+not silently dropped.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ SCHEMA: dict[str, Any] = {
 
 
 class Guide(Protocol):
-    """What a world knows of subgoals; `whole` is what its `privileged/*` observations show."""
+    """An environment's knowledge of subgoals; `whole` are its `privileged/*` observations."""
 
     limit: int
-    """Steps of an episode, at most."""
+    """Maximum steps of an episode."""
 
     def question(self, kind: str, whole: Tensors, row: int) -> str:
-        """A row's level and the form of subgoals, in words."""
+        """The prompt: the level of env `row` and the form of subgoals, in words."""
         ...
 
     def oracle(self, kind: str, whole: Tensors, row: int) -> list[str]:
-        """The right subgoals."""
+        """The correct subgoals."""
         ...
 
     def understood(self, text: str, whole: Tensors, row: int) -> Code | None:
-        """A subgoal by number, None for what is not there."""
+        """A subgoal parsed to its code; None if it does not exist in the level."""
         ...
 
     def mistaken(self, kind: str, text: str, whole: Tensors, row: int, seed: int) -> str:
-        """A wrong one in the place of `text`."""
+        """A wrong subgoal in place of `text`."""
         ...
 
     def reached(self, codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
-        """Whether each row's subgoal [B, 3] happened: [B] (bool)."""
+        """Whether each env's subgoal [B, 3] was reached in this step: [B] (bool)."""
         ...
 
 
 class Planner:
-    """Lists of subgoals for levels. `count`: plans made, subgoals named, null (not there), wrong
-    (by the model of error), cut (beyond `most`), plans that are empty, or that nobody gave."""
+    """Makes subgoal lists. `count`: lists, subgoals named, null (not in the level), wrong (error
+    model), cut (beyond `most`), empty lists, unanswered requests."""
 
     def __init__(
         self, kind: Kind, accuracy: float, most: int, chat: Chat | None, seed: int, folder: Path
@@ -72,13 +72,13 @@ class Planner:
         self.chat, self.seed, self.folder = chat, seed, folder
         self.answers: dict[str, list[str]] = {}
         self.count: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()  # how often a question came up without an answer
+        self.missed: Counter[str] = Counter()  # unanswered occurrences of a prompt
 
     def plan(self, guide: Guide, whole: Tensors, row: int) -> list[Code]:
-        """The subgoals of a row's level, in order, without those that are not there."""
+        """The subgoals of env `row`'s level, in order, without invalid ones."""
         texts = self._texts(guide, whole, row)
         if self.accuracy < 1:
-            texts = self._erring(texts, guide, whole, row)
+            texts = self._with_errors(texts, guide, whole, row)
         codes = [guide.understood(text, whole, row) for text in texts]
         there = [code for code in codes if code is not None]
         self.count.update(
@@ -103,8 +103,8 @@ class Planner:
         return self.answers[question]
 
     def _answered(self, question: str) -> bool:
-        """Ask; what nobody answers is asked again when it came up twice as often."""
-        assert self.chat is not None, "an oracle is not asked in words"
+        """Ask the model; an unanswered prompt is retried when it occurred twice as often."""
+        assert self.chat is not None, "the oracle needs no language model"
         missed = self.missed[question] = self.missed[question] + 1
         if missed & (missed - 1):
             return False
@@ -118,8 +118,8 @@ class Planner:
         self._write({"question": question, "subgoals": subgoals, **source})
         return True
 
-    def _erring(self, texts: list[str], guide: Guide, whole: Tensors, row: int) -> list[str]:
-        """Each of `texts` or, as the level and the seed have it, a wrong one."""
+    def _with_errors(self, texts: list[str], guide: Guide, whole: Tensors, row: int) -> list[str]:
+        """`texts`, each replaced by a wrong one as the level and the seed determine."""
         level = whole["grid"][row].cpu().numpy().tobytes()
         digest = hashlib.sha256(f"{self.seed}".encode() + level).digest()
         chance = random.Random(int.from_bytes(digest[:8], "big"))

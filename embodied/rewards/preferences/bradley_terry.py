@@ -1,9 +1,9 @@
-"""Bradley-Terry: an ensemble of scores of sights that explains which of two was preferred.
+"""Bradley-Terry model: an ensemble of scores fitted to pairwise preferences.
 
-    P(second preferred) = sigmoid(S(second) - S(first)),   S = tanh(net(sight)) in [-1, 1],
+    P(second preferred) = sigmoid(S(second) - S(first)),   S = tanh(net(observation)) in [-1, 1]
 
-fitted by cross-entropy (Christiano et al., 2017); a tie has the target 1/2. The members differ in
-their first weights and in the order in which they see the pairs.
+Fitted by cross-entropy (Christiano et al., 2017); a tie has the target 1/2. The members differ in
+their initial weights and in the order of the pairs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, ke
 
 @dataclass(frozen=True)
 class FitConfig:
-    """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until a share
-    `enough` of them is told right; `hidden` layers for numbers (pictures: convolutions). `fresh`:
-    begin anew with every set of labels; networks that go on learn wrong labels by heart."""
+    """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until the
+    training accuracy exceeds `enough`; `hidden` layers for vectors (images: convolutions). `fresh`:
+    reinitialise with every set of labels; networks that continue memorise wrong labels."""
 
     members: int = 3
     hidden: tuple[int, ...] = (128, 128)
@@ -42,7 +42,7 @@ class FitConfig:
 
 
 class Vectors(nn.Module):
-    """Scores of numbers, [N, size] or [E, N, size] to [E, N]."""
+    """Scores of vectors, [N, size] or [E, N, size] to [E, N]."""
 
     def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
         super().__init__()
@@ -50,16 +50,16 @@ class Vectors(nn.Module):
         self.net = Ensemble(fit.members, leaf.size, fit.hidden)
 
     def prepare(self, sights: Tensor) -> None:
-        """Take the scale of sights [N, ...]."""
+        """Fit the normaliser to observations [N, ...]."""
         self.norm.fit(sights.flatten(1))
 
-    def forward(self, sights: Tensor, own: bool = False) -> Tensor:
-        return self.net(self.norm(sights.float().flatten(2 if own else 1))).squeeze(2).tanh()
+    def forward(self, sights: Tensor, per_member: bool = False) -> Tensor:
+        return self.net(self.norm(sights.float().flatten(2 if per_member else 1))).squeeze(2).tanh()
 
 
 class Pictures(nn.Module):
-    """Scores of pictures, uint8 [N, H, W, C] or [E, N, H, W, C] to [E, N]: the members'
-    convolutions are groups of one."""
+    """Scores of images, uint8 [N, H, W, C] or [E, N, H, W, C] to [E, N]; the members' convolutions
+    are groups of one convolution."""
 
     def __init__(self, leaf: Leaf, fit: FitConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Pictures(nn.Module):
             pairwise(sizes), CONVOLUTIONS, strict=True
         ):
             if min(side) < kernel:
-                break  # a small picture is done earlier
+                break  # small images need fewer layers
             layers += [nn.Conv2d(e * inputs, e * outputs, kernel, stride, groups=e), nn.ReLU()]
             side = tuple((pixels - kernel) // stride + 1 for pixels in side)
         self.layers = nn.Sequential(*layers)
@@ -79,11 +79,11 @@ class Pictures(nn.Module):
         self.head = Ensemble(e, width, ())
 
     def prepare(self, sights: Tensor) -> None:
-        """Pictures have a scale."""
+        """Images need no normaliser."""
 
-    def forward(self, sights: Tensor, own: bool = False) -> Tensor:
+    def forward(self, sights: Tensor, per_member: bool = False) -> Tensor:
         pictures = sights.float().div_(255)
-        if own:
+        if per_member:
             pictures = pictures.permute(1, 0, 4, 2, 3).flatten(1, 2)
         else:
             pictures = pictures.permute(0, 3, 1, 2).repeat(1, self.members, 1, 1)
@@ -102,7 +102,7 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
-    """An ensemble for sights like `leaf`, the same for the same seed."""
+    """An ensemble for observations like `leaf`; deterministic given the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Pictures(leaf, fit) if leaf.is_image else Vectors(leaf, fit)
@@ -115,16 +115,16 @@ def loss_of(first: Tensor, second: Tensor, target: Tensor) -> Tensor:
 
 
 class Ranker:
-    """The ensemble with all pairs that it was ever taught, and how it learns them."""
+    """The ensemble together with all labels so far."""
 
     def __init__(self, leaf: Leaf, how: FitConfig, device: torch.device, seed: int) -> None:
         self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
         self.random = torch.Generator().manual_seed(seed)
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
-        self.net, self.optimizer = self._begun()
+        self.net, self.optimizer = self._new_ensemble()
 
-    def _begun(self) -> tuple[Scores, torch.optim.Optimizer]:
-        """An ensemble that has learned nothing, and its optimiser."""
+    def _new_ensemble(self) -> tuple[Scores, torch.optim.Optimizer]:
+        """A new ensemble and its optimiser."""
         net, how = scores_of(self.leaf, self.how, self.seed).to(self.device), self.how
         return net, torch.optim.Adam(net.parameters(), how.rate, weight_decay=how.decay)
 
@@ -133,32 +133,32 @@ class Ranker:
 
     @torch.no_grad()
     def each(self, sights: Tensor, chunk: int = 512) -> Tensor:
-        """Every member's scores [E, N] of sights [N, ...]."""
+        """Scores [E, N] of every member for observations [N, ...]."""
         parts = [self.net(part.to(self.device)).cpu() for part in sights.split(chunk)]
         return torch.cat(parts, 1)
 
     def score(self, sights: Tensor) -> Tensor:
-        """The members' mean [N]."""
+        """Mean score [N] over the members."""
         return self.each(sights).mean(0)
 
     def accuracy(self, labels: Labels) -> float:
-        """The share of labels, ties aside, that the scores tell as they do; NaN without any."""
+        """Fraction of labels, without ties, that the scores agree with; NaN without any."""
         first, second, target = labels
         told = target != 0.5
         gain = self.score(second) - self.score(first)
         return float((((gain > 0).float() == target) & told).sum() / told.sum())
 
     def learn(self, new: Labels) -> dict[str, Tensor]:
-        """Take in labels, and fit all there are.
+        """Add labels and fit to all of them.
 
-        `new_accuracy` is how well the scores foretold these before they learned them.
+        `new_accuracy` is the accuracy on the new labels before they are learned.
         """
         metrics: dict[str, Tensor] = {}
         if len(self):
             metrics["new_accuracy"] = torch.tensor(self.accuracy(new))
             new = joined([self.labels, new])
         if self.how.fresh or not len(self):
-            self.net, self.optimizer = self._begun()
+            self.net, self.optimizer = self._new_ensemble()
             self.net.prepare(torch.cat(new[:2]).to(self.device))
         self.labels, share = new, 0.0
         for _ in range(self.how.epochs):
@@ -169,12 +169,12 @@ class Ranker:
         return metrics | {"train_accuracy": torch.tensor(share)}
 
     def _epoch(self) -> None:
-        """Every member sees all pairs once, each in its own order."""
+        """One epoch: every member sees all pairs, each in its own order."""
         first, second, target = self.labels
         order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
         for rows in order.split(self.how.batch, 1):
-            one = self.net(first[rows].to(self.device), own=True)
-            two = self.net(second[rows].to(self.device), own=True)
+            one = self.net(first[rows].to(self.device), per_member=True)
+            two = self.net(second[rows].to(self.device), per_member=True)
             loss = loss_of(one, two, target[rows].to(self.device))
             self.optimizer.zero_grad()
             loss.backward()

@@ -1,12 +1,12 @@
-"""HERON: a reward learned from an order of importance among factors, instead of from weights.
+"""HERON: a reward learned from a ranking of factors by importance, instead of weights.
 
-    level l decides between rows i and j iff |z_l(i) - z_l(j)| > margin_l std(z_l), larger wins;
+    level l decides between transitions i, j iff |z_l(i) - z_l(j)| > margin_l std(z_l), larger wins;
     a tie at every level is dropped;   loss = E softplus(-(r(i) - r(j))) for i preferred to j
 
 Bukharin et al., "Deep reinforcement learning with hierarchical reward modeling" (2023), with the
-Bradley-Terry model as the reward itself. The labels are made on the agent's own rows and the model
-is fitted on as they drift. Such preferences are not transitive near the margins, so that no model
-agrees with all of them: `accuracy`, measured on rows before they are learned from, says how many.
+Bradley-Terry model as the reward itself. Preferences are computed on the agent's transitions, and
+the model is fitted continually. Such preferences are not transitive near the margins, so that no
+model agrees with all of them: see `accuracy`, measured before learning.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.handcrafted.factors import Factor
 from embodied.rewards.intrinsic.features import ObservationFeatures
 
-TOP = 0.99  # the share of rows that are at most as good as what a cost of 0 stands for
+TOP = 0.99  # quantile of the scores that gets a cost of 0
 
 
 @dataclass(frozen=True)
 class Config:
-    """`factors` in the order of importance, each with its `margin` (in deviations of the factor; a
-    factor that is counted, like success, wants 0) and a negative `weight` where less is better.
+    """`factors` in order of importance, each with its `margin` (in standard deviations of the
+    factor; 0 for a binary factor such as success) and a negative `weight` if less is better.
 
-    Of every batch `rows` are compared, each with `rivals` others, in `rounds` steps, every `every`
-    updates. `level` "cost" pays at most 0, so that lingering short of an end is never worth it;
-    "centred" has mean 0; both have deviation `weight`. `own`: the world's reward beside it.
+    Of every batch `rows` transitions are compared with `rivals` others each, in `rounds` gradient
+    steps, every `every` updates. `level` "cost": the reward is at most 0, so that delaying the end
+    of an episode never pays; "centred": mean 0. Both have standard deviation `weight`.
     """
 
     factors: tuple[Node, ...]
@@ -54,7 +54,7 @@ class Config:
 
 
 class Heron:
-    """Asked when rows are sampled; sees the state that was reached."""
+    """Applied when transitions are sampled, to their next observations."""
 
     frozen = False
 
@@ -87,11 +87,11 @@ class Heron:
         learned = (self.score(rows) - zero) / std
         if self.config.level == "cost":
             learned = learned.clamp(max=0)
-        own = self.config.env_weight * rows["reward"]
-        return {"env": own, "preferred": self.config.weight * learned}
+        env = self.config.env_weight * rows["reward"]
+        return {"env": env, "preferred": self.config.weight * learned}
 
     def score(self, rows: Tensors) -> Tensor:
-        """The model's own numbers [N]."""
+        """The model's raw scores [N]."""
         return self.net(self.seen(rows, "next_obs"))[:, 0]
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
@@ -101,12 +101,12 @@ class Heron:
         return self.metrics
 
     def _fit(self, rows: Tensors) -> dict[str, Tensor]:
-        drawn = self._drawn(len(rows["reward"]), self.config.rows, rows["reward"].device)
+        drawn = self._sample(len(rows["reward"]), self.config.rows, rows["reward"].device)
         rows = {k: v[drawn] for k, v in rows.items()}
         values = torch.stack([factor(rows) for factor in self.factors], 1)
         self.spread.update(values)
         self.seen.update(rows, "next_obs")
-        first, second, wins, decided = self._labelled(values)
+        first, second, wins, decided = self._compare(values)
         with torch.no_grad():
             gap = (self.score(rows)[first] - self.score(rows)[second]) * wins
             right = ((gap > 0) & (wins != 0)).float().sum() / (wins != 0).sum().clamp(min=1)
@@ -116,18 +116,19 @@ class Heron:
             self.adam.zero_grad()
             loss.backward()
             self.adam.step()
-        self._settle(rows)
+        self._rescale(rows)
         shares = {
             f"decided_{level}": (decided == level).float().mean()
             for level in range(len(self.factors))
         }
         return {"loss": loss.detach(), "accuracy": right, **shares}
 
-    def _drawn(self, n: int, most: int, device: torch.device) -> Tensor:
+    def _sample(self, n: int, most: int, device: torch.device) -> Tensor:
         return torch.randperm(n, generator=self.generator, device=device)[:most]
 
-    def _labelled(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Every row with some others: (rows, rivals, who wins, which level decided), [P] each."""
+    def _compare(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compares every transition with some others: (index, rival, winner, deciding level), [P]
+        each."""
         n = len(values)
         first = torch.arange(n, device=values.device).repeat(self.config.rivals)
         ahead = torch.randint(
@@ -139,8 +140,8 @@ class Heron:
         return first, second, wins, decided
 
     @torch.no_grad()
-    def _settle(self, rows: Tensors) -> None:
-        """Where the reward's zero and unit are now: a preference model's own scale only grows."""
+    def _rescale(self, rows: Tensors) -> None:
+        """Update the reward's zero and scale: the scale of a preference model only grows."""
         scores = self.score(rows)
         std = scores.std(correction=0).clamp(min=1e-3)
         self.middle.copy_(torch.stack([scores.mean(), std, scores.quantile(TOP)]))
@@ -168,8 +169,8 @@ class Heron:
 
 
 def preferences(one: Tensor, other: Tensor, margins: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 where `one` wins, -1 where `other` does, 0 a tie; the level that decided, -1 a tie) [P] of
-    factors [P, K] in the order of importance, and margins [K]."""
+    """(1 if `one` wins, -1 if `other` does, 0 for a tie; the deciding level, -1 for a tie) [P] of
+    factors [P, K] in order of importance, and margins [K]."""
     gap = one - other
     decides = gap.abs() > margins
     level = decides.float().argmax(1)
@@ -179,7 +180,7 @@ def preferences(one: Tensor, other: Tensor, margins: Tensor) -> tuple[Tensor, Te
 
 
 def preference_loss(scores: Tensor, first: Tensor, second: Tensor, wins: Tensor) -> Tensor:
-    """Bradley-Terry: mean softplus(-(r_i - r_j)) over the pairs that are no ties."""
+    """Bradley-Terry loss: mean softplus(-(r_i - r_j)) over the pairs that are no ties."""
     gap = (scores[first] - scores[second]) * wins
     known = (wins != 0).float()
     return (functional.softplus(-gap) * known).sum() / known.sum().clamp(min=1)

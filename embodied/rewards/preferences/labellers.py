@@ -1,8 +1,10 @@
-"""Judges: which of two moments is nearer to the goal - the first, the second, neither, can't say.
+"""Preference labellers: which of two observations is closer to the goal (first, second, tie,
+abstain).
 
-A judge of rewards that are known (with errors, for experiments), one by an image-text encoder, and
-one by a vision-language model with the two-stage prompts of RL-VLM-F (Wang et al., 2024), asked in
-both orders: models have favourite places, and an answer that depends on the order is none.
+Three labellers: one that knows the true reward (with errors, for experiments), one that uses an
+image-text encoder, and one that asks a vision-language model with the two-stage prompts of RL-VLM-F
+(Wang et al., 2024). The latter is asked in both orders, because models have a position bias; if the
+answer depends on the order, it abstains.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass
 class LabelCounts:
-    """Pairs asked about, and what came of them; `failed` of the abstentions had no answer at all.
-    `tokens` are those of fresh answers."""
+    """Pairs labelled, by outcome. `failed` counts the abstentions without any answer; `tokens`
+    those of answers that were not cached."""
 
     asked: int = 0
     labelled: int = 0
@@ -48,7 +50,7 @@ class LabelCounts:
     tokens: int = 0
 
     def count(self, labels: Tensor) -> None:
-        """Take in labels [m]."""
+        """Add labels [m]."""
         self.asked += len(labels)
         self.tied += int((labels == TIE).sum())
         self.abstained += int((labels == ABSTAIN).sum())
@@ -65,7 +67,7 @@ class Labeller(Protocol):
     stopped: str
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
-        """Labels [m] (int64) of the first m of n pairs; m < n only where asking had to end."""
+        """Labels [m] (int64) of the first m of n pairs; m < n only if the labeller had to stop."""
         ...
 
     def get_state(self) -> dict[str, Any]: ...
@@ -75,13 +77,14 @@ class Labeller(Protocol):
 
 @runtime_checkable
 class Ladders(Protocol):
-    """An encoder that knows sentences, from worst to best, that lead to what one says."""
+    """An image-text encoder that knows ordered captions, from worst to best, which end in a
+    sentence."""
 
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
 
 class CountingLabeller:
-    """A judge's books, and what it saves of itself."""
+    """Base class of labellers: counts, random generator and their state."""
 
     def __init__(self, seed: int) -> None:
         self.counts, self.stopped = LabelCounts(), ""
@@ -101,8 +104,8 @@ class CountingLabeller:
 
 @dataclass(frozen=True)
 class SimulatedConfig:
-    """`error`: the chance that a label is the wrong one; `tie`: rewards that differ by no more are
-    the same; `unsure`: the chance of an abstention."""
+    """`error`: probability of a wrong label; `tie`: largest difference of rewards that is a tie;
+    `unsure`: probability of an abstention."""
 
     error: float = 0.0
     tie: float = 0.0
@@ -110,7 +113,7 @@ class SimulatedConfig:
 
 
 class SimulatedLabeller(CountingLabeller):
-    """Knows the world's own reward: a stand-in for experiments, never evidence about a model."""
+    """Labels by the environment's true reward: for experiments, not evidence about a real model."""
 
     needs_images = False
 
@@ -133,11 +136,13 @@ class SimulatedLabeller(CountingLabeller):
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the sentence.
+    """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the goal in
+    words.
 
-    `rungs`: sentences from the worst to the best (empty: the encoder's own that lead to the goal,
-    if it has some, else the goal alone). With one, its similarity counts, with several the place
-    between them, sum_k k softmax_k(sharpness cos_k). `tie`: scores this near are the same."""
+    `rungs`: sentences from worst to best (empty: those that the encoder knows for the goal, else
+    the goal alone). One sentence is scored by its similarity, several by the expected position
+    sum_k k softmax_k(sharpness cos_k). `tie`: largest difference of scores that is a tie.
+    """
 
     goal: str
     rungs: tuple[str, ...] = ()
@@ -147,25 +152,25 @@ class EmbeddingConfig:
 
 
 class EmbeddingLabeller(CountingLabeller):
-    """Scores each picture by itself, so that the order of a pair can't matter."""
+    """Scores each image separately, so that the order of a pair does not matter."""
 
     needs_images = True
 
     def __init__(self, config: EmbeddingConfig, seed: int = 0) -> None:
         super().__init__(seed)
         if not config.goal and not config.rungs:
-            raise ConfigError('labeller.goal is empty: say what is wanted, labeller.goal="..."')
+            raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config, self.model = config, _encoder(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
         if not rungs and isinstance(self.model, Ladders):
             rungs = self.model.ladder(config.goal) or []
-        # Several phrasings of a rung count as their mean.
+        # Several phrasings of a sentence are averaged.
         means = [self.model.texts(phrases).mean(0) for phrases in rungs or [[config.goal]]]
         self.texts = functional.normalize(torch.stack(means), dim=1)
 
     @torch.no_grad()
     def score(self, pictures: Tensor) -> Tensor:
-        """Scores [n] of pictures uint8 [n, H, W, 3]."""
+        """Scores [n] of images uint8 [n, H, W, 3]."""
         alike = self.model.images(pictures) @ self.texts.T
         if alike.shape[1] == 1:
             return alike[:, 0].cpu()
@@ -182,9 +187,9 @@ class EmbeddingLabeller(CountingLabeller):
 
 @dataclass(frozen=True)
 class VisionLanguageConfig:
-    """`chat`: the language model; `goal`: one sentence; `swap`: ask in both orders; `schema`: let
-    the second stage answer in JSON (else in one line, read strictly); `patience`: questions in a
-    row that may fail before the rest of a session is left for the next one."""
+    """`chat`: the language model; `goal`: one sentence; `swap`: ask in both orders; `schema`:
+    request JSON in the second stage (else one line, parsed strictly); `patience`: consecutive
+    failed requests before the rest of a session is skipped."""
 
     chat: Node
     goal: str
@@ -194,14 +199,14 @@ class VisionLanguageConfig:
 
 
 class VisionLanguageLabeller(CountingLabeller):
-    """Describes both pictures first, then decides from the description alone."""
+    """First describes both images, then decides from the description alone."""
 
     needs_images = True
 
     def __init__(self, config: VisionLanguageConfig, seed: int = 0) -> None:
         super().__init__(seed)
         if not config.goal:
-            raise ConfigError('labeller.goal is empty: say what is wanted, labeller.goal="..."')
+            raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config, self.chat = config, _chat(config.chat)
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
@@ -213,13 +218,15 @@ class VisionLanguageLabeller(CountingLabeller):
                 lost = 0
             except BudgetSpent as error:
                 self.stopped = str(error)
-                logger.warning("labeller: %s; the %d labels before it are kept", error, len(labels))
+                logger.warning(
+                    "labeller: %s; the %d labels before that are kept", error, len(labels)
+                )
                 break
             except ChatError as error:
                 labels.append(ABSTAIN)
                 lost, self.counts.failed = lost + 1, self.counts.failed + 1
                 if lost >= self.config.patience:
-                    logger.warning("labeller: %s; asking goes on in the next session", error)
+                    logger.warning("labeller: %s; continuing in the next session", error)
                     break
         found = torch.tensor(labels, dtype=torch.int64)
         self.counts.count(found)
@@ -228,15 +235,15 @@ class VisionLanguageLabeller(CountingLabeller):
     def _label(self, one: Tensor, two: Tensor) -> int:
         if torch.equal(one, two):
             return TIE
-        label = self._asked(one, two)
+        label = self._label_in_order(one, two)
         if not self.config.swap or label == ABSTAIN:
             return label
-        return label if self._asked(two, one) == SWAPPED[label] else ABSTAIN
+        return label if self._label_in_order(two, one) == SWAPPED[label] else ABSTAIN
 
-    def _asked(self, one: Tensor, two: Tensor) -> int:
-        """One order's label, in two questions."""
-        seen = self._ask([Message("user", look(self.config.goal), (one, two))])
-        question = [Message("user", decide(self.config.goal, seen.text))]
+    def _label_in_order(self, one: Tensor, two: Tensor) -> int:
+        """The label of one order, from two requests."""
+        seen = self._ask([Message("user", description_prompt(self.config.goal), (one, two))])
+        question = [Message("user", decision_prompt(self.config.goal, seen.text))]
         if self.config.schema:
             return WORDS[self._ask(question, SCHEMA).data["nearer"]]
         label = label_of(self._ask(question).text)
@@ -249,8 +256,8 @@ class VisionLanguageLabeller(CountingLabeller):
         return answer
 
 
-def look(goal: str) -> str:
-    """The first stage's question, about two pictures."""
+def description_prompt(goal: str) -> str:
+    """Prompt of the first stage, about two images."""
     return (
         "Two pictures of the same place follow: the first, then the second. "
         f'Somebody wants this: "{goal}". In a few sentences: what of it does the first picture '
@@ -258,8 +265,8 @@ def look(goal: str) -> str:
     )
 
 
-def decide(goal: str, seen: str) -> str:
-    """The second stage's question, about the first stage's words."""
+def decision_prompt(goal: str, seen: str) -> str:
+    """Prompt of the second stage, about the first stage's description."""
     return (
         f'Somebody wants this: "{goal}". Two pictures were compared, with these words:\n\n'
         f"{seen.strip()}\n\nBy these words, which picture is nearer to what is wanted? "
@@ -268,14 +275,14 @@ def decide(goal: str, seen: str) -> str:
 
 
 def label_of(text: str) -> int | None:
-    """The label that the last line of `text` is, and nothing else; None where it is not one."""
+    """The label that is the last line of `text`; None if that line is anything else."""
     lines = [line for line in text.splitlines() if line.strip()]
     found = re.fullmatch(r'[\s"\'*]*([a-zA-Z]+)[\s"\'*.]*', lines[-1]) if lines else None
     return WORDS.get(found[1].lower()) if found else None
 
 
 def _encoder(model: str | Node) -> ImageText:
-    """An encoder, imported when it is needed: not every judge needs one."""
+    """Opens an encoder, imported only here: not every labeller needs one."""
     if isinstance(model, dict):
         return build(model)
     return importlib.import_module("embodied.vision.contrastive").open_image_text(model)

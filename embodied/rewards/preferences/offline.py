@@ -1,7 +1,8 @@
-"""Taught: a reward from judged pairs of a recording, checked on trajectories that nobody judged.
+"""Offline preference learning: a reward fitted to labelled pairs of a dataset, checked on held-out
+episodes.
 
-Offline RL-VLM-F (Venkataraman et al., 2024): half the pairs are two moments of one trajectory, half
-are moments of two, so that neither long trajectories nor their quiet parts crowd out the rest.
+Offline RL-VLM-F (Venkataraman et al., 2024): half of the pairs are two observations of the same
+episode, half of two episodes, so that long episodes and their uneventful parts do not dominate.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ CHECKED = 2000  # pairs to compare with the recorded reward
 
 
 def reached_observations(episodes: Episodes, names: set[str]) -> Tensors:
-    """What every step of a recording led to: the observations `names`, `reward`, `episode`."""
+    """The observation after every step of a dataset: `names`, with `reward` and `episode`."""
     for name in names - set(episodes.final):
         raise ConfigError(
-            f"the recording has no {name}{nearest(name, episodes.final)}; choose what is there: "
-            "reward.leaf=NAME (and reward.picture=NAME for a judge that looks)"
+            f"the dataset has no {name}{nearest(name, episodes.final)}; choose another: "
+            "reward.leaf=NAME (and reward.picture=NAME for a labeller of images)"
         )
     rows = transitions(episodes, gamma=1.0)
     following = {name: rows[f"next_obs/{name}"] for name in names}
@@ -35,16 +36,16 @@ def reached_observations(episodes: Episodes, names: set[str]) -> Tensors:
 
 
 def split(count: int, held_out: float, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Numbers of the episodes to ask about, and of those to check with; both at least one."""
+    """Indices of training and of held-out episodes; at least one of each."""
     if count < 2:
-        raise ConfigError("a recording of one episode leaves none to check the reward with")
+        raise ConfigError("at least two episodes are needed: one is held out to check the reward")
     order = torch.randperm(count, generator=random)
     apart = min(max(1, round(held_out * count)), count - 1)
     return order[apart:], order[:apart]
 
 
 def sample_pairs(episodes: Episodes, among: Tensor, n: int, random: torch.Generator) -> Tensor:
-    """Rows of n pairs [2, n], times uniform; every other pair is of one episode."""
+    """Indices of n pairs [2, n], uniform in time; every other pair is within one episode."""
     pick = among[torch.randint(len(among), (2, n), generator=random)]
     pick[1, ::2] = pick[0, ::2]
     place = torch.rand(2, n, generator=random) * episodes.length[pick]
@@ -52,7 +53,7 @@ def sample_pairs(episodes: Episodes, among: Tensor, n: int, random: torch.Genera
 
 
 def gather(ask: Callable[[int], Labels | None], want: int, at_once: int) -> Labels | None:
-    """Labels of up to `want` pairs; fewer where asking ends, None where it never began."""
+    """Labels of up to `want` pairs; fewer if labelling ends early, None if there are none."""
     parts: list[Labels] = []
     while (known := sum(len(part[2]) for part in parts)) < want:
         found = ask(min(at_once, want - known))
@@ -63,8 +64,8 @@ def gather(ask: Callable[[int], Labels | None], want: int, at_once: int) -> Labe
 
 
 def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float]:
-    """How scores [N] go with recorded rewards [N]: `pairs`, the share of random pairs, equal ones
-    aside, that are in the same order; `returns`, the rank correlation of episodes' sums."""
+    """Agreement of scores [N] with recorded rewards [N]: `pairs`, the fraction of random pairs
+    (without ties) in the same order; `returns`, Spearman's correlation of the episodes' sums."""
     random = torch.Generator().manual_seed(0)
     one, two = torch.randint(len(score), (2, CHECKED), generator=random)
     true = reward[two] - reward[one]
@@ -77,5 +78,5 @@ def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float
 
 
 def rows_of_episodes(rows: Tensors, among: Tensor) -> Tensors:
-    """The rows of the episodes `among`."""
+    """The transitions of the episodes `among`."""
     return tt.take(rows, torch.isin(rows["episode"], among).nonzero().flatten())

@@ -1,13 +1,14 @@
-"""Preference: a reward that explains which of two moments a judge found nearer to the goal.
+"""Preference-based reward: learned from pairwise comparisons of observations by a labeller.
 
-RL-VLM-F (Wang et al., 2024): pairs of the agent's newest sights are judged every so many steps, an
-ensemble learns scores from all labels so far, and every row that is sampled from then on is paid by
-the new scores:
+RL-VLM-F (Wang et al., 2024): every so many steps, pairs of the agent's recent observations are
+labelled, and an ensemble of scores is fitted to all labels so far. Every transition sampled from
+then on is rewarded with the new scores:
 
-    r = (mean_e S_e(sight after the action) - z) / s,
+    r = (mean_e S_e(observation after the action) - z) / s
 
-s the deviation and z the mean, or the highest, of the scores of all sights held, taken anew at each
-fit. With z the highest nothing is paid above 0: ending the episode at the goal is best.
+s is the standard deviation, and z the mean or the maximum, of the scores of all stored
+observations, recomputed after each fit. With the maximum no reward is above 0: ending the episode
+at the goal is optimal.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """`leaf`: what is scored, an observation's name (null: a drawing of the world, `size` pixels a
-    side), of its numbers `only` those with these names (empty: all); `picture`: what a judge that
-    looks is shown (null: the drawing).
+    """`labeller` compares pairs. `leaf`: the observation that is scored (null: a rendered image of
+    `size` pixels), and of its elements `only` those with these names (empty: all); `picture`: the
+    image that a labeller is given (null: the rendered image).
 
-    `pairs` are asked every `every` environment steps, of the `recent` newest sights, until there
-    are `labels`; a session with more than `ties` of ties is the last one. `choose`
-    "disagreement" takes those of ten times as many pairs that the ensemble is least agreed on.
-    `tied`: ties count as a half, or not at all. `memory`: how many sights are kept; it should be
-    what the replay holds.
+    Every `every` environment steps, `pairs` of the `recent` newest observations are labelled, until
+    there are `labels`; a session with a fraction of ties above `ties` is the last one. `choose`
+    "disagreement" selects those of ten times as many pairs on which the ensemble disagrees most.
+    `tied`: ties have the target 1/2, or are dropped. `memory`: number of stored observations, best
+    the size of the replay buffer.
     """
 
     labeller: Node
@@ -76,14 +77,15 @@ class Config:
 
 
 class Preference:
-    """Asked when rows are sampled, by the number of what they ended in; rows without a number (of a
-    dataset) are scored by what they show. Nothing is paid before the first labels."""
+    """Applied when transitions are sampled, by the index of the observation that they led to;
+    transitions without an index (of a dataset) are scored directly. The reward is 0 before the
+    first labels."""
 
     frozen = False
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int = 0) -> None:
         if distributed.world() > 1:
-            raise ConfigError("preferences are learned in one process: leave torchrun out")
+            raise ConfigError("preferences are learned in one process: start without torchrun")
         self.config = config
         self.labeller: Labeller = build(config.labeller, seed=seed)
         self.sight = PICTURE if config.leaf is None else config.leaf
@@ -96,17 +98,17 @@ class Preference:
         self.store = ImageStore(config.memory)
         self.zero, self.scale = 0.0, 1.0
         self.steps = 0
-        self.done = ""  # why no more is asked
+        self.done = ""  # why labelling ended
         self.metrics: dict[str, Tensor] = {}
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The world with the numbers of its sights."""
+        """The environment with the index of its observations in the store."""
         names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
-        drawn = with_render(env, self.config.size) if PICTURE in names else env
-        return ImageIndexWrapper(drawn, self.store, sorted(names), (PICTURE,))
+        rendered = with_render(env, self.config.size) if PICTURE in names else env
+        return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Take in what rows ended in; every so many steps ask, and learn."""
+        """Store the transitions' observations; every `every` steps label pairs and learn."""
         numbers = rows[f"next_obs/{IMAGE_INDEX}"].cpu()
         self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
         if len(self.ranker):
@@ -119,8 +121,8 @@ class Preference:
             self._session()
 
     def _session(self) -> None:
-        """Ask about the newest sights, fit all labels there are, score everything anew."""
-        first, second = self._chosen()
+        """Label pairs of recent observations, fit all labels so far, and update all scores."""
+        first, second = self._choose_pairs()
         sides = [self.store.take(side) for side in (first, second)]
         found = self.ask(*sides)
         if found is not None:
@@ -131,8 +133,8 @@ class Preference:
             )
             self.measure(self.store.scores[held])
 
-    def _chosen(self) -> tuple[Tensor, Tensor]:
-        """Numbers [pairs] of both sides."""
+    def _choose_pairs(self) -> tuple[Tensor, Tensor]:
+        """Indices [pairs] of both sides."""
         config, pool = self.config, self.store.reached(self.config.recent)
         some = min(config.pairs, config.labels - len(self.ranker))
         disputed = config.choose == "disagreement" and len(self.ranker) > 0
@@ -147,11 +149,11 @@ class Preference:
         return drawn[0], drawn[1]
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
-        """Have pairs judged, of rows with the sight, `reward`, and the picture where it matters;
-        None where no label came of it."""
+        """Have pairs labelled, given both sides' observations, `reward`, and the image if needed;
+        None if no label resulted."""
         labels = self.labeller(self._evidence(first), self._evidence(second))
         answered = labels != ABSTAIN
-        self._book(labels[answered])
+        self._update_counts(labels[answered])
         use = answered if self.config.tied == "half" else answered & (labels != TIE)
         index = use.nonzero().flatten()
         if not len(index):
@@ -165,25 +167,25 @@ class Preference:
             return {"picture": side[self.shown], "reward": side["reward"]}
         return {"reward": side["reward"]}
 
-    def _book(self, answered: Tensor) -> None:
-        """Decide whether there is more to ask, and write down what was."""
+    def _update_counts(self, answered: Tensor) -> None:
+        """Decide whether to continue labelling, and update the metrics."""
         tied = float((answered == TIE).float().mean()) if len(answered) else 0.0
         if self.labeller.stopped:
             self.done = self.labeller.stopped
         elif tied > self.config.ties:
             self.done = f"{tied:.0%} of the last pairs were ties"
-            logger.warning("preference: %s; no more is asked", self.done)
+            logger.warning("preference: %s; labelling ends", self.done)
         counts = self.labeller.counts
         known = {"asked": counts.asked, "tied": counts.tied}
         known |= {"abstained": counts.abstained, "tokens": counts.tokens}
         self.metrics |= {name: torch.tensor(float(count)) for name, count in known.items()}
 
     def view(self, sights: Tensor) -> Tensor:
-        """What is scored of sights [n, ...]."""
+        """The elements of observations [n, ...] that are scored."""
         return sights if self.columns is None else sights[:, self.columns]
 
     def measure(self, scores: Tensor) -> None:
-        """Take zero and unit of the reward from scores [N]."""
+        """Set the reward's zero and scale from scores [N]."""
         self.scale = max(float(scores.std()), 1e-3)
         self.zero = float(scores.mean() if self.config.zero == "mean" else scores.max())
         self.metrics["scale"] = torch.tensor(self.scale)
@@ -197,19 +199,21 @@ class Preference:
         elif sight in rows:
             scores = self.ranker.score(self.view(rows[sight]))
         else:
-            raise ConfigError(f"these rows show no {self.sight}, which the reward was fitted to")
+            raise ConfigError(
+                f"the transitions have no {self.sight}, to which the reward was fitted"
+            )
         return ((scores - self.zero) / self.scale).to(rows["reward"].device)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """What is known of the last session; learning happens there."""
+        """Metrics of the last session; learning happens in `observe_step`."""
         return self.metrics
 
     def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]:
-        """Have pairs of a recording judged and learn them; what came of it.
+        """Have pairs of a dataset labelled and fit the reward to them; returns metrics.
 
-        On the share `held_out` of the trajectories, which the reward was not fitted to: `judged`,
-        how many of the judge's labels it tells as well; `pairs` and `returns`, how it goes with the
-        recorded reward. ConfigError where the judge gives no label at all.
+        On the fraction `held_out` of the episodes: `accuracy`, how often the reward agrees with the
+        labeller; `pairs` and `returns`, its agreement with the recorded reward. Raises ConfigError
+        if the labeller gives no label.
         """
         names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
         rows = reached_observations(episodes, names)
@@ -224,7 +228,7 @@ class Preference:
 
         labels = gather(ask(kept), self.config.labels, self.config.pairs)
         if labels is None:
-            raise ConfigError(f"the judge gave no label ({self.done or 'it always abstained'})")
+            raise ConfigError(f"the labeller gave no label ({self.done or 'it always abstained'})")
         self.ranker.learn(labels)
         checks = gather(ask(apart), max(20, self.config.labels // 5), self.config.pairs)
         scores = self.ranker.score(self.view(rows[self.sight]))
@@ -232,7 +236,7 @@ class Preference:
         tested = rows_of_episodes(rows | {"score": scores}, apart)
         return {
             "labels": float(len(labels[2])),
-            "judged": math.nan if checks is None else self.ranker.accuracy(checks),
+            "accuracy": math.nan if checks is None else self.ranker.accuracy(checks),
             **agreement(tested["score"], tested["reward"], tested["episode"]),
         }
 
@@ -256,18 +260,20 @@ class Preference:
 
 
 def _leaf(config: Config, spec: Spec) -> Leaf:
-    """What is scored."""
+    """The observation that is scored."""
     if config.leaf is None:
         return Leaf((config.size, config.size, 3), "uint8", 0, 255)
     if config.leaf not in spec.obs:
-        raise ConfigError(f"this world has no {config.leaf}{nearest(config.leaf, spec.obs)}")
+        raise ConfigError(
+            f"reward.leaf: no observation {config.leaf}{nearest(config.leaf, spec.obs)}"
+        )
     return spec.obs[config.leaf]
 
 
 def _columns(config: Config, leaf: Leaf) -> Tensor | None:
-    """Where the numbers are that count; None: all do."""
+    """Indices of the elements that are scored; None: all."""
     for name in config.only:
         if name not in leaf.names:
-            shown = "the drawing" if config.leaf is None else config.leaf
-            raise ConfigError(f"{shown} has no number {name}{nearest(name, leaf.names)}")
+            shown = "the rendered image" if config.leaf is None else config.leaf
+            raise ConfigError(f"{shown} has no element {name}{nearest(name, leaf.names)}")
     return torch.tensor([leaf.names.index(name) for name in config.only]) if config.only else None

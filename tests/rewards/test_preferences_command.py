@@ -1,4 +1,4 @@
-"""`embodied reward judge`: a recording in, the same recording paid by judged pairs out."""
+"""`embodied reward preferences`: writes a copy of a dataset with rewards learned from pairs."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def test_a_copy_is_paid_by_what_was_learned(
 ) -> None:
     out = tmp_path / "paid"
     with pytest.raises(SystemExit) as stop:
-        main(["reward", "judge", str(dataset), *WORDS, "reward.zero=highest", f"out={out}"])
+        main(["reward", "preferences", str(dataset), *WORDS, "reward.zero=highest", f"out={out}"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
-    assert "every step paid by 100 labels" in said
+    assert "learned from 100 labels" in said
     old, new = read_episodes(dataset), read_episodes(out)
     for key in ("obs/state", "action", "truncated", "terminated"):
         assert new.steps[key].equal(old.steps[key])
     assert new.final["state"].equal(old.final["state"])
-    assert new.steps["world_reward"].equal(old.steps["reward"])
+    assert new.steps["env_reward"].equal(old.steps["reward"])
     assert float(new.steps["reward"].max()) == pytest.approx(0, abs=1e-5)
     assert float(new.steps["reward"].std()) == pytest.approx(1, abs=1e-3)
     assert new.info[3]["number"] == 3
-    facts = json.loads((out / "judged.json").read_text())
+    facts = json.loads((out / "preferences.json").read_text())
     assert facts["labels"] == 100
-    assert facts["reward"]["judge"]["_target_"].endswith("Simulated")
+    assert facts["reward"]["labeller"]["_target_"].endswith("SimulatedLabeller")
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["reward=scaled"], "does not learn by asking"),
-        ([*WORDS, "reward.leaf=picture"], "this world has no picture"),
-        ([*WORDS, "held_out=1.5"], "held_out=1.5 should be above 0"),
+        (["reward=scaled"], "cannot be fitted to pairs"),
+        ([*WORDS, "reward.leaf=picture"], "no observation picture"),
+        ([*WORDS, "held_out=1.5"], "held_out=1.5 must be"),
         ([*WORDS, "reward.labeller.eror=0.1"], "eror"),
     ],
 )
@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(
     dataset: Path, tmp_path: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["reward", "judge", str(dataset), *words, f"out={tmp_path / 'paid'}"])
+        main(["reward", "preferences", str(dataset), *words, f"out={tmp_path / 'paid'}"])
     said = str(stop.value.code) + capsys.readouterr().err
     assert why in said
     assert "Traceback" not in said

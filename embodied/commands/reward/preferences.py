@@ -1,4 +1,4 @@
-"""Have pairs of a recording judged, learn the reward behind them, write a copy paid by it."""
+"""Fit a reward to labelled pairs of a dataset and write a copy with the learned rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Teachable(Protocol):
-    """A reward that can be fitted to a recording by asking."""
+    """A reward that can be fitted to a dataset by labelling pairs of it."""
 
     def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
 
@@ -30,11 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "dataset folders, reward=NAME, out=DIR, and any setting of the reward")
     parser.epilog = (
         "examples:\n"
-        "  embodied reward judge outputs/mixed reward=preference reward.leaf=state "
-        "reward.labeller.error=0.15 out=outputs/judged\n"
-        "  embodied reward judge outputs/mixed reward=preference_model reward.leaf=front "
-        "reward.picture=front reward.labeller.goal='fold the cloth' out=outputs/judged\n"
-        "  embodied train experiment=fr3_reach_iql demos=outputs/judged"
+        "  embodied reward preferences outputs/mixed reward=preference reward.leaf=state "
+        "reward.labeller.error=0.15 out=outputs/labelled\n"
+        "  embodied reward preferences outputs/mixed reward=preference_model reward.leaf=front "
+        "reward.picture=front reward.labeller.goal='fold the cloth' out=outputs/labelled\n"
+        "  embodied train experiment=fr3_reach_iql demos=outputs/labelled"
     )
 
 
@@ -43,17 +43,18 @@ def run(args: argparse.Namespace) -> None:
 
     folders = [word for word in args.words if "=" not in word]
     if not folders:
-        raise ConfigError("what to judge: embodied reward judge DATASET... reward=NAME out=DIR")
+        raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
     words = [word for word in args.words if "=" in word]
-    node = compose("judge", words, args.config_dir).node
+    node = compose("preferences", words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
     if not 0 < node["held_out"] < 1:
-        raise ConfigError(f"held_out={node['held_out']} should be above 0 and below 1")
-    judge(node, [Path(folder) for folder in folders])
+        raise ConfigError(f"held_out={node['held_out']} must be between 0 and 1")
+    label_and_fit(node, [Path(folder) for folder in folders])
 
 
-def judge(node: Node, folders: list[Path]) -> dict[str, float]:
-    """Fit, check, and write the labelled copy; how well it went, also in OUT/judged.json."""
+def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
+    """Fit the reward, check it on held-out episodes, write the copy; returns the metrics, which are
+    also written to OUT/preferences.json."""
     import torch
 
     from embodied.core.atomic_write import write_json
@@ -65,7 +66,7 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
 
     out = Path(node["out"])
     if (out / "meta").exists():
-        raise ConfigError(f"{out} holds a dataset already; name another folder: out=DIR")
+        raise ConfigError(f"{out} already contains a dataset; choose another folder: out=DIR")
     torch.set_num_threads(node["threads"])
     seed_everything(node["seed"])
     parts = [read_episodes(folder) for folder in folders]
@@ -77,35 +78,33 @@ def judge(node: Node, folders: list[Path]) -> dict[str, float]:
     context |= {"device": device, "seed": node["seed"], "folder": where}
     reward = build(node["reward"], **context)
     if not isinstance(reward, Teachable):
-        raise ConfigError(
-            f"{node['reward']['_target_']} does not learn by asking about a recording"
-        )
-    print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; asking", flush=True)
+        raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
+    print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; labelling pairs", flush=True)
     report = reward.fit_from(episodes, node["held_out"])
-    paid = _paid(reward, episodes)
-    _copy(out, episodes, paid)
+    rewards = _rewards(reward, episodes)
+    _copy(out, episodes, rewards)
     known = {name: value for name, value in report.items() if not math.isnan(value)}
-    write_json(out / "judged.json", {"reward": node["reward"], "seed": node["seed"], **known})
-    _tell(out, report)
+    write_json(out / "preferences.json", {"reward": node["reward"], "seed": node["seed"], **known})
+    _print_report(out, report)
     return report
 
 
-def _copy(out: Path, episodes: Episodes, paid: Tensor) -> None:
-    """The recording with another reward; the old one is `world_reward`."""
+def _copy(out: Path, episodes: Episodes, rewards: Tensor) -> None:
+    """The dataset with the learned reward; the environment's is kept as `env_reward`."""
     from embodied.datasets.lerobot.reader import EpisodeWriter
 
     with EpisodeWriter(out, episodes.spec) as writer:
         for number in range(len(episodes)):
             begin, length = int(episodes.start[number]), int(episodes.length[number])
             episode = episodes.episode(number)
-            episode["world_reward"] = episode["reward"]
-            episode["reward"] = paid[begin : begin + length]
+            episode["env_reward"] = episode["reward"]
+            episode["reward"] = rewards[begin : begin + length]
             info = dict(episodes.info[number]) if episodes.info else {}
             writer.add(episode, episodes.texts[number] if episodes.texts else None, info)
 
 
-def _paid(reward: Teachable, episodes: Episodes) -> Tensor:
-    """The reward of every step, a thousand at a time."""
+def _rewards(reward: Teachable, episodes: Episodes) -> Tensor:
+    """The learned reward of every step, a thousand at a time."""
     import torch
 
     from embodied.core import tensors as tt
@@ -116,14 +115,14 @@ def _paid(reward: Teachable, episodes: Episodes) -> Tensor:
     return torch.cat([reward(tt.take(rows, some)).float() for some in whole])
 
 
-def _tell(out: Path, report: dict[str, float]) -> None:
-    print(f"{out}: every step paid by {report['labels']:.0f} labels; on trajectories held out")
+def _print_report(out: Path, report: dict[str, float]) -> None:
+    print(f"{out}: rewards learned from {report['labels']:.0f} labels; on held-out episodes:")
     lines = {
-        "judged": "{:.0%} of the judge's own labels are told as well",
-        "pairs": "{:.0%} in the order of the recorded reward",
-        "returns": "rank correlation {:.2f} with the recorded ones",
+        "accuracy": "{:.0%} agreement with the labeller",
+        "pairs": "{:.0%} of pairs ordered as by the recorded reward",
+        "returns": "rank correlation {:.2f} with the recorded returns",
     }
-    for name, line in lines.items():  # a recording without rewards has nothing to compare with
+    for name, line in lines.items():  # a dataset without rewards has no reference
         if not math.isnan(report[name]):
             print(f"  {name:8} {line.format(report[name])}")
     print(f"next: embodied train experiment=NAME demos={out}")
