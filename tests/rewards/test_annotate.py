@@ -178,7 +178,7 @@ def test_ranking_is_measured_against_all_captions() -> None:
     value = dict(zip(every, worth, strict=True))
     targets = [0.5 + 0.5 * (value[a] > value[b]) - 0.5 * (value[a] < value[b]) for a, b in pairs]
     model.learn(pairs, targets)
-    model.settle(every)
+    model.normalize_on(every)
     paid = model(every).view(3, 6)
     assert (paid[0] > paid[1].max()).all() and (paid[2] == 0).all()
     z = (model.scores(every) - model.mean) / model.deviation

@@ -18,7 +18,12 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.writer import EpisodeWriter
-from embodied.rewards.success.calibration import calibrate, coolest, reliability, threshold_for
+from embodied.rewards.success.calibration import (
+    best_temperature,
+    calibrate,
+    reliability,
+    threshold_for,
+)
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.success.labels import Training, load_labelled, split
 from embodied.rewards.success.recent_buffer import RecentBuffer
@@ -136,7 +141,7 @@ def test_the_temperature_undoes_a_factor() -> None:
     true = torch.linspace(-3, 3, 7).double()
     logits = (3 * true).repeat_interleave(1000)
     label = torch.cat([torch.arange(1000) < 1000 * p for p in true.sigmoid().tolist()]).double()
-    assert coolest(logits, label) == pytest.approx(3, rel=0.02)
+    assert best_temperature(logits, label) == pytest.approx(3, rel=0.02)
 
 
 def test_the_share_of_successes_moves_the_odds() -> None:
@@ -285,7 +290,7 @@ def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
     ("settings", "message"),
     [
         ({}, "reward.data="),
-        ({"trained": "nowhere"}, "holds no trained network"),
+        ({"trained": "nowhere"}, "has no trained classifier"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -87,7 +87,7 @@ def test_given_sentences_are_used_as_they_are() -> None:
     assert float(plain(model.images(picture))) == pytest.approx(0.5 + 0.25)  # |g| is not one
     with pytest.raises(ConfigError, match="at least two"):
         readout_of(Config(ladder=("good",)), model, ())
-    with pytest.raises(ConfigError, match="says the same"):
+    with pytest.raises(ConfigError, match="the same embedding"):
         readout_of(Config(baseline="good"), model, ("good",))
 
 
@@ -148,10 +148,10 @@ def test_ends_are_hidden_from_the_learner() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"picture": "state"}, "is not a picture of this world"),
+        ({"picture": "state"}, "is not an image observation"),
         ({"picture": "back"}, "there are \\['front'\\]"),
         ({"alpha": 1.5}, "between 0 and 1"),
-        ({"prompt": None}, "what is the goal"),
+        ({"prompt": None}, "no goal"),
         ({"model": "/no/such"}, "there is no model"),
     ],
 )
@@ -164,7 +164,7 @@ def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: st
 def test_rows_without_the_picture_are_refused() -> None:
     node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
     reward = build(node, spec=SPEC, device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"reward\.picture=LEAF"):
+    with pytest.raises(ConfigError, match=r"reward\.picture=NAME"):
         reward({"reward": torch.zeros(1)})
 
 

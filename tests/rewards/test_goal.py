@@ -83,11 +83,11 @@ def test_the_world_is_drawn_where_no_leaf_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "what is the goal"),
-        ({"goal": "/no/such"}, "neither an image nor a folder"),
-        ({"leaf": "touch", "goal": "x"}, "there are state, front"),
+        ({}, "no goal"),
+        ({"goal": "/no/such"}, "neither an image nor a dataset"),
+        ({"leaf": "touch", "goal": "x"}, "not an observation: state, front"),
         ({"state": {"x": 1.0}}, "reward.leaf=state"),
-        ({"leaf": "state", "state": {"w": 1.0}}, "there is no element 'w'"),
+        ({"leaf": "state", "state": {"w": 1.0}}, "no element 'w'"),
         ({"leaf": "state", "state": {"x": 1.0}, "weights": {"v": 1.0}}, "no element 'v'"),
     ],
 )

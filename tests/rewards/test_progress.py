@@ -126,7 +126,7 @@ def test_every_bin_gets_its_quota_and_the_centre_the_remainder() -> None:
 
 
 def test_progress_of_moments_and_labels_of_pairs() -> None:
-    frames = progress_hops.moments(torch.tensor([3, 5]))
+    frames = progress_hops.linear_progress(torch.tensor([3, 5]))
     torch.testing.assert_close(
         frames.progress, torch.tensor([0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0])
     )
@@ -142,7 +142,7 @@ def test_progress_of_moments_and_labels_of_pairs() -> None:
 
 
 def test_episodes_that_come_to_nothing_stay_at_no_progress() -> None:
-    frames = progress_hops.moments(torch.tensor([4]), succeeds=False)
+    frames = progress_hops.linear_progress(torch.tensor([4]), succeeds=False)
     assert not frames.progress.any() and frames.place[-1] == 1
 
 

@@ -1,4 +1,6 @@
-"""What rewards learned from datasets look at: leaves, and every moment of every episode."""
+"""Observations of datasets, for rewards that are learned from demonstrations or labelled
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,36 @@ from embodied.rewards.wrappers.render_caption import PICTURE
 
 
 def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf]:
-    """The leaves `views` of datasets; ConfigError where one is missing or of two shapes."""
+    """The observations `views` of several datasets; ConfigError if one is missing or differs in
+    shape."""
     if not views:
-        raise ConfigError("reward.views names nothing to look at")
+        raise ConfigError("reward.views is empty: name at least one observation")
     leaves: dict[str, Leaf] = {}
     for name in views:
         for spec in specs:
             if name not in spec.obs:
                 raise ConfigError(
-                    f"reward.views: the dataset does not show {name}{_more(name, spec)}"
+                    f"reward.views: the dataset has no observation {name}{_hint(name, spec)}"
                 )
             leaf = leaves.setdefault(name, spec.obs[name])
-            _require_alike(name, spec.obs[name], leaf, "one dataset", "another")
+            _require_same(name, spec.obs[name], leaf, "one dataset", "another")
     return leaves
 
 
 def require_observed(leaves: Mapping[str, Leaf], spec: Spec) -> None:
-    """ConfigError where a world does not show `leaves`; pictures of it can be watched."""
+    """ConfigError if an environment lacks the observations `leaves`; images can be rendered."""
     for name, leaf in leaves.items():
         if name in spec.obs:
-            _require_alike(name, spec.obs[name], leaf, "this world", "the dataset")
+            _require_same(name, spec.obs[name], leaf, "the environment", "the dataset")
         elif name != PICTURE:
             raise ConfigError(
-                f"reward.views: this world does not show {name}{nearest(name, spec.obs)}"
+                f"reward.views: the environment has no observation {name}{nearest(name, spec.obs)}"
             )
 
 
 def all_frames(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors, Tensor]:
-    """Every observation, the one after the last action included: leaves [N, ...] and the episode
-    [N] of each."""
+    """Every observation of every episode, the final one included: leaves [N, ...], and the episode
+    [N] of each frame."""
     episode = torch.repeat_interleave(torch.arange(len(episodes)), episodes.length + 1)
     start = (episodes.length + 1).cumsum(0) - (episodes.length + 1)
     place = torch.arange(len(episode)) - start[episode]
@@ -58,20 +61,20 @@ def all_frames(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors,
 
 
 def shift_images(moments: Tensors, most: int, random: torch.Generator) -> Tensors:
-    """Every picture [N, H, W, C] moved by up to `most` pixels."""
+    """Images [N, H, W, C] shifted randomly by up to `most` pixels; other observations unchanged."""
     return {
         k: random_shift(v, most, random) if most and v.dtype == torch.uint8 and v.ndim == 4 else v
         for k, v in moments.items()
     }
 
 
-def _more(name: str, spec: Spec) -> str:
+def _hint(name: str, spec: Spec) -> str:
     if name == PICTURE:
-        return ": collect it in a world with reward pictures (env=fr3_lift_pictured)"
+        return ": collect it in an environment that renders it (env=fr3_lift_pictured)"
     return nearest(name, spec.obs)
 
 
-def _require_alike(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:
+def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:
     if (here.shape, here.dtype) != (there.shape, there.dtype):
         raise ConfigError(
             f"reward.views: {name} is {here.dtype}{list(here.shape)} in {one} and "

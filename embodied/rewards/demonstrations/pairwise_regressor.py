@@ -1,8 +1,8 @@
-"""Pair regressor: the hop from one moment to another, seen in several views or as numbers.
+"""Pairwise regressor: predicts the hop between two frames from images or vectors.
 
-The role that Robo-Dopamine (2025) gives to a vision-language model, for a network small enough to
-be fitted to a handful of demonstrations: h(before, after, start, goal) in [-1, 1], where start and
-goal are references of what nothing and all of the task look like.
+It has the role of the vision-language model in Robo-Dopamine (2025), and is small enough to be
+fitted to a few demonstrations: h(before, after, start, goal) in [-1, 1], where start and goal are
+the first and last frame of a demonstration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROLES = 4
 
 
 class PairwiseRegressor(nn.Module):
-    """Every moment through one encoder; then the features of all four roles through an MLP."""
+    """Encodes every frame; an MLP maps the features of all four to a hop."""
 
     def __init__(
         self, leaves: Mapping[str, Leaf], hidden: tuple[int, ...], channels: tuple[int, ...]
@@ -37,15 +37,15 @@ class PairwiseRegressor(nn.Module):
         self.head = mlp(ROLES * self.encoder.size, hidden, 1, "silu", layer_norm=True)
 
     def forward(self, before: Tensor, after: Tensor, start: Tensor, goal: Tensor) -> Tensor:
-        """Hops [N] from features [N, F] of the four roles."""
+        """Hops [N] from features [N, F] of the four frames."""
         return torch.tanh(self.head(torch.cat([before, after, start, goal], 1))[:, 0])
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """`updates` of `batch_size` pairs; shares of `zero` pairs, of pairs of two episodes (`cross`)
-    and of references from another episode (`swap`); `noise` on numbers, in deviations; pictures are
-    shifted by up to `shift` pixels."""
+    """`updates` of `batch_size` pairs; fractions of `zero` pairs, of pairs of two episodes
+    (`cross`) and of start and goal from another episode (`swap`); `noise` on vectors, in standard
+    deviations; images are shifted by up to `shift` pixels."""
 
     updates: int
     batch_size: int
@@ -60,9 +60,9 @@ class FitConfig:
 def fit(
     net: PairwiseRegressor, moments: Tensors, frames: Frames, won: int, how: FitConfig, seed: int
 ) -> float:
-    """Fit `net` to the hops between `moments` (leaves [N, ...]); the first `won` episodes of
-    `frames` are demonstrations, whose first and last moments are the references. Returns the mean
-    squared error of the last tenth of the updates."""
+    """Fit `net` to the hops between frames `moments` (leaves [N, ...]). The first `won` episodes of
+    `frames` are demonstrations, which provide start and goal. Returns the mean squared error of the
+    last tenth of the updates."""
     random = torch.Generator().manual_seed(seed)
     net.encoder.fit(tt.nest(moments, "obs"))
     adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
@@ -87,21 +87,22 @@ def fit(
 
 
 def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:
-    """Numbers of the first and the last moment of each demonstration, [won] each."""
+    """Indices of the first and the last frame of each demonstration, [won] each."""
     length = torch.bincount(frames.episode)[:won]
     first = length.cumsum(0) - length
     return first, first + length - 1
 
 
 def _references(episode: Tensor, won: int, swap: float, random: torch.Generator) -> Tensor:
-    """A demonstration [n] for each pair: its own, or with `swap` (and where it is none) any."""
+    """The demonstration [n] that gives start and goal of each pair: its own, or with probability
+    `swap` (and for failed episodes) any."""
     other = torch.randint(won, episode.shape, generator=random)
     leave = (torch.rand(episode.shape, generator=random) < swap) | (episode >= won)
     return torch.where(leave, other, episode)
 
 
 def _noisy(features: Tensor, numbers: int, noise: float, random: torch.Generator) -> Tensor:
-    """Features [4, n, F] with noise on the standardised numbers, which come first."""
+    """Features [4, n, F] with noise on the normalised vectors, which come first."""
     extra = torch.zeros_like(features)
     extra[..., :numbers] = noise * torch.randn(*features.shape[:2], numbers, generator=random)
     return features + extra

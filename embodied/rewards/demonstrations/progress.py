@@ -1,16 +1,14 @@
-"""Progress: how far along a few demonstrations a moment is, as a shaping potential.
+"""Stepwise progress learned from a few demonstrations, as potential-based shaping.
 
-Robo-Dopamine (2025). A pair regressor (`embodied.rewards.demonstrations.pairwise_regressor`) is
-fitted to hops between moments
-of one to five demonstrations; a moment's progress is read from anchors a of each of them whose
-progress phi_a is known,
+Robo-Dopamine (2025). A pairwise regressor (`embodied.rewards.demonstrations.pairwise_regressor`) is
+fitted to hops between frames of one to five demonstrations. The progress of a state is estimated
+from anchor frames a of each demonstration, whose progress phi_a is known:
 
-    Phi(s) = w mean of compose(phi_a, h(a, s)):  phi_a = 0 (forward), 1 (backward), between,
-    r = r_world + scale (gamma^k Phi(s') - Phi(s)),       Phi(s') = 0 where the world ended,
+    Phi(s) = w mean of compose(phi_a, h(a, s)):  phi_a = 0 (forward), 1 (backward), between
+    r = r_env + scale (gamma^k Phi(s') - Phi(s)),       Phi(s') = 0 at a termination
 
-w = exp(-((forward - backward) / tolerance)^2) trusting it where the readouts agree. A potential of
-the state alone leaves the optimal policy as it is (Ng, Harada and Russell, 1999). It is fitted
-once, when the reward is made, and never again: both ends of a row always have one version.
+with the confidence w = exp(-((forward - backward) / tolerance)^2). A potential does not change the
+optimal policy (Ng, Harada and Russell, 1999). The model is fitted once, when the reward is built.
 """
 
 from __future__ import annotations
@@ -47,21 +45,22 @@ from embodied.rewards.demonstrations.progress_hops import (
     agreement,
     compose,
     integrate,
-    moments,
+    linear_progress,
 )
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
-MOST = 4096  # rows that go through the network at once
+MOST = 4096  # batch size of inference
 
 
 @dataclass(frozen=True)
 class Config:
-    """`demos`: folders of demonstrations, `demo_episodes` of each; `failures`: folders of episodes
-    that come to nothing (random actions), whose moments are all labelled "no progress". `views`:
-    leaves to look at, pictures or vectors ("privileged/picture": the world is watched).
+    """`demos`: datasets of demonstrations, `demo_episodes` of each; `failures`: datasets of failed
+    episodes (random actions), with progress 0 throughout. `views`: observations to use, images or
+    vectors ("privileged/picture": rendered).
 
-    `tolerance` of the agreement between forward and backward readout (None: always trusted),
-    `between` anchors inside each demonstration; the rest is of the fit, see `pair.Fitting`."""
+    `tolerance` of the confidence (None: confidence 1), `between` anchors inside each demonstration;
+    the other settings are those of `pairwise_regressor.FitConfig`.
+    """
 
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = 5
@@ -85,8 +84,8 @@ class Config:
 
 
 class StepwiseProgress(nn.Module):
-    """The fitted model is kept in `folder` (a run's): made again with the same settings and the
-    same demonstrations, it is read instead of fitted."""
+    """The fitted model is stored in the run's `folder`; built again with the same settings and
+    demonstrations, it is loaded instead of fitted."""
 
     frozen = True
     known: Tensor
@@ -97,7 +96,7 @@ class StepwiseProgress(nn.Module):
         super().__init__()
         self.config, self.seed = config, seed
         if distributed.world() > 1:
-            raise ConfigError("processes would each fit a reward of their own; train in one")
+            raise ConfigError("with several processes each would fit its own reward; train in one")
         if not config.demos:
             raise ConfigError(
                 "this reward is learned from demonstrations: reward.demos=DIR "
@@ -108,7 +107,7 @@ class StepwiseProgress(nn.Module):
         self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
         require_observed(self.leaves, spec)
         if min(int(part.length.min()) for part in shown + missed) < 2:
-            raise ConfigError("a demonstration of one step shows no progress; leave it out")
+            raise ConfigError("demonstrations need at least two steps")
         won, lost = joined(shown), joined(missed) if missed else None
         self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
         self.keep(won)
@@ -116,25 +115,25 @@ class StepwiseProgress(nn.Module):
         self.to(device).eval().requires_grad_(False)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """Pictures of the world, where they are looked at and not there already."""
+        """The environment with rendered images, if they are needed and not observed."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
         return with_render(env, self.leaves[PICTURE].shape[0])
 
     def __call__(self, rows: Tensors) -> Tensor:
-        """The world's own reward and the shaping of rows with `discount` (0 at a true end), [N]."""
+        """The environment's reward plus the shaping, [N]."""
         terms = self.components(rows)
         return terms["env"] + terms["progress"]
 
     def components(self, rows: Tensors) -> Tensors:
-        """Both parts, [N]."""
+        """Both terms, [N] each."""
         before = self.potential(tt.under(rows, "obs"))
         after = self.potential(tt.under(rows, "next_obs"))
         shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
         return {"env": rows["reward"], "progress": self.config.scale * shaping}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Fitted once: there is nothing more to learn."""
+        """Fitted once; nothing to learn."""
         return {}
 
     def potential(self, obs: Tensors) -> Tensor:
@@ -147,8 +146,8 @@ class StepwiseProgress(nn.Module):
 
     @torch.no_grad()
     def readouts(self, obs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Progress [N] read from the start of each demonstration (forward), from moments inside it,
-        and from its end (backward), each the mean over demonstrations."""
+        """Progress [N] estimated from the start of each demonstration (forward), from frames inside
+        it, and from its end (backward), averaged over demonstrations."""
         features = self._features({name: obs[name] for name in self.leaves})
         anchors = self._features(self.anchors())
         per = len(self.known)  # anchors of a demonstration: start, between, goal
@@ -164,9 +163,8 @@ class StepwiseProgress(nn.Module):
 
     @torch.no_grad()
     def along(self, obs: Tensors, reference: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a whole trajectory (leaves [T, ...]): the sum of its hops from moment to moment, and
-        progress against its own first moment and against the goal of demonstration `reference`,
-        [T] each."""
+        """For a trajectory (leaves [T, ...]): the integral of its hops, and progress relative to
+        its own first frame and to the goal of demonstration `reference`, [T] each."""
         features = self._features({name: obs[name] for name in self.leaves})
         anchors = self._features(self.anchors()).view(-1, len(self.known), features.shape[1])
         goal = anchors[reference, -1:].expand_as(features)
@@ -177,11 +175,11 @@ class StepwiseProgress(nn.Module):
         return integrate(steps), forward, backward
 
     def anchors(self) -> Tensors:
-        """Moments [demonstrations * anchors, ...] of the leaves that are looked at."""
+        """Anchor frames [demonstrations * anchors, ...]."""
         return {name: getattr(self, _buffer(name)) for name in self.leaves}
 
     def keep(self, won: Episodes) -> None:
-        """Take the anchors: evenly spaced moments of each demonstration, its ends included."""
+        """Store the anchors: evenly spaced frames of each demonstration, both ends included."""
         per = self.config.between + 2
         self.register_buffer("known", torch.linspace(0, 1, per))
         seen, frames = _moments(won, self.leaves, succeeds=True)
@@ -204,7 +202,8 @@ class StepwiseProgress(nn.Module):
         return torch.cat(parts)
 
     def _fitted(self, won: Episodes, lost: Episodes | None, folder: Path) -> None:
-        """Read the model of these settings and demonstrations from `folder`, or fit and write."""
+        """Load the model of these settings and demonstrations from `folder`, or fit and write
+        it."""
         weights, card = folder / "progress.safetensors", folder / "progress.json"
         mark = self._fingerprint(won, lost)
         if card.exists() and json.loads(card.read_text())["fingerprint"] == mark:
@@ -240,12 +239,12 @@ class StepwiseProgress(nn.Module):
             self.net = PairwiseRegressor(self.leaves, self.config.hidden, self.config.channels)
         error = fit(self.net, seen, frames, len(won), FitConfig(**settings), self.seed)
         print(
-            f"progress: fitted to {len(won)} demonstrations, error of a hop {math.sqrt(error):.3f}"
+            f"progress: fitted to {len(won)} demonstrations, RMSE of a hop {math.sqrt(error):.3f}"
         )
         return error
 
     def _fingerprint(self, won: Episodes, lost: Episodes | None) -> str:
-        """Of everything that a fit depends on."""
+        """Hash of everything that the fit depends on."""
         digest = hashlib.sha256(json.dumps([asdict(self.config), self.seed]).encode())
         for episodes in (won, *([] if lost is None else [lost])):
             for value in _moments(episodes, self.leaves, succeeds=True)[0].values():
@@ -263,6 +262,6 @@ def _read(folders: str | tuple[str, ...], limit: int | None) -> list[Episodes]:
 
 
 def _moments(episodes: Episodes, leaves: dict[str, Leaf], succeeds: bool) -> tuple[Tensors, Frames]:
-    """Every observation of every episode, its last included."""
+    """Every observation of every episode, the final one included."""
     seen, _ = all_frames(episodes, leaves)
-    return seen, moments(episodes.length + 1, succeeds)
+    return seen, linear_progress(episodes.length + 1, succeeds)

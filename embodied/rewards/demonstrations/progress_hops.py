@@ -1,10 +1,11 @@
-"""Hops: progress between two moments as a share of what was left, or of what had been won.
+"""Hops: relative progress between two frames, as a fraction of what is left or of what was
+achieved.
 
 Robo-Dopamine (2025): from progress p to progress q, both in [0, 1],
 
     h = (q - p) / (1 - p)  if q >= p,  else  (q - p) / p;      p <- p + (1 - p) h, or p + p h
 
-so that hops, put together in any order, never leave [0, 1].
+so that composed hops never leave [0, 1].
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ OVERSAMPLE = 80
 
 
 def hop(before: Tensor, after: Tensor) -> Tensor:
-    """Hops [N] in [-1, 1] from progress `before` [N] to `after` [N]; none is 0."""
+    """Hops [N] in [-1, 1] from progress `before` [N] to `after` [N]; 0 for no change."""
     gain = after - before
     room = torch.where(gain >= 0, 1 - before, before)
     return torch.where(gain == 0, gain, gain / torch.where(gain == 0, 1.0, room)).clamp(-1, 1)
@@ -33,7 +34,8 @@ def compose(progress: Tensor, hops: Tensor) -> Tensor:
 
 
 def integrate(hops: Tensor) -> Tensor:
-    """Progress [T + 1] along a trajectory that begins at 0, from its hops [T]; errors add up."""
+    """Progress [T + 1] along a trajectory that starts at 0, from its hops [T]; errors
+    accumulate."""
     progress = hops.new_zeros(len(hops) + 1)
     for t, each in enumerate(hops):
         progress[t + 1] = compose(progress[t], each)
@@ -41,19 +43,20 @@ def integrate(hops: Tensor) -> Tensor:
 
 
 def agreement(forward: Tensor, backward: Tensor, tolerance: float) -> Tensor:
-    """How far two readouts [N] may be believed together, exp(-((f - b) / tolerance)^2), [N]."""
+    """Confidence exp(-((f - b) / tolerance)^2) [N] in two estimates [N]."""
     return torch.exp(-(((forward - backward) / tolerance) ** 2))
 
 
 def potential(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """F = gamma^k Phi(s') - Phi(s), [N]: whatever a trajectory does in between cancels."""
+    """F = gamma^k Phi(s') - Phi(s), [N]: potential-based shaping."""
     return discount * after - before
 
 
 def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
-    """Phi(s') - Phi(s), [N], at a true end too: not invariant. Standing still pays nothing (with a
-    potential it costs), and progress is worth something even if success is never met, which is
-    what exploring from nothing needs: a potential pays every policy that never succeeds alike."""
+    """Phi(s') - Phi(s), [N], also at a termination: changes the optimal policy. Standing still
+    costs nothing (with a potential it does), and progress is rewarded even if success is never
+    reached, which exploration from scratch needs: a potential gives all policies without success
+    the same return."""
     return after - before
 
 
@@ -62,8 +65,8 @@ SHAPINGS = {"potential": potential, "gain": gain}
 
 @dataclass(frozen=True)
 class Frames:
-    """Moments of several episodes, one after the other: `episode` [N] (int64), `place` [N] in
-    [0, 1] (where in its episode), `progress` [N] (no progress at all: 0 throughout)."""
+    """Frames of several episodes, concatenated: `episode` [N] (int64), `place` [N] in [0, 1]
+    (relative time in the episode), `progress` [N] (0 throughout in failed episodes)."""
 
     episode: Tensor
     place: Tensor
@@ -73,9 +76,9 @@ class Frames:
         return len(self.episode)
 
 
-def moments(length: Tensor, succeeds: bool = True) -> Frames:
-    """Evenly spaced progress i / (M - 1) of episodes of `length` [E] frames, at least 2 each;
-    episodes that come to nothing stay at 0."""
+def linear_progress(length: Tensor, succeeds: bool = True) -> Frames:
+    """Linear progress i / (M - 1) over episodes of `length` [E] frames, at least 2 each; 0
+    throughout unless they succeed."""
     episode = torch.repeat_interleave(torch.arange(len(length)), length)
     start = (length.cumsum(0) - length)[episode]
     place = (torch.arange(len(episode)) - start) / (length[episode] - 1)
@@ -84,7 +87,7 @@ def moments(length: Tensor, succeeds: bool = True) -> Frames:
 
 @dataclass(frozen=True)
 class Pairs:
-    """`before`, `after` [n]: numbers of frames; `label` [n]: the hop between them."""
+    """`before`, `after` [n]: indices of frames; `label` [n]: the hop between them."""
 
     before: Tensor
     after: Tensor
@@ -92,9 +95,9 @@ class Pairs:
 
 
 def pairs(frames: Frames, n: int, zero: float, cross: float, random: torch.Generator) -> Pairs:
-    """`n` training pairs: a share `zero` of a moment with itself, the others drawn equally from
-    score bins and bins of the gap in time. A share `cross` of the candidates are of two episodes
-    (a reference is always another episode's), the others of one."""
+    """`n` training pairs: a fraction `zero` of a frame with itself, the others balanced over bins
+    of the hop and of the time difference. A fraction `cross` of the candidates is of two episodes,
+    the others of one."""
     nothing = round(zero * n)
     pool = OVERSAMPLE * n
     before = torch.randint(len(frames), (pool,), generator=random)
@@ -116,14 +119,14 @@ def pairs(frames: Frames, n: int, zero: float, cross: float, random: torch.Gener
 
 
 def cells(label: Tensor, gap: Tensor) -> Tensor:
-    """The bin [N] (int64) of each candidate: its score in [-1, 1] by its gap in [0, 1]."""
+    """Bin [N] (int64) of each candidate: its hop in [-1, 1] and its time difference in [0, 1]."""
     score = ((label + 1) / 2 * SCORE_BINS).long().clamp(max=SCORE_BINS - 1)
     return score * GAP_BINS + (gap * GAP_BINS).long().clamp(max=GAP_BINS - 1)
 
 
 def balanced(cell: Tensor, n: int, random: torch.Generator) -> Tensor:
-    """Numbers [n] of candidates, the same quota from every bin that is not empty; the bins nearest
-    to no change take the remainder."""
+    """Indices [n] of candidates, equally many from every non-empty bin; the bins nearest to no
+    change get the remainder."""
     kinds, which, count = torch.unique(cell, return_inverse=True, return_counts=True)
     quota = torch.full_like(count, n // len(kinds))
     centre = (kinds // GAP_BINS - SCORE_BINS // 2).abs().argsort(stable=True)

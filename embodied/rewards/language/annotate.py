@@ -78,7 +78,7 @@ class Config:
 
 
 class Annotate:
-    """Labels are written to `folder/labels.jsonl` with their provenance; checkpoints hold them too."""
+    """Labels are appended to `folder/labels.jsonl` with their provenance, and checkpointed."""
 
     frozen = False
 

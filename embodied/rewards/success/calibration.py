@@ -1,11 +1,11 @@
-"""Calibration: how far to believe a network that tells successes from other moments.
+"""Calibration of a success classifier: probabilities and the decision threshold.
 
-It was trained on batches with as many successes as others, so the odds are put right for the share
-pi of successes that there really are, then cooled by one temperature (Guo et al., 2017):
+The network is trained on balanced batches, so the log odds are corrected for the true fraction pi
+of successes, then divided by a temperature (Guo et al., 2017):
 
-    p = sigma((z + log(pi / (1 - pi))) / T),   T = argmin of the log loss on held-out EPISODES;
+    p = sigma((z + log(pi / (1 - pi))) / T),   T = argmin of the log loss on held-out EPISODES
 
-a moment counts as success above a threshold that at most a stated share of the others pass.
+A frame counts as success above the threshold that at most a given fraction of negatives exceeds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 BINS = 10
-LEAST = 0.5  # no threshold below even odds, however well the held-out moments are told apart
+LEAST = 0.5  # lowest threshold
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`prior` log odds to add, `temperature` to divide by, `threshold` to pass; the rest says how
-    good that was on the held-out episodes: errors of calibration (ECE) and log losses before and
-    after, the shares of successes and of others that pass, and how many of both there were."""
+    """`prior` log odds to add, `temperature`, `threshold`; and their quality on the held-out
+    episodes: expected calibration error and log loss before and after, true and false positive
+    rates (`found`, `mistaken`), and the numbers of positives and negatives."""
 
     prior: float
     temperature: float
@@ -41,10 +41,11 @@ class Calibration:
 
 
 def calibrate(logits: Tensor, label: Tensor, prior: float, rate: float) -> Calibration:
-    """From held-out `logits` [N] and `label` [N]; `prior` are the log odds of success."""
+    """Calibrate on held-out `logits` [N] and `label` [N]; `prior`: log odds of success; `rate`:
+    allowed false positives."""
     logits = logits.double() + prior
     label = label.double()
-    temperature = coolest(logits, label)
+    temperature = best_temperature(logits, label)
     before, after = logits.sigmoid(), (logits / temperature).sigmoid()
     threshold = threshold_for(after[label == 0], rate)
     passed = after > threshold
@@ -63,9 +64,9 @@ def calibrate(logits: Tensor, label: Tensor, prior: float, rate: float) -> Calib
     )
 
 
-def coolest(logits: Tensor, label: Tensor) -> float:
-    """The temperature in [0.25, 20] of the least log loss, to a part in a thousand. (The loss is
-    convex in 1 / T: a golden-section search finds it.)"""
+def best_temperature(logits: Tensor, label: Tensor) -> float:
+    """The temperature in [0.25, 20] with the least log loss, to 0.1%. The loss is convex in 1 / T:
+    golden- section search."""
     low, high = 1 / 20.0, 1 / 0.25
     ratio = (math.sqrt(5) - 1) / 2
 
@@ -79,15 +80,16 @@ def coolest(logits: Tensor, label: Tensor) -> float:
 
 
 def reliability(p: Tensor, label: Tensor) -> float:
-    """Expected calibration error: over ten bins, the sum of share x |mean p - successes' share|."""
+    """Expected calibration error over ten bins: sum of fraction x |mean p - fraction of
+    successes|."""
     where = (p * BINS).long().clamp(max=BINS - 1)
     off = torch.zeros(BINS, dtype=p.dtype).index_add_(0, where, p - label)
     return float(off.abs().sum() / len(p))
 
 
 def threshold_for(others: Tensor, rate: float) -> float:
-    """The lowest threshold, at least even odds, that at most a share `rate` of the probabilities
-    `others` [N] of moments without success exceeds."""
+    """The lowest threshold, at least 0.5, that at most a fraction `rate` of the negatives'
+    probabilities `others` [N] exceeds."""
     if not len(others):
         return LEAST
     ordered = others.sort(descending=True).values

@@ -1,16 +1,15 @@
-"""Classifier: success as a network sees it, in pictures or numbers, kept honest while it is used.
+"""Success classifier as a reward, from images or vectors, updated with the policy's observations.
 
-Its life: positives are the last moments of successful episodes of datasets, negatives all others;
-trained and calibrated on held-out episodes (`embodied.rewards.success.model`); every sampled row
-is paid
-by the newest version; every `refit_every` updates it learns again with what the policy does now
-among the negatives (VICE, Fu et al., 2018), so that what only fools it stops paying; and where the
-world knows, ends of episodes that it takes for success by mistake are counted.
+Positives are the last frames of successful episodes of datasets, negatives all others; the network
+is trained and calibrated on held-out episodes (`embodied.rewards.success.model`). Every
+`refit_every` updates it is trained further with the policy's recent observations as negatives
+(VICE, Fu et al., 2018), so that states which merely fool it lose their reward. If the environment
+reports success, false positives at episode ends are counted.
 
     r = 1[p(next_obs) > threshold] (1 - discount)
 
-A true end has discount 0 and pays 1. A moment after which the world goes on pays 1 - gamma^k: held
-for ever that is worth 1 too, so that no mistake is worth more than one success.
+At a termination the discount is 0 and the reward of a success 1. Otherwise it is 1 - gamma^k:
+staying there for ever is worth 1 too, so that no false positive is worth more than one success.
 """
 
 from __future__ import annotations
@@ -35,18 +34,17 @@ from embodied.rewards.success.model import fingerprint, learn, made, read, read_
 from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
-LEAST_OWN = 16  # moments of the policy's own, before they say anything
+LEAST_OWN = 16  # observations of the policy needed for a refit with them
 
 
 @dataclass(frozen=True)
 class Config:
-    """`trained`: a folder that `embodied reward classifier` wrote (None: trained when the reward is
-    made, from the datasets `data`). Every `refit_every` updates of the learner (0: never) it learns
-    `refit_updates` more with up to `recent_size`
-    moments of the policy's as negatives, and (`marked`) ends
-    of episodes that the world, or a person at it, marks as success as positives. Of the last
-    `watch` ends of episodes without success, a share above `limit` that passes for success is
-    warned of."""
+    """`trained`: a folder written by `embodied reward classifier` (None: trained on the datasets
+    `data` when the reward is built). Every `refit_every` updates of the learner (0: never) it is
+    trained for `refit_updates`, with up to `recent_size` observations of the policy as negatives
+    and (`marked`) ends of episodes that the environment or an operator marks as success as
+    positives. A fraction of false positives above `limit` among the last `watch` unsuccessful
+    episode ends causes a warning."""
 
     data: str | tuple[str, ...] | None = None
     trained: str | None = None
@@ -60,7 +58,8 @@ class Config:
 
 
 class Classifier:
-    """`version` 1 is that of the datasets; the newest one is in `folder` of the run."""
+    """`version` 1 is trained on the datasets; the newest version is written to the run's
+    `folder`."""
 
     frozen = False
 
@@ -69,12 +68,14 @@ class Classifier:
     ) -> None:
         self.config, self.device, self.folder = config, device, folder
         if distributed.world() > 1:
-            raise ConfigError("processes would each learn a reward of their own; train in one")
+            raise ConfigError(
+                "with several processes each would learn its own reward; train in one"
+            )
         self.data: LabelledFrames | None = None
         self.sources: tuple[str, ...] = ()
         self.seed = seed
         if config.trained is None:
-            self._begin()
+            self._first_version()
         else:
             self._read(Path(config.trained))
         require_observed(self.leaves, spec)
@@ -85,7 +86,7 @@ class Classifier:
         self.warned = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """Pictures of the world, where they are looked at and not there already."""
+        """The environment with rendered images, if they are needed and not observed."""
         if PICTURE not in self.leaves or PICTURE in env.spec.obs:
             return env
         return with_render(env, self.leaves[PICTURE].shape[0])
@@ -101,7 +102,7 @@ class Classifier:
         return passed * (1 - rows["discount"])
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
-        """Keep moments after which the world went on; count what passed for success and was not."""
+        """Store observations as negatives; count false positives at episode ends."""
         following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
         going = (rows["discount"] > 0).nonzero().flatten()
         if self.config.refit_every and len(going):
@@ -121,13 +122,13 @@ class Classifier:
             self._warn()
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Told after every update of the learner; every so often a new version."""
+        """Called after every update of the learner; refits every `refit_every` calls."""
         self.updates += 1
         every = self.config.refit_every
         if every and self.updates % every == 0:
             self._refit()
         facts = {"version": self.version, "threshold": self.calibration.threshold}
-        return {k: torch.tensor(float(v)) for k, v in (facts | self._watched()).items()}
+        return {k: torch.tensor(float(v)) for k, v in (facts | self._false_positives()).items()}
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -149,12 +150,12 @@ class Classifier:
         self.updates, self.warned = state["counts"]
         self.mistakes = list(state["mistakes"])
 
-    def _begin(self) -> None:
-        """Version 1 of the datasets: read where this run's folder has it, else trained."""
+    def _first_version(self) -> None:
+        """Version 1: loaded from the run's folder if it is there, else trained on the datasets."""
         if not self.config.data:
             raise ConfigError(
-                "this reward is learned from episodes: reward.data=[DIR,...], or "
-                "reward.trained=DIR of `embodied reward classifier`"
+                "no episodes to learn from: set reward.data=[DIR,...], or "
+                "reward.trained=DIR (from `embodied reward classifier`)"
             )
         how, first = self.config.training, self.folder / "v1"
         self.data, self.leaves = load_labelled(_several(self.config.data), how, self.seed)
@@ -167,7 +168,7 @@ class Classifier:
         self._write("v1")
 
     def _read(self, folder: Path) -> None:
-        """A version that was written, and with refits the datasets it was made of."""
+        """Load a version, and for refits the datasets it was trained on."""
         self.net, self.leaves, self.calibration, card = read(folder)
         self.how = parse(Training, card["training"], str(folder))
         self.version, self.mark = card["version"], card["fingerprint"]
@@ -187,7 +188,7 @@ class Classifier:
         write(self.folder / name, self.net, self.leaves, self.calibration, facts)
 
     def _refit(self) -> None:
-        assert self.data is not None, "refits keep the datasets"
+        assert self.data is not None, "refits need the datasets"
         data = with_successes(self.data, self.won.kept())
         own = self.own.kept() if self.own.seen >= LEAST_OWN else {}
         with torch.random.fork_rng(devices=[]):
@@ -197,22 +198,22 @@ class Classifier:
         self.version += 1
         self._write("newest")
 
-    def _watched(self) -> dict[str, float]:
+    def _false_positives(self) -> dict[str, float]:
         if not self.mistakes:
             return {}
         return {"false_positives": sum(self.mistakes) / len(self.mistakes)}
 
     def _warn(self) -> None:
-        """Once a version, when there is something to go by."""
-        rate = self._watched().get("false_positives", 0.0)
+        """Warn once per version, given enough episodes."""
+        rate = self._false_positives().get("false_positives", 0.0)
         if len(self.mistakes) < self.config.watch or rate <= self.config.limit:
             return
         if self.warned < self.version:
             self.warned = self.version
             print(
                 f"classifier: version {self.version} takes {rate:.0%} of the last "
-                f"{len(self.mistakes)} unsuccessful episode ends for success "
-                f"(limit {self.config.limit:.0%}); give it episodes like those: reward.data",
+                f"{len(self.mistakes)} unsuccessful episode ends for successes "
+                f"(limit {self.config.limit:.0%}); add such episodes to reward.data",
                 flush=True,
             )
 

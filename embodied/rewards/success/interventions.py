@@ -1,11 +1,11 @@
-"""Interventions: somebody takes over in training, and that they had to is the reward (or nothing).
+"""Interventions: a (scripted or human) operator takes over during training; that is the reward.
 
-    r_t = -1 if somebody takes over at t + 1, else 0
+    r_t = -1 if the operator takes over at t + 1, else 0
 
-RLIF (Luo et al., 2024): no reward of a task, and nobody has to be good at it; what counts is that
-they were not content. `pay` "world" leaves the world's reward: learning from demonstrations and
-corrections (SERL; Luo et al., 2024; HIL-SERL, 2024). Rows hold the action that was executed, and
-`intervened` says whose it was. In evaluation nobody helps.
+RLIF (Luo et al., 2024): needs neither a task reward nor an expert operator. With `pay` "env" the
+environment's reward is kept: learning from demonstrations and corrections (SERL; Luo et al., 2024;
+HIL-SERL, 2024). Transitions hold the executed action; `intervened` marks the operator's. There are
+no interventions in evaluation.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: policies.scripted.intervener.ProgressIntervener or, on a robot,
-    real_robot.teleop.teleop.Teleoperator."""
+    """`intervener`: policies.scripted.intervener.Watcher or, on a robot,
+    real_robot.teleop.teleop.Person. `pay`: the reward, "interventions" or "env" ("world": its
+    former name)."""
 
     intervener: Node
-    pay: Literal["interventions", "world"] = "interventions"
+    pay: Literal["interventions", "env", "world"] = "interventions"
 
 
 class Interventions:
-    """Demonstrations are somebody's from beginning to end; nobody took over in them: 0."""
+    """Demonstrations are the operator's throughout and have no takeover: reward 0."""
 
     frozen = True
     extra_columns = ("intervened",)
@@ -42,24 +43,24 @@ class Interventions:
         self.config, self.num_envs, self.seed = config, num_envs, seed
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The same world with somebody at its side."""
+        """The environment with the operator's interventions."""
         context = {"spec": env.spec, "num_envs": env.num_envs, "seed": self.seed}
         intervener: Intervener = build(self.config.intervener, **context)
         return InterventionWrapper(env, intervener, self.config.pay == "interventions")
 
     def __call__(self, rows: Tensors) -> Tensor:
-        if self.config.pay == "world":
+        if self.config.pay != "interventions":
             return rows["reward"]
-        return rows["reward"].clamp(-1.0, 0.0)  # what a demonstration's world paid does not count
+        return rows["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing is learned."""
+        """Nothing to learn."""
         return {}
 
 
 class InterventionWrapper(Wrapper):
-    """`log`: `intervened` (this step was somebody's), `taken` (from the next one on it is),
-    `executed` [B, A]."""
+    """Replaces actions while the operator intervenes. `log`: `intervened` (this action was the
+    operator's), `taken` (the operator takes over at the next step), `executed` [B, A]."""
 
     def __init__(self, env: VecEnv, intervener: Intervener, pays: bool) -> None:
         super().__init__(env)
@@ -72,26 +73,26 @@ class InterventionWrapper(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
-        self._look(obs, self.rows(mask))
+        self._query_operator(obs, self.rows(mask))
         return obs
 
     def step(self, action: Tensor) -> Step:
         theirs = self.intervener.act(self.obs, self.first).to(action)
         executed = torch.where(self.over[:, None], theirs, action)
         step, before = self.env.step(executed), self.over
-        self._look(step.obs, step.ended)
+        self._query_operator(step.obs, step.ended)
         taken = self.over & ~before & ~step.ended
         reward = -taken.to(step.reward) if self.pays else step.reward
-        # A world may have done something else still, and says so.
+        # The environment may have executed another action still, and logs it.
         log = {"executed": executed, **step.log, "intervened": before, "taken": taken}
         return replace(step, reward=reward, log=log)
 
-    def _look(self, obs: Tensors, first: Tensor) -> None:
+    def _query_operator(self, obs: Tensors, first: Tensor) -> None:
         self.obs, self.first = obs, first
         self.over = self.intervener.over(obs, first)
 
     def get_state(self) -> dict[str, Any]:
-        """People cannot be saved: episodes in flight restart on resume."""
+        """Raises NotSavable: running episodes restart on resume."""
         from embodied.core.env import NotSavable
 
-        raise NotSavable("somebody watches this world, and nobody saves people")
+        raise NotSavable("an operator's state cannot be saved")

@@ -1,4 +1,4 @@
-"""Outcomes: which recorded moments are success, for networks that learn to see it."""
+"""Success labels: which frames of labelled episodes show success, for training a classifier."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from embodied.rewards.demonstrations.observations import all_frames, shared_leav
 
 @dataclass(frozen=True)
 class Training:
-    """`views`: leaves to look at, pictures by convolutions or (`model`) by a frozen image-text
-    encoder: "simclip", a folder, or a name on the hub.
+    """`views`: observations to use, images by a CNN or (`model`) by a frozen image-text encoder:
+    "simclip", a folder, or a name on the hub.
 
-    `last` moments of a successful episode are success, the `margin` before them are left out,
-    everything else is not. `held_out` is the share of episodes that calibrate; `false_positives`
-    the share of moments without success that may pass the threshold. `shuffle` deals the labels
-    out anew at random, for a control that must not work."""
+    The `last` frames of a successful episode are positives, the `margin` before them are skipped,
+    all others are negatives. `held_out`: fraction of episodes for calibration; `false_positives`:
+    fraction of negatives that may exceed the threshold. `shuffle` permutes the labels: a control
+    experiment.
+    """
 
     views: tuple[str, ...] = ("state",)
     model: str | None = None
@@ -44,7 +45,7 @@ class Training:
 
 @dataclass(frozen=True)
 class LabelledFrames:
-    """Moments (leaves [N, ...]), `label` [N] (float: 1 is success) and `episode` [N] (int64)."""
+    """Frames (leaves [N, ...]), `label` [N] (float, 1: success) and `episode` [N] (int64)."""
 
     moments: Tensors
     label: Tensor
@@ -57,7 +58,7 @@ class LabelledFrames:
 def load_labelled(
     folders: Sequence[str], how: Training, seed: int
 ) -> tuple[LabelledFrames, dict[str, Leaf]]:
-    """The labels that datasets hold, and what their leaves are."""
+    """The labelled frames of datasets, and the specs of their observations."""
     parts = [read_episodes(Path(folder)) for folder in folders]
     leaves = shared_leaves(how.views, [part.spec for part in parts])
     made, count = [], 0
@@ -79,19 +80,20 @@ def _labels(
     episodes: Episodes, folder: str, leaves: Mapping[str, Leaf], how: Training, first: int
 ) -> LabelledFrames:
     if "success" not in episodes.steps:
-        raise ConfigError(f"{folder} does not say which episodes succeeded (a column `success`)")
+        raise ConfigError(f"{folder} has no column `success` that labels successful episodes")
     moments, episode = all_frames(episodes, leaves)
     ends = episodes.start + episodes.length - 1
     won = episodes.steps["success"][ends].bool()
     length = episodes.length + 1
-    left = (length.cumsum(0) - 1)[episode] - torch.arange(len(episode))  # 0 is the last moment
+    left = (length.cumsum(0) - 1)[episode] - torch.arange(len(episode))  # 0: the last frame
     success = won[episode] & (left < how.last)
     kept = (success | ~won[episode] | (left >= how.last + how.margin)).nonzero().flatten()
     return LabelledFrames(moments, success.float(), episode + first).at(kept)
 
 
 def with_successes(whole: LabelledFrames, moments: Tensors) -> LabelledFrames:
-    """The same and `moments` (leaves [M, ...]; none: {}) of success, each an episode of its own."""
+    """`whole` plus the positives `moments` (leaves [M, ...]; {}: none), each as an episode of its
+    own."""
     if not moments:
         return whole
     count = tt.length(moments)
@@ -103,14 +105,14 @@ def with_successes(whole: LabelledFrames, moments: Tensors) -> LabelledFrames:
 
 
 def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrames, LabelledFrames]:
-    """Training and held-out moments; an episode is in one of them. Both hold successes."""
+    """Training and held-out frames, split by episode; both contain successes."""
     won = torch.unique(whole.episode[whole.label > 0])
     every = torch.unique(whole.episode)
     others = every[~torch.isin(every, won)]
     if len(won) < 2:
         raise ConfigError(
-            f"{len(won)} successful episodes are too few to learn from and to calibrate with: "
-            "at least 2"
+            f"{len(won)} successful episodes are too few to train and to calibrate: "
+            "at least 2 are needed"
         )
     random = torch.Generator().manual_seed(seed)
     held = torch.cat([_some(won, share, random), _some(others, share, random)])

@@ -1,7 +1,7 @@
-"""Success from pictures or numbers: labels out of datasets, a network, and versions of it on disk.
+"""Success classifier network: training, calibration, and its versions on disk.
 
-Trained on batches of as many successes as other moments; what its numbers are worth is said by
-held-out episodes (`embodied.rewards.success.calibration`).
+Training batches are half positives, half negatives; `embodied.rewards.success.calibration` corrects
+the probabilities on held-out episodes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WEIGHTS, CARD = "network.safetensors", "card.json"
 
 
 class SuccessNet(nn.Module):
-    """Moments (leaves [N, ...]) to logits [N] of success."""
+    """Frames (leaves [N, ...]) to logits [N] of success."""
 
     def __init__(self, leaves: Mapping[str, Leaf], how: Training) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class SuccessNet(nn.Module):
         seen = {k: v for k, v in leaves.items() if k not in self.pictures}
         images = ImageConfig(how.channels, features=32)
         self.encoder = Encoder(seen, images, asymmetric=True) if seen else None
-        # A frozen encoder is no part of what is trained and saved.
+        # In a tuple: the frozen encoder is not a submodule, hence neither trained nor saved.
         self.eyes = (open_image_text(how.model),) if self.pictures and how.model else ()
         size = 0 if self.encoder is None else self.encoder.size
         size += sum(len(self.pictures) * eyes.size for eyes in self.eyes)
         self.head = mlp(size, how.hidden, 1)
 
     def fit(self, moments: Tensors) -> None:
-        """Set the normaliser of numbers."""
+        """Fit the normaliser of vectors."""
         if self.encoder is not None:
             self.encoder.fit(tt.nest(moments, "obs"))
 
@@ -65,8 +65,8 @@ class SuccessNet(nn.Module):
 def train(
     net: SuccessNet, data: LabelledFrames, own: Tensors, how: Training, updates: int, seed: int
 ) -> float:
-    """`updates` of half successes and half others (where there are moments of the policy's `own`,
-    half of those); returns the log loss of the last tenth."""
+    """`updates` of half positives, half negatives (half of these from the policy's recent
+    observations `own`, if there are any); returns the mean loss of the last tenth."""
     random = torch.Generator().manual_seed(seed)
     adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
     yes, no = (data.label > 0).nonzero().flatten(), (data.label == 0).nonzero().flatten()
@@ -76,10 +76,10 @@ def train(
     net.train()
     for update in range(updates):
         mine = half // 2 if own else 0
-        parts = [_drawn(data.moments, yes, half, random)]
-        parts += [_drawn(data.moments, no, half - mine, random)]
+        parts = [_sample(data.moments, yes, half, random)]
+        parts += [_sample(data.moments, no, half - mine, random)]
         if mine:
-            parts += [_drawn(own, torch.arange(tt.length(own)), mine, random)]
+            parts += [_sample(own, torch.arange(tt.length(own)), mine, random)]
         logits = net(shift_images(tt.cat(parts), how.shift, random))
         loss = binary_cross_entropy_with_logits(logits, label)
         adam.zero_grad()
@@ -91,7 +91,7 @@ def train(
     return sum(late) / max(1, len(late))
 
 
-def _drawn(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> Tensors:
+def _sample(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> Tensors:
     pick = torch.randint(len(among), (n,), generator=random)
     return tt.take(moments, among[pick].to(next(iter(moments.values())).device))
 
@@ -105,8 +105,8 @@ def learn(
     seed: int,
     turn: int = 0,
 ) -> Calibration:
-    """Train on some episodes, calibrate on the others (`seed` says which, `turn` what is drawn of
-    them); of the policy's `own` moments, every fourth is for calibration."""
+    """Train on some episodes and calibrate on the others. `seed` determines the split, `turn` the
+    batches; of the policy's observations `own`, every fourth is used for calibration."""
     data, held = split(whole, how.held_out, seed)
     others = {k: v[torch.arange(len(v)) % 4 > 0] for k, v in own.items()}
     train(net, data, others, how, updates, seed + turn)
@@ -122,7 +122,7 @@ def learn(
 def made(
     whole: LabelledFrames, leaves: Mapping[str, Leaf], how: Training, seed: int
 ) -> tuple[SuccessNet, Calibration]:
-    """A network from nothing; torch's own random numbers are left as they were."""
+    """A newly trained network; torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = SuccessNet(leaves, how)
@@ -131,7 +131,7 @@ def made(
 
 
 def fingerprint(whole: LabelledFrames, how: Training, seed: int) -> str:
-    """Of everything that a first version depends on."""
+    """Hash of everything that the first version depends on."""
     digest = hashlib.sha256(json.dumps([asdict(how), seed]).encode())
     for value in (*whole.moments.values(), whole.label, whole.episode):
         digest.update(value.contiguous().numpy().tobytes())
@@ -145,7 +145,8 @@ def write(
     calibration: Calibration,
     facts: Mapping[str, Any],
 ) -> None:
-    """Weights and card of one version; the card comes last, so that what has one is whole."""
+    """Write weights and card of a version; the card last, so that a folder with a card is
+    complete."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
     save_file({k: v.cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
@@ -155,18 +156,19 @@ def write(
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """ConfigError where there is none."""
+    """The card of a version; ConfigError if there is none."""
     try:
         return json.loads((folder / CARD).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
-            f"{folder} holds no trained network ({error}); embodied reward classifier DATASET... "
-            "out=DIR makes one"
+            f"{folder} has no trained classifier ({error}); train one: embodied reward "
+            "classifier DATASET... "
+            "embodied reward classifier DATASET... out=DIR"
         ) from error
 
 
 def read(folder: Path) -> tuple[SuccessNet, dict[str, Leaf], Calibration, dict[str, Any]]:
-    """What `write` wrote, and its card."""
+    """A version as `write` wrote it, with its card."""
     card = read_card(folder)
     how: Training = parse(Training, card["training"], str(folder))
     leaves = {name: Leaf.from_json(leaf) for name, leaf in card["leaves"].items()}

@@ -1,4 +1,4 @@
-"""Newest: the last moments that were seen, up to so many."""
+"""RecentBuffer: a ring buffer of the newest observations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from embodied.core.tensors import Tensors
 
 
 class RecentBuffer:
-    """A ring of `size` moments (leaves [N, ...]), on the CPU; `seen` counts all there ever were."""
+    """A ring buffer of `size` observations (leaves [N, ...]) on the CPU; `seen` counts all that
+    were ever added."""
 
     def __init__(self, size: int) -> None:
         self.size, self.seen = size, 0
@@ -28,7 +29,7 @@ class RecentBuffer:
         self.seen += count
 
     def kept(self) -> Tensors:
-        """What is there, in no order; nothing at all until something was pushed."""
+        """The stored observations, unordered; {} while empty."""
         return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
 
     def get_state(self) -> dict[str, Any]:

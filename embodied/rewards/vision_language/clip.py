@@ -1,12 +1,12 @@
-"""Clip: a sentence is the reward, read off pictures by a frozen image-text encoder.
+"""CLIP reward: similarity of rendered images to a sentence, by a frozen image-text encoder.
 
-VLM-RM (Rocamonde et al., 2024). With unit vectors z of the picture, g and b the means of the goal's
-and the baseline's sentences, d = g - b:
+VLM-RM (Rocamonde et al., 2024). With the image's unit embedding z, the mean embeddings g and b of
+the goal's and the baseline's sentences, and d = g - b:
 
     P = alpha d d^T / |d|^2 + (1 - alpha) I,    r = 1 - |P (z - g)|^2 / 2
 
-(alpha 0: the cosine; alpha 1: only the way from baseline to goal counts). Or, where sentences
-y_0..y_K from worst to best are given or known to the model, the ladder
+(alpha 0: cosine similarity; alpha 1: only the direction from baseline to goal counts). Or, with
+sentences y_0..y_K from worst to best (given, or known to the encoder), the ladder
 
     r = sum_k softmax_k(t <z, y_k>) k / K
 
@@ -38,19 +38,19 @@ Sentences = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Config:
-    """`prompt` describes the goal (None: the world's own text), `baseline` a scene without it;
-    several sentences each are averaged. `model`: "simclip", a folder with a CLIP or SigLIP, or a
-    name on the hub.
+    """`prompt` describes the goal (None: the environment's text), `baseline` a scene without it;
+    several sentences are averaged. `model`: "simclip", a folder with a CLIP or SigLIP, or a name on
+    the hub.
 
-    `ladder`: sentences from worst to best; "auto" takes the order that the model was taught, if one
-    ends in what the prompt says (of a prompt "A and B", one for A and one for B, averaged); "none".
-    `temperature` of the ladder (None: the model's own).
+    `ladder`: sentences from worst to best; "auto": the order that the encoder was trained with, if
+    one ends in the prompt (for "A and B" the mean of both); "none". `temperature` of the ladder
+    (None: the encoder's).
 
-    `value`: "level" pays score - 1 in each step (being there is best, and being there soon);
-    "change" pays discount * score' - score, potential-based shaping. Both are times `scale`.
-    `picture`: an image among the observations to look at; None draws the world at `size` pixels
-    (None: the model's own). `ends` "hidden" keeps the learner from knowing of any end of an episode
-    but the time limit: the world's success is not to be had from there.
+    `value`: "level": reward score - 1 in each step (reaching the goal soon and staying is optimal);
+    "change": discount * score' - score, potential-based shaping. Both times `scale`. `picture`: an
+    image observation; None renders the environment at `size` pixels (None: the encoder's).
+    `terminations` "as_truncations" (formerly "hidden") treats them as truncations, so that the
+    environment's success cannot leak into the reward; "kept" (formerly "told").
     """
 
     prompt: Sentences = None
@@ -63,11 +63,11 @@ class Config:
     scale: float = 1.0
     picture: str | None = None
     size: int | None = None
-    ends: Literal["hidden", "told"] = "hidden"
+    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
 
 
 class Clip:
-    """Asked once for every row, when it is stored; the encoder is never trained."""
+    """Applied once, when transitions are stored; the encoder is never trained."""
 
     frozen = True
 
@@ -78,44 +78,48 @@ class Clip:
             raise ConfigError(f"reward.alpha={config.alpha} should be between 0 and 1")
         goal = listed(config.prompt) or listed(spec.text or None)
         if not goal and not isinstance(config.ladder, tuple):
-            raise ConfigError('what is the goal? reward.prompt="..."')
+            raise ConfigError('no goal: set reward.prompt="..."')
         self.model = open_image_text(config.model, device)
         self.readout = readout_of(config, self.model, goal)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The world with its picture, and without its ends."""
+        """The environment with rendered images, and without terminations."""
         config = self.config
         if config.picture is None:
             env = with_render(env, config.size or self.model.side)
-        return NoTerminationWrapper(env) if config.ends == "hidden" else env
+        return (
+            NoTerminationWrapper(env)
+            if config.terminations in ("as_truncations", "hidden")
+            else env
+        )
 
     def score(self, pictures: Tensor) -> Tensor:
-        """How much uint8 pictures [N, H, W, 3] are as the prompt says, [N]; at most 1."""
+        """Similarity [N] of uint8 images [N, H, W, 3] to the prompt; at most 1."""
         return self.readout(self.model.images(pictures))
 
     def __call__(self, rows: Tensors) -> Tensor:
         leaf, config = self.config.picture or PICTURE, self.config
         after = self.score(images_of(rows, f"next_obs/{leaf}"))
         if config.value == "level":
-            paid = after - 1
+            reward = after - 1
         else:
             before = self.score(images_of(rows, f"obs/{leaf}"))
-            paid = rows["discount"].to(after.device) * after - before
-        return (config.scale * paid).to(rows["reward"].device)
+            reward = rows["discount"].to(after.device) * after - before
+        return (config.scale * reward).to(rows["reward"].device)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}
 
 
 class Projected:
-    """1 - |P (z - g)|^2 / 2, of embeddings [N, D]."""
+    """1 - |P (z - g)|^2 / 2 of embeddings [N, D]."""
 
     def __init__(self, goal: Tensor, baseline: Tensor | None, alpha: float) -> None:
         self.goal, self.alpha = goal, alpha if baseline is not None else 0.0
         way = torch.zeros_like(goal) if baseline is None else goal - baseline
         if self.alpha and float(way.norm()) < 1e-6:
-            raise ConfigError("reward.baseline says the same as reward.prompt")
+            raise ConfigError("reward.baseline has the same embedding as reward.prompt")
         self.way = way / way.norm().clamp(min=1e-12)
 
     def __call__(self, seen: Tensor) -> Tensor:
@@ -125,7 +129,7 @@ class Projected:
 
 
 class Ladders:
-    """Expected places on ladders, each [K, D] from worst to best, their mean in [0, 1]."""
+    """Expected positions in [0, 1] on ladders, each [K, D] from worst to best, averaged."""
 
     def __init__(self, ladders: list[Tensor], scale: float) -> None:
         self.ladders, self.scale = ladders, scale
@@ -159,8 +163,8 @@ def readout_of(config: Config, model: ImageText, goal: tuple[str, ...]) -> Proje
 
 
 def known_ladders(model: SimClip, goal: tuple[str, ...]) -> list[list[list[str]]]:
-    """The ladders that end in what each sentence says; those of its parts ("A and B") where every
-    part has one; none where a sentence has none."""
+    """The encoder's ladders that end in each sentence, or in all its parts ("A and B"); [] if a
+    sentence has none."""
     found: dict[str, list[list[str]]] = {}
     for sentence in goal:
         parts = [part for part in re.split(r"\band\b|,|;", sentence) if part.strip()]
@@ -175,7 +179,7 @@ def known_ladders(model: SimClip, goal: tuple[str, ...]) -> list[list[list[str]]
 
 
 def mean(model: ImageText, sentences: list[str]) -> Tensor:
-    """The middle of several phrasings, a unit vector [D]."""
+    """Mean embedding of several sentences, a unit vector [D]."""
     return functional.normalize(model.texts(sentences).mean(0), dim=0)
 
 
@@ -184,18 +188,14 @@ def listed(sentences: Sentences) -> tuple[str, ...]:
 
 
 def require_picture(name: str | None, spec: Spec) -> None:
-    """ConfigError where `name` is no image among the observations."""
+    """ConfigError if `name` is not an image observation."""
     if name is not None and (name not in spec.obs or not spec.obs[name].is_image):
         images = [leaf for leaf, about in spec.obs.items() if about.is_image]
-        raise ConfigError(
-            f"reward.picture={name} is not a picture of this world; there are {images}"
-        )
+        raise ConfigError(f"reward.picture={name} is not an image observation; there are {images}")
 
 
 def images_of(rows: Tensors, key: str) -> Tensor:
-    """The pictures in `rows`; ConfigError where there are none."""
+    """The images in `rows`; ConfigError if there are none."""
     if key not in rows:
-        raise ConfigError(
-            f"the rows hold no {key}: name the picture to look at, reward.picture=LEAF"
-        )
+        raise ConfigError(f"the transitions have no {key}: choose an image, reward.picture=NAME")
     return rows[key]

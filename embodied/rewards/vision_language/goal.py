@@ -1,7 +1,7 @@
-"""Goal: how near a row is to a goal that was shown, as a picture or as a state.
+"""Goal reward: negative distance to a goal given as an image or a state.
 
-Pictures are compared as an image-text encoder sees them, r = -s |z - z_goal| with unit vectors z;
-states by their own numbers, r = -s |w (x - x_goal)|.
+Images are compared by an image-text encoder, r = -s |z - z_goal| with unit embeddings z; states by
+a weighted distance, r = -s |w (x - x_goal)|.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from embodied.vision.image_text import ImageText
 
 @dataclass(frozen=True)
 class Config:
-    """`goal`: an image file, or a folder of recorded episodes, of which the last observation of
-    number `episode` is the goal (-1: the last one). `leaf`: which observation to compare; None
-    draws the world at `size` pixels (None: the model's own), and the goal is an image file.
+    """`goal`: an image file, or a dataset, of which the final observation of episode `episode` is
+    the goal (-1: the last). `leaf`: the observation to compare; None renders the environment at
+    `size` pixels (None: the encoder's), and the goal is an image file.
 
-    `state`, instead of `goal`: what named elements of a vector (by number, where they have no
-    names) should be; the others do not count. `weights` of its elements, 1 where not named.
-    `model` as in the reward clip; `ends` "hidden" keeps the learner from knowing of any end of an
-    episode but the time limit.
+    `state`, instead of `goal`: the target values of named elements of a vector (by index if they
+    have no names); the others do not count. `weights` of its elements, default 1. `model` as in the
+    reward clip; `terminations` "as_truncations" (formerly "hidden") treats them as truncations,
+    "kept" (formerly "told").
     """
 
     goal: str | None = None
@@ -46,24 +46,26 @@ class Config:
     model: str = "simclip"
     scale: float = 1.0
     size: int | None = None
-    ends: Literal["hidden", "told"] = "hidden"
+    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
 
 
 class Goal:
-    """Asked once for every row, when it is stored; nothing is learned."""
+    """Applied once, when transitions are stored; nothing is learned."""
 
     frozen = True
 
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
         self.config, self.leaf = config, PICTURE if config.leaf is None else config.leaf
         if config.leaf is not None and config.leaf not in spec.obs:
-            raise ConfigError(f"reward.leaf={config.leaf}: there are {', '.join(spec.obs)}")
+            raise ConfigError(
+                f"reward.leaf={config.leaf} is not an observation: {', '.join(spec.obs)}"
+            )
         if (config.goal is None) == (config.state is None):
-            raise ConfigError("what is the goal? reward.goal=PATH, or reward.state={NAME: NUMBER}")
+            raise ConfigError("no goal: set reward.goal=PATH or reward.state={NAME: NUMBER}")
         self.model: ImageText | None = None
         if config.leaf is None or spec.obs[config.leaf].is_image:
             if config.goal is None:
-                raise ConfigError("reward.state is of a vector: reward.leaf=state")
+                raise ConfigError("reward.state needs a vector observation: reward.leaf=state")
             self.model = open_image_text(config.model, device)
             self.goal = self.model.images(goal_image(config, config.goal)[None])
             return
@@ -79,15 +81,21 @@ class Goal:
         self.goal, self.weights = wanted.to(device), torch.where(counts, weights, 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The world with its picture where one is needed, and without its ends."""
+        """The environment with rendered images if needed, and without terminations."""
         if self.config.leaf is None and self.model is not None:
             env = with_render(env, self.config.size or self.model.side)
-        return NoTerminationWrapper(env) if self.config.ends == "hidden" else env
+        return (
+            NoTerminationWrapper(env)
+            if self.config.terminations in ("as_truncations", "hidden")
+            else env
+        )
 
     def __call__(self, rows: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"
         if key not in rows:
-            raise ConfigError(f"the rows hold no {key}: name what to compare, reward.leaf=LEAF")
+            raise ConfigError(
+                f"the transitions have no {key}: choose an observation, reward.leaf=NAME"
+            )
         if self.model is not None:
             off = self.model.images(rows[key]) - self.goal
         else:
@@ -95,12 +103,12 @@ class Goal:
         return (-self.config.scale * off.norm(dim=1)).to(rows["reward"].device)
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """There is nothing to learn."""
+        """Nothing to learn."""
         return {}
 
 
 def goal_image(config: Config, goal: str) -> Tensor:
-    """What was shown: a picture [H, W, 3] or an observation; ConfigError where there is none."""
+    """The goal: an image [H, W, 3] or an observation; ConfigError if it cannot be read."""
     path = Path(goal).expanduser()
     if path.is_file():
         try:
@@ -109,9 +117,11 @@ def goal_image(config: Config, goal: str) -> Tensor:
             raise ConfigError(f"reward.goal={path} is not an image") from error
         return picture[..., :3] if picture.shape[-1] >= 3 else picture[..., :1].expand(-1, -1, 3)
     if not path.is_dir():
-        raise ConfigError(f"reward.goal={path} is neither an image nor a folder of episodes")
+        raise ConfigError(f"reward.goal={path} is neither an image nor a dataset")
     if config.leaf is None:
-        raise ConfigError("a goal from episodes needs the observation to compare: reward.leaf=LEAF")
+        raise ConfigError(
+            "a goal from a dataset needs the observation to compare: reward.leaf=NAME"
+        )
     try:
         episodes = read_episodes(path)
     except DatasetError as error:
@@ -124,13 +134,12 @@ def goal_image(config: Config, goal: str) -> Tensor:
 
 
 def names_of(leaf: Leaf) -> tuple[str, ...]:
-    """A name for each element of the flattened leaf."""
+    """A name for each element of the flattened observation."""
     return leaf.names if leaf.names else tuple(str(number) for number in range(leaf.size))
 
 
 def vector(given: Mapping[str, float], names: tuple[str, ...], rest: float) -> Tensor:
-    """`given` in the order of `names`, `rest` where nothing is given; ConfigError for a name that
-    is none."""
+    """`given` in the order of `names`, `rest` elsewhere; ConfigError for an unknown name."""
     if unknown := [name for name in given if name not in names]:
-        raise ConfigError(f"there is no element {unknown[0]!r}{nearest(unknown[0], names)}")
+        raise ConfigError(f"no element {unknown[0]!r}{nearest(unknown[0], names)}")
     return torch.tensor([given.get(name, rest) for name in names])
