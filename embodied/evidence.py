@@ -1,10 +1,10 @@
-"""Evidence: small honest experiments, each a YAML file, run over seeds and written down as a table.
+"""Evidence: comparisons of a method with its baseline over seeds, each study a YAML file.
 
-    python -m embodied.evidence [STUDY ...]      (all of studies without names)
+    python -m embodied.evidence [STUDY ...]      (default: all of studies/)
 
-A study names its commands; every arm runs once a seed, arms in order (a later one may start from
-an earlier one's folder), seeds side by side. What has finished is not run again. Results go to
-`docs/evidence/STUDY.json`, the table to `docs/evidence.md`.
+A study names command lines, its variants. Each variant runs once per seed: variants in order (a
+later one may continue from an earlier one's folder), seeds in parallel. Finished runs are not
+repeated. Results are written to `docs/evidence/STUDY.json`, the table to `docs/evidence.md`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.checkpoint import git_revision
 from embodied.evaluation.statistics import bootstrap_interval, iqm
@@ -38,11 +39,12 @@ TABLE = ROOT / "docs" / "evidence.md"
 
 @dataclass(frozen=True)
 class Study:
-    """One row: `arms` are command lines over {work}, {out}, {seed}; `prepare` runs once before.
+    """One study, a row of the table.
 
-    `metric` is read from the last line of each arm's metrics.jsonl that has it. `baseline` and
-    `result` name arms; `also`: further arms against the same baseline, and what their rows say of
-    the method.
+    `variants` are command lines with the fields {work}, {out} and {seed}; `prepare` lines run once
+    before. `metric` is read from the last line of each variant's metrics.jsonl that has it.
+    `baseline` and `result` name variants; `also` names further variants that are compared with the
+    same baseline, with the method's name in the table.
     """
 
     method: str
@@ -50,7 +52,7 @@ class Study:
     claim: str
     metric: str
     seeds: tuple[int, ...]
-    arms: dict[str, str]
+    variants: dict[str, str]
     baseline: str
     result: str
     prepare: tuple[str, ...] = ()
@@ -60,24 +62,33 @@ class Study:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
-    parser.add_argument("studies", nargs="*", help=f"of {', '.join(known)}; all without names")
+    parser.add_argument("studies", nargs="*", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--work", type=Path, default=Path("outputs/evidence"))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--finished", action="store_true", help="run nothing: write down the seeds that are done"
+        "--finished", action="store_true", help="run nothing; write the results of finished seeds"
     )
     args = parser.parse_args()
     for name in args.studies:
         if name not in known:
-            raise SystemExit(f"evidence: no study {name}{nearest(name, known)}")
+            raise SystemExit(f"evidence: unknown study {name}{nearest(name, known)}")
     for name in args.studies or known:
-        study: Study = parse(Study, yaml.safe_load((STUDIES / f"{name}.yaml").read_text()), name)
+        study = read_study((STUDIES / f"{name}.yaml").read_text(), name)
         work = args.work / name
         if not args.finished:
             run(study, work, args.workers)
         if seeds := finished(study, work):
             write_down(name, replace(study, seeds=seeds), work)
     write_table()
+
+
+def read_study(text: str, name: str) -> Study:
+    """Parse a study; the former key `arms` is still accepted, with a warning."""
+    node = yaml.safe_load(text)
+    if "arms" in node and "variants" not in node:
+        moved.warn(f"the key arms of study {name}", "variants")
+        node["variants"] = node.pop("arms")
+    return parse(Study, node, name)
 
 
 def run(study: Study, work: Path, workers: int) -> None:
@@ -90,23 +101,24 @@ def run(study: Study, work: Path, workers: int) -> None:
 
 
 def finished(study: Study, work: Path) -> tuple[int, ...]:
-    """The seeds of which every arm is done."""
+    """The seeds for which every variant is done."""
     return tuple(
         seed
         for seed in study.seeds
-        if all((work / f"{arm}-{seed}.done").exists() for arm in study.arms)
+        if all((work / f"{variant}-{seed}.done").exists() for variant in study.variants)
     )
 
 
 def write_down(name: str, study: Study, work: Path) -> None:
-    """Write a study's JSON."""
+    """Write a study's JSON and print its rows."""
     scores = {
-        arm: [last(work / f"{arm}-{seed}", study.metric) for seed in study.seeds]
-        for arm in study.arms
+        variant: [last_value(work / f"{variant}-{seed}", study.metric) for seed in study.seeds]
+        for variant in study.variants
     }
     minutes = {
-        arm: float(np.median([took(work / f"{arm}-{seed}") for seed in study.seeds])) / 60
-        for arm in study.arms
+        variant: float(np.median([seconds_of(work / f"{variant}-{seed}") for seed in study.seeds]))
+        / 60
+        for variant in study.variants
     }
     facts: dict[str, Any] = {
         "method": study.method,
@@ -129,13 +141,13 @@ def write_down(name: str, study: Study, work: Path) -> None:
 
 
 def run_seed(study: Study, work: Path, seed: int) -> None:
-    for arm, line in study.arms.items():
-        out = work / f"{arm}-{seed}"
+    for variant, line in study.variants.items():
+        out = work / f"{variant}-{seed}"
         command(line.format(work=work, out=out, seed=seed), out)
 
 
 def command(line: str, out: Path) -> None:
-    """Run a command line once; `OUT.log` keeps what it printed, `OUT.done` the seconds it took."""
+    """Run a command line once; OUT.log keeps its output, OUT.done the seconds it took."""
     done = Path(f"{out}.done")
     if done.exists():
         return
@@ -143,36 +155,39 @@ def command(line: str, out: Path) -> None:
     words = shlex.split(line)
     if words[0] in ("python", "embodied"):
         words[0] = str(Path(sys.executable).with_name(words[0]))
-    shutil.rmtree(out, ignore_errors=True)  # of a run that did not end
-    began = time.perf_counter()
+    shutil.rmtree(out, ignore_errors=True)  # of an interrupted run
+    start = time.perf_counter()
     with Path(f"{out}.log").open("w") as log:
         code = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     if code != 0:
         raise ConfigError(f"evidence: `{line}` failed with {code}; see {out}.log")
-    done.write_text(f"{time.perf_counter() - began:.1f}\n")
+    done.write_text(f"{time.perf_counter() - start:.1f}\n")
 
 
-def last(folder: Path, metric: str) -> float:
+def last_value(folder: Path, metric: str) -> float:
     """The last value of `metric` in a run's metrics."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     values = [r[metric] for r in map(json.loads, lines) if metric in r]
     if not values:
-        raise ConfigError(f"evidence: {folder}/metrics.jsonl never has {metric}")
+        raise ConfigError(f"evidence: {folder}/metrics.jsonl has no {metric}")
     return float(values[-1])
 
 
-def took(out: Path) -> float:
+def seconds_of(out: Path) -> float:
     return float(Path(f"{out}.done").read_text())
 
 
 def rows(facts: dict[str, Any]) -> list[str]:
-    """The line of a study's result, and one for each of its other methods."""
+    """The table rows of a study: its result, and one per further method."""
     others = facts.get("also", {}).items()
-    return [row(facts), *[row({**facts, "result": arm, "method": name}) for arm, name in others]]
+    return [
+        row(facts),
+        *[row({**facts, "result": variant, "method": name}) for variant, name in others],
+    ]
 
 
 def row(facts: dict[str, Any]) -> str:
-    """One line of the table: interquartile means over seeds, 95% bootstrap intervals."""
+    """One table row: interquartile means over seeds with 95% bootstrap intervals."""
     base = np.asarray(facts["scores"][facts["baseline"]])
     result = np.asarray(facts["scores"][facts["result"]])
     gain = result - base
@@ -181,8 +196,8 @@ def row(facts: dict[str, Any]) -> str:
         facts["method"],
         facts["task"],
         str(len(facts["seeds"])),
-        f"{facts['baseline']}: {shown(base)}",
-        f"{facts['result']}: {shown(result)}",
+        f"{facts['baseline']}: {summarize(base)}",
+        f"{facts['result']}: {summarize(result)}",
         f"{number(iqm(gain))} [{number(low)}, {number(high)}]",
         f"{facts['minutes'][facts['result']]:.1f}",
         f"{facts['date']} {(facts['commit'] or 'unknown')[:8]}",
@@ -190,7 +205,7 @@ def row(facts: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def shown(values: np.ndarray) -> str:
+def summarize(values: np.ndarray) -> str:
     each = ", ".join(number(v) for v in values)
     return f"{number(iqm(values))} ({each})"
 
@@ -199,29 +214,30 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def said(name: str) -> dict[str, str]:
-    """What a study says today of what it shows: that may be less than when it was run."""
+def current_claim(name: str) -> dict[str, str]:
+    """The claim in the study's YAML file, which may have been narrowed since it was run."""
     file = STUDIES / f"{name}.yaml"
     return {"claim": yaml.safe_load(file.read_text())["claim"]} if file.exists() else {}
 
 
 def write_table() -> None:
-    """Make docs/evidence.md from the JSON of every study."""
+    """Generate docs/evidence.md from the JSON of every study."""
     studies = sorted(TABLE.with_suffix("").glob("*.json"))
-    facts = [json.loads(path.read_text()) | said(path.stem) for path in studies]
+    facts = [json.loads(path.read_text()) | current_claim(path.stem) for path in studies]
     lines = [
         "# Evidence",
         "",
-        "Each method against its own baseline, same steps, same starts; interquartile mean over",
-        "seeds, then every seed's score. The difference is paired by seed, with its 95% bootstrap",
-        "interval. Minutes are one seed's, on one thread of a shared two-core machine.",
-        "Made by `make evidence` from `studies/*.yaml`; raw numbers in `docs/evidence/`.",
+        "Each method against its own baseline, with the same steps and the same initial states:",
+        "the interquartile mean over seeds, then the score of every seed. The difference is paired",
+        "by seed, with its 95% bootstrap interval. Minutes are for one seed on one thread of a",
+        "shared two-core machine. `make evidence` generates this page from `studies/*.yaml`; raw",
+        "numbers are in `docs/evidence/`.",
         "",
         "| method | task | seeds | baseline | result | difference | min | date, commit |",
         "|---|---|---|---|---|---|---|---|",
         *[line for f in facts for line in rows(f)],
         "",
-        "## What each row claims",
+        "## What each study claims",
         "",
         *[f"- **{f['method']}**: {f['claim']}" for f in facts],
         "",

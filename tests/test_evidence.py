@@ -10,16 +10,17 @@ import yaml
 
 from embodied import evidence
 from embodied.core.build import ConfigError, parse
+from embodied.moved import MovedWarning
 
 
 @pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
 def test_studies_are_well_formed(file: Path) -> None:
-    study: evidence.Study = parse(evidence.Study, yaml.safe_load(file.read_text()), file.stem)
-    assert {study.baseline, study.result, *study.also} <= study.arms.keys()
-    for arm, line in study.arms.items():
-        words = line.format(work="W", out=f"W/{arm}-0", seed=0).split()
+    study = evidence.read_study(file.read_text(), file.stem)
+    assert {study.baseline, study.result, *study.also} <= study.variants.keys()
+    for variant, line in study.variants.items():
+        words = line.format(work="W", out=f"W/{variant}-0", seed=0).split()
         assert words[0] in ("embodied", "python")
-        assert f"output=W/{arm}-0" in words
+        assert f"output=W/{variant}-0" in words
         of_seed = any(word.endswith("-0") for word in words if not word.startswith("output="))
         assert "seed=0" in words or (words[1] == "eval" and of_seed)
         for word in words:
@@ -30,7 +31,7 @@ def test_studies_are_well_formed(file: Path) -> None:
 def test_a_small_study_from_command_to_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two arms that write their score; the difference is paired by seed."""
+    """Variants that write their score; the difference is paired by seed."""
     code = (
         "import sys, json, pathlib; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True);"
         "(p / 'metrics.jsonl').write_text(json.dumps({'eval/x': float(sys.argv[2])}) + chr(10))"
@@ -42,7 +43,7 @@ def test_a_small_study_from_command_to_table(
         "claim": "two is more than one",
         "metric": "eval/x",
         "seeds": [0, 1],
-        "arms": {
+        "variants": {
             "one": f"python {tmp_path}/score.py {{out}} {{seed}}",
             "two": f"python {tmp_path}/score.py {{out}} 1{{seed}}",
             "half": f"python {tmp_path}/score.py {{out}} 5",
@@ -69,3 +70,10 @@ def test_a_small_study_from_command_to_table(
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"failed with 3; see .*out\.log"):
         evidence.command('python -c "raise SystemExit(3)"', tmp_path / "out")
+
+
+def test_the_former_key_of_variants_is_read_with_a_warning() -> None:
+    study = yaml.safe_load(sorted(evidence.STUDIES.glob("*.yaml"))[0].read_text())
+    former = {("arms" if key == "variants" else key): value for key, value in study.items()}
+    with pytest.warns(MovedWarning, match="variants"):
+        assert evidence.read_study(yaml.safe_dump(former), "former").variants == study["variants"]

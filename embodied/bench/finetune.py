@@ -1,8 +1,9 @@
-"""Fine-tuners from one clone on one task: success by steps and time, over seeds; plot and table.
+"""Fine-tuning methods from one BC policy on one task: success by steps and time, plot and table.
 
-`configs/bench/finetune.yaml` lists the arms, each a command line: all start from the clone of their
-seed and are evaluated on the same held-out starts. Interquartile means with bootstrap intervals
-(Agarwal et al., 2021). What has finished is not run again, so that an interrupted bench goes on.
+`configs/bench/finetune.yaml` lists the variants, each a command line: all start from the BC policy
+of their seed and are evaluated on the same held-out initial states. Interquartile means with
+bootstrap intervals (Agarwal et al., 2021). Finished runs are not repeated, so an interrupted bench
+continues.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,7 @@ from rich.table import Table
 from embodied import evidence
 from embodied.bench.measure import machine
 from embodied.compose import PACKAGED
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
 from embodied.training.logger import read_metrics
 
@@ -33,7 +33,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 @dataclass(frozen=True)
 class Curve:
-    """One arm: `steps` [P], `seconds` [P] (median over seeds), `scores` [S, P]."""
+    """One variant: `steps` [P], `seconds` [P] (median over seeds), `scores` [S, P]."""
 
     steps: NDArray[np.float64]
     seconds: NDArray[np.float64]
@@ -51,16 +51,20 @@ class Curve:
 
 def run(out: Path) -> None:
     """Run what is missing, then write OUT/finetune.{json,png} and print the table."""
-    settings = yaml.safe_load((PACKAGED / "bench" / "finetune.yaml").read_text())
-    study: evidence.Study = parse(evidence.Study, settings, "finetune")
+    settings = (PACKAGED / "bench" / "finetune.yaml").read_text()
+    study = evidence.read_study(settings, "finetune")
     work = out / "finetune"
     evidence.run(study, work, os.cpu_count() or 1)
     report(study, work, out)
 
 
 def report(study: evidence.Study, work: Path, out: Path) -> None:
-    """From the runs below `work` that have finished for every seed."""
-    curves = {arm: curve for arm in study.arms if (curve := read(study, work, arm)) is not None}
+    """Write the report from the variants below `work` that are finished for every seed."""
+    curves = {
+        variant: curve
+        for variant in study.variants
+        if (curve := read(study, work, variant)) is not None
+    }
     if study.baseline not in curves:
         raise ConfigError(f"bench: no seed of the {study.baseline} has finished below {work}")
     base = curves.pop(study.baseline).scores[:, -1]
@@ -68,13 +72,13 @@ def report(study: evidence.Study, work: Path, out: Path) -> None:
         "task": study.task,
         "machine": machine(),
         study.baseline: base.tolist(),
-        "arms": {
-            arm: {
+        "variants": {
+            variant: {
                 "steps": curve.steps.tolist(),
                 "seconds": curve.seconds.tolist(),
                 "scores": curve.scores.tolist(),
             }
-            for arm, curve in curves.items()
+            for variant, curve in curves.items()
         },
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -84,9 +88,9 @@ def report(study: evidence.Study, work: Path, out: Path) -> None:
     Console().print(f"curves: {out / 'finetune.png'}", markup=False)
 
 
-def read(study: evidence.Study, work: Path, arm: str) -> Curve | None:
-    """The evaluations of every seed of an arm; None where a seed is missing."""
-    runs = [work / f"{arm}-{seed}" for seed in study.seeds]
+def read(study: evidence.Study, work: Path, variant: str) -> Curve | None:
+    """The evaluations of every seed of a variant; None if a seed is missing."""
+    runs = [work / f"{variant}-{seed}" for seed in study.seeds]
     if not all(Path(f"{run}.done").exists() for run in runs):
         return None
     rows = [[row for row in read_metrics(run) if study.metric in row] for run in runs]
@@ -101,7 +105,7 @@ def read(study: evidence.Study, work: Path, arm: str) -> Curve | None:
 def draw(
     study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve], file: Path
 ) -> None:
-    """Success by steps (left) and by minutes (right), from the clone's at 0."""
+    """Success by steps (left) and by minutes (right), from the BC policy's at 0."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,13 +115,13 @@ def draw(
     start, spread = iqm(base), bootstrap_interval(base)
     for axis, label in zip(axes, ("environment steps", "minutes on one core"), strict=True):
         axis.axhline(start, color="grey", linestyle="--", linewidth=1, label=study.baseline)
-        for colour, (arm, curve) in zip(COLOURS, curves.items(), strict=False):
+        for colour, (variant, curve) in zip(COLOURS, curves.items(), strict=False):
             x = curve.steps if label == "environment steps" else curve.seconds / 60
             middle, band = curve.middle, curve.band
-            if "init=" in study.arms[arm]:  # it begins as the clone
+            if "init=" in study.variants[variant]:  # it starts from the BC policy
                 x, middle = np.append(0.0, x), np.append(start, middle)
                 band = np.vstack([[spread], band])
-            axis.plot(x, middle, color=colour, marker="o", markersize=3, label=arm)
+            axis.plot(x, middle, color=colour, marker="o", markersize=3, label=variant)
             axis.fill_between(x, band[:, 0], band[:, 1], color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel=label, ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
@@ -129,13 +133,13 @@ def draw(
 
 
 def table(study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve]) -> Table:
-    """One line an arm: final success, steps and minutes to `GOOD`."""
+    """One line per variant: final success, steps and minutes to `GOOD`."""
     low, high = bootstrap_interval(base)
     title = f"{study.task}; {study.baseline}: {iqm(base):.2f} [{low:.2f}, {high:.2f}]"
     shown = Table(title=title)
-    for head in ("arm", "success [95%]", f"steps to {GOOD:.0%}", "minutes to it", "minutes"):
+    for head in ("variant", "success [95%]", f"steps to {GOOD:.0%}", "minutes to it", "minutes"):
         shown.add_column(head)
-    for arm, curve in curves.items():
+    for variant, curve in curves.items():
         low, high = curve.band[-1]
         there = (curve.middle >= GOOD).nonzero()[0]
         reached = (
@@ -144,5 +148,5 @@ def table(study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Cu
             else ("-", "-")
         )
         final = f"{curve.middle[-1]:.2f} [{low:.2f}, {high:.2f}]"
-        shown.add_row(arm, final, *reached, f"{curve.seconds[-1] / 60:.1f}")
+        shown.add_row(variant, final, *reached, f"{curve.seconds[-1] / 60:.1f}")
     return shown

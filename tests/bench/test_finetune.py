@@ -1,4 +1,4 @@
-"""The finetune bench: its arms can be composed, and curves over seeds become a table and a plot."""
+"""The finetune bench: its variants can be composed, and curves over seeds become a table and a plot."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def write_run(work: Path, name: str, scores: list[float]) -> None:
     Path(f"{folder}.done").write_text("1.0\n")
 
 
-def study(**arms: str) -> evidence.Study:
-    return parse(evidence.Study, {**SETTINGS, "seeds": [0, 1], "arms": arms}, "finetune")
+def study(**variants: str) -> evidence.Study:
+    return parse(evidence.Study, {**SETTINGS, "seeds": [0, 1], "variants": variants}, "finetune")
 
 
-def test_arms_name_experiments_and_share_the_clone() -> None:
+def test_variants_name_experiments_and_share_the_bc_policy() -> None:
     own: evidence.Study = parse(evidence.Study, SETTINGS, "finetune")
-    for line in own.arms.values():
+    for line in own.variants.values():
         words = shlex.split(line.format(work="W", out="O", seed=0))
         (experiment,) = (w.partition("=")[2] for w in words if w.startswith("experiment="))
         assert (PACKAGED / "experiment" / f"{experiment}.yaml").exists()
@@ -49,8 +49,8 @@ def test_report_of_two_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     write_run(work, "unfinished-0", [0.5])
     finetune.report(own, work, tmp_path)
     facts = json.loads((tmp_path / "finetune.json").read_text())
-    assert list(facts["arms"]) == ["latent"] and facts["clone"] == [0.4, 0.6]
-    assert facts["arms"]["latent"]["seconds"] == [60.0, 120.0]
+    assert list(facts["variants"]) == ["latent"] and facts["clone"] == [0.4, 0.6]
+    assert facts["variants"]["latent"]["seconds"] == [60.0, 120.0]
     printed = " ".join(capsys.readouterr().out.split())
     assert "100" in printed and "1.0" in printed  # (0.88 + 0.92) / 2 reaches 90% after 100 steps
     assert (tmp_path / "finetune.png").stat().st_size > 10_000
