@@ -1,4 +1,4 @@
-"""The finetune bench: its variants can be composed, and curves over seeds become a table and a plot."""
+"""The finetune bench: its variants compose; curves over seeds become a table and a plot."""
 
 from __future__ import annotations
 
