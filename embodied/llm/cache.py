@@ -1,8 +1,7 @@
-"""Cache: every answer of a language model with what was asked, one JSON line each, only appended.
+"""Append-only cache of language-model answers with their requests, one JSON line each.
 
-A label that cost money is kept for good: lines are written whole and made durable before they
-count. Several processes may append to one file. A line that was cut off by a kill is set aside in
-`FILE.broken`, with one warning.
+Lines are written whole and synced to disk. Several processes may append to one file. A partial
+line, left by a killed process, is moved to `FILE.broken` with a warning.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Record = dict[
 
 
 class Cache:
-    """Records by the key of their question; the newest counts. Made by the first `put`."""
+    """Records by the key of their request; the newest counts. The first `put` creates the file."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -41,14 +40,14 @@ class Cache:
         return len(self.records)
 
     def get(self, key: str) -> Record | None:
-        """What is known of a question, also if another process has just asked it."""
+        """The record of a request, also if another process has just added it."""
         with self.lock:
             if key not in self.records:
                 self._read()
             return self.records.get(key)
 
     def put(self, record: Record) -> None:
-        """Append a record; when this returns it is on the disk. ChatError where it cannot be."""
+        """Append a record and sync it to disk. ChatError if it cannot be written."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         try:
             with self.lock, self._open() as file:
@@ -60,7 +59,7 @@ class Cache:
         self.records[record["key"]] = record
 
     def _read(self) -> None:
-        """Take in the lines that were appended since the last time."""
+        """Read the lines that were appended since the last call."""
         if not self.path.exists() or self.path.stat().st_size == self.read_to:
             return
         with self._open() as file:
@@ -77,11 +76,11 @@ class Cache:
             except (ValueError, KeyError, TypeError):
                 unreadable += 1
         if unreadable:
-            logger.warning("%s: %d lines cannot be read and are left alone", self.path, unreadable)
+            logger.warning("%s: %d lines cannot be parsed and are ignored", self.path, unreadable)
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """The file, made if need be, for this process alone."""
+        """The file, created if needed, locked for this process."""
         fresh = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -95,7 +94,7 @@ class Cache:
 
 
 def _set_aside(path: Path, file: int) -> None:
-    """Move the end of a locked file that is no whole line to `FILE.broken`."""
+    """Move a partial last line of a locked file to `FILE.broken`."""
     size = os.fstat(file).st_size
     if not size or os.pread(file, 1, size - 1) == b"\n":
         return
@@ -107,13 +106,13 @@ def _set_aside(path: Path, file: int) -> None:
         os.fsync(sink.fileno())
     os.ftruncate(file, whole)
     os.fsync(file)
-    logger.warning("%s: its last line was cut off; set aside in %s, the rest is used", path, aside)
+    logger.warning("%s: its last line is incomplete and was moved to %s", path, aside)
 
 
 def answer_from(record: Record) -> Answer:
-    """A remembered answer; ChatError where what is remembered is that there was none."""
+    """A cached answer; ChatError if the record is of a failure."""
     if record.get("error"):
-        raise ChatError(f"{record['error']} (remembered)")
+        raise ChatError(f"{record['error']} (cached)")
     usage = record.get("usage") or {}
     return Answer(
         record["text"],
@@ -127,8 +126,8 @@ def answer_from(record: Record) -> Answer:
 
 
 def missing(question: Request, path: Path | str) -> ChatError:
-    """The error for a question that was never recorded."""
+    """The error for a request that is not in the cache."""
     return ChatError(
         f"{path} has no answer of {question.model} to {question.shown} ({question.key[:12]}); "
-        "only recorded answers are allowed here"
+        "only cached answers are allowed here"
     )

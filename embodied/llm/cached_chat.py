@@ -1,4 +1,4 @@
-"""Recorded: a language model's answers from a cache file, and never a question to anyone."""
+"""CachedChat: a language model's answers from a cache file, without any server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from embodied.llm.request import Request
 
 @dataclass(frozen=True)
 class Config:
-    """`cache`: the file that an endpoint wrote; `model`: whose answers (null: the only one in it);
-    `max_tokens` and `extra` as they were when it was asked."""
+    """`cache`: a file written by a `ChatClient`; `model`: whose answers (null: the only one in it);
+    `max_tokens` and `extra` as in the original requests."""
 
     cache: str
     model: str | None = None
@@ -25,11 +25,11 @@ class Config:
 
 
 class CachedChat:
-    """A question that was never asked is a ChatError that says which."""
+    """Raises ChatError for a request that is not in the cache."""
 
     def __init__(self, config: Config) -> None:
         if not Path(config.cache).is_file():
-            raise ConfigError(f"there is no recorded cache {config.cache}")
+            raise ConfigError(f"chat.cache={config.cache} does not exist")
         self.config, self.cache = config, Cache(config.cache)
         self.name = config.model or self._only_model()
 
@@ -37,8 +37,8 @@ class CachedChat:
         models = sorted({record["request"]["model"] for record in self.cache.records.values()})
         if len(models) != 1:
             raise ConfigError(
-                f"{self.config.cache} holds answers of {', '.join(models) or 'nobody'}; "
-                "say of which: model=NAME"
+                f"{self.config.cache} holds answers of {', '.join(models) or 'no model'}; "
+                "choose one: model=NAME"
             )
         return models[0]
 

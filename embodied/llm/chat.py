@@ -1,4 +1,4 @@
-"""Chat: ask a language model, with pictures if it sees, and get words or data back."""
+"""Chat: the interface of language models, with optional images and JSON output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Message:
-    """`images` (uint8 [H, W, 3] each) follow the text."""
+    """A message; `images` (uint8 [H, W, 3] each) follow the text."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -20,8 +20,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """`data` is what a schema asked for (None without one); `key` names question, model and
-    settings together (the content address in a cache); the rest is provenance and cost."""
+    """`data`: parsed JSON if a schema was given; `key`: hash of request, model and settings (the
+    key in a cache); the rest is provenance and cost."""
 
     text: str
     data: Any
@@ -33,15 +33,15 @@ class Answer:
 
 
 class ChatError(RuntimeError):
-    """No usable answer: one line that says why. Nothing is made up in its place."""
+    """No usable answer; the message is one line."""
 
 
 class BudgetSpent(ChatError):
-    """The calls or tokens that were allowed are used up."""
+    """The allowed number of calls or tokens is used up."""
 
 
 class Chat(Protocol):
-    """A language model. `name` says which one, for provenance."""
+    """A language model. `name` identifies it, for provenance."""
 
     name: str
 
@@ -53,5 +53,6 @@ class Chat(Protocol):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Answer:
-        """One answer; with a JSON `schema`, `data` obeys it. ChatError where there is none."""
+        """Request one answer; with a JSON `schema`, `data` conforms to it. ChatError if there is
+        none."""
         ...

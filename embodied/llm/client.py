@@ -1,6 +1,7 @@
-"""Endpoint: a language model behind any OpenAI-compatible server, with pictures if it sees.
+"""ChatClient: a language model behind any OpenAI-compatible server, with images if it supports
+them.
 
-vLLM, llama.cpp, Ollama and hosted models speak this protocol: POST URL/chat/completions.
+vLLM, llama.cpp, Ollama and hosted models implement this protocol: POST URL/chat/completions.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """`url` up to and with /v1; `key`: the NAME of the environment variable that holds the secret
-    (null: none is sent); `cache`: the file that remembers every answer (null: nothing does);
-    `recorded`: answer from it only; `structured`: ask the server to keep to the schema; `extra`:
-    further fields of the request (null takes one out)."""
+    """`url` up to and including /v1; `key`: NAME of the environment variable with the API key
+    (null: none); `cache`: file that stores every answer (null: none); `recorded`: answer from it
+    only; `structured`: request JSON-schema output from the server; `extra`: further request fields
+    (null removes one)."""
 
     url: str
     model: str
@@ -44,7 +45,7 @@ class Config:
 
 @dataclass
 class Reply:
-    """One or two answers of the server to one question."""
+    """One or two responses of the server to one request."""
 
     text: str = ""
     data: Any = None
@@ -55,15 +56,15 @@ class Reply:
 
 
 class ChatClient:
-    """A wrong answer is shown to the model with what is wrong with it, once; a second one, or a
-    refusal, is a ChatError. The cache remembers those too."""
+    """An answer that violates the schema is returned to the model with the error, once; a second
+    one, or a refusal, is a ChatError. The cache stores failures too."""
 
     def __init__(self, config: Config) -> None:
         if config.recorded and config.cache is None:
-            raise ConfigError("recorded=true needs the file of recorded answers: cache=FILE")
+            raise ConfigError("recorded=true needs a cache: cache=FILE")
         self.config, self.name = config, config.model
         self.structured = config.structured
-        self.wire = None if config.recorded else HttpClient(config.url, config.key, config.limits)
+        self.http = None if config.recorded else HttpClient(config.url, config.key, config.limits)
         self.cache = None if config.cache is None else Cache(config.cache)
 
     def ask(
@@ -74,49 +75,49 @@ class ChatClient:
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Answer:
-        """See `Chat`. BudgetSpent where a limit is reached; what is remembered is still free."""
+        """See `Chat`. BudgetSpent if a limit is reached; cached answers remain free."""
         config = self.config
         limits = (config.max_tokens, config.extra)
-        question = Request(self.name, messages, schema, temperature, seed, *limits)
-        known = None if self.cache is None else self.cache.get(question.key)
+        request = Request(self.name, messages, schema, temperature, seed, *limits)
+        known = None if self.cache is None else self.cache.get(request.key)
         if known is not None:
             return answer_from(known)
-        if self.wire is None:
-            raise missing(question, str(config.cache))
-        return self._fresh(self.wire, question)
+        if self.http is None:
+            raise missing(request, str(config.cache))
+        return self._fresh(self.http, request)
 
-    def _fresh(self, wire: HttpClient, question: Request) -> Answer:
+    def _fresh(self, http: HttpClient, request: Request) -> Answer:
         began, reply = time.perf_counter(), Reply()
         try:
-            self._answer(wire, question, reply)
+            self._answer(http, request, reply)
         except (BudgetSpent, HttpError):
-            raise  # nothing of the question itself
+            raise  # not caused by this request
         except InvalidReply as error:
-            self._keep(question, reply, time.perf_counter() - began, str(error))
+            self._keep(request, reply, time.perf_counter() - began, str(error))
             raise ChatError(str(error)) from error
         seconds = time.perf_counter() - began
-        self._keep(question, reply, seconds, None)
+        self._keep(request, reply, seconds, None)
         tokens = reply.usage.get("total_tokens", 0)
         served = reply.served or self.name
-        return Answer(reply.text, reply.data, served, question.key, False, tokens, seconds)
+        return Answer(reply.text, reply.data, served, request.key, False, tokens, seconds)
 
-    def _answer(self, wire: HttpClient, question: Request, reply: Reply) -> None:
-        """Fill `reply`; Unusable when the model gives nothing that can be used."""
-        messages = _wired(question)
-        self._read(self._post(wire, question, messages), reply)
-        if question.schema is None:
+    def _answer(self, http: HttpClient, request: Request, reply: Reply) -> None:
+        """Fill `reply`; InvalidReply if the model returns nothing usable."""
+        messages = _protocol_messages(request)
+        self._read(self._post(http, request, messages), reply)
+        if request.schema is None:
             return
         try:
-            reply.data = parse_json(reply.text, question.schema)
+            reply.data = parse_json(reply.text, request.schema)
             return
         except ChatError as error:
             wrong = f"That cannot be used: {error}. Answer again, with JSON by the schema only."
         messages.append({"role": "assistant", "content": reply.text})
         messages.append({"role": "user", "content": wrong})
         reply.repaired = True
-        self._read(self._post(wire, question, messages), reply)
+        self._read(self._post(http, request, messages), reply)
         try:
-            reply.data = parse_json(reply.text, question.schema)
+            reply.data = parse_json(reply.text, request.schema)
         except ChatError as error:
             said = " ".join(reply.text.split())[:120]
             raise InvalidReply(
@@ -124,36 +125,37 @@ class ChatClient:
             ) from error
 
     def _post(
-        self, wire: HttpClient, question: Request, messages: list[dict[str, Any]]
+        self, http: HttpClient, request: Request, messages: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """The server's answer; a server that knows no schemas is asked in words only."""
+        """The server's response; a server without JSON-schema support gets the schema in the prompt
+        only."""
         body: dict[str, Any] = {
-            "model": question.model,
+            "model": request.model,
             "messages": messages,
-            "temperature": question.temperature,
-            "seed": question.seed,
-            "max_tokens": question.max_tokens,
-            **question.extra,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "max_tokens": request.max_tokens,
+            **request.extra,
         }
         body = {name: value for name, value in body.items() if value is not None}
-        if question.schema is None or not self.structured:
-            return wire.post("/chat/completions", body)
-        form = {"name": "answer", "schema": dict(question.schema)}
+        if request.schema is None or not self.structured:
+            return http.post("/chat/completions", body)
+        form = {"name": "answer", "schema": dict(request.schema)}
         kept = {"response_format": {"type": "json_schema", "json_schema": form}}
         try:
-            return wire.post("/chat/completions", {**body, **kept})
+            return http.post("/chat/completions", {**body, **kept})
         except HttpError as error:
             if error.status not in (400, 422):
                 raise
-            answer = wire.post("/chat/completions", body)
+            answer = http.post("/chat/completions", body)
             logger.warning(
-                "%s takes no JSON schema (%s): asked in words from now on", wire.url, error
+                "%s does not support JSON schemas (%s): using the prompt only", http.url, error
             )
             self.structured = False
             return answer
 
     def _read(self, answer: Mapping[str, Any], reply: Reply) -> None:
-        """Take one answer of the server into `reply`."""
+        """Store one response of the server in `reply`."""
         reply.served = str(answer.get("model") or "")
         reply.fingerprint = answer.get("system_fingerprint")
         for name, count in (answer.get("usage") or {}).items():
@@ -171,12 +173,12 @@ class ChatClient:
             raise InvalidReply(f"{self.name} answered with nothing")
         reply.text = message["content"]
 
-    def _keep(self, question: Request, reply: Reply, seconds: float, error: str | None) -> None:
+    def _keep(self, request: Request, reply: Reply, seconds: float, error: str | None) -> None:
         if self.cache is None:
             return
         record: Record = {
-            "key": question.key,
-            "request": question.record(),
+            "key": request.key,
+            "request": request.record(),
             "text": reply.text,
             "data": reply.data,
             "error": error,
@@ -191,21 +193,21 @@ class ChatClient:
 
 
 class InvalidReply(ChatError):
-    """The model answered, and asking the same again would not help."""
+    """The model answered unusably, and repeating the request would not help."""
 
 
-def _wired(question: Request) -> list[dict[str, Any]]:
-    """The messages as the protocol has them; a schema is asked for in words, too."""
-    messages = [*question.messages]
-    if question.schema is not None:
-        # In the last message: many templates want user and assistant to take turns.
-        order = f"Answer with JSON only, by this JSON schema: {json.dumps(question.schema)}"
+def _protocol_messages(request: Request) -> list[dict[str, Any]]:
+    """The messages in the protocol's format; a schema is repeated in the prompt."""
+    messages = [*request.messages]
+    if request.schema is not None:
+        # In the last message: many chat templates require alternating roles.
+        order = f"Answer with JSON only, by this JSON schema: {json.dumps(request.schema)}"
         messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n\n{order}")
     return [{"role": m.role, "content": _content(m)} for m in messages]
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    """The text, with pictures as PNG data URLs after it."""
+    """The text, followed by images as PNG data URLs."""
     if not message.images:
         return message.text
     parts: list[dict[str, Any]] = [{"type": "text", "text": message.text}]
@@ -216,6 +218,6 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 def open_chat(node: Node) -> Chat:
-    """The language model that a node describes: this file's `ChatClient`, `recorded.Recorded`, or a
-    class of one's own; ConfigError where the settings are wrong."""
+    """The language model that a node describes: `ChatClient`, `CachedChat`, or a custom class;
+    ConfigError for wrong settings."""
     return build(node)

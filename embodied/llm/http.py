@@ -1,10 +1,10 @@
-"""Wire: requests to an OpenAI-compatible server, that come back or fail with one clear line.
+"""HttpClient: requests to an OpenAI-compatible server, with retries and budgets.
 
-Rate limits (429), server errors and broken connections are tried again after
+Rate limits (429), server errors and broken connections are retried after
 
     min(patience, backoff 2^attempt) u,   u ~ U(0.5, 1),
 
-or after what Retry-After says, if that is longer.
+or after Retry-After, if that is longer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from embodied.core.build import ConfigError
 from embodied.llm.chat import BudgetSpent, ChatError
 
 logger = logging.getLogger(__name__)
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds to `connect` and to wait for more of an answer (`read`); `retries` after the first
-    attempt; `backoff` and `patience` in seconds; `per_minute` requests; answered `calls` and their
-    `tokens` (null: no limit)."""
+    """Timeouts `connect` and `read` in seconds; `retries` after the first attempt; `backoff` and
+    `patience` in seconds; `per_minute` requests; successful `calls` and their `tokens` (null: no
+    limit)."""
 
     connect: float = 5.0
     read: float = 120.0
@@ -48,7 +48,7 @@ class Limits:
 
 
 class HttpError(ChatError):
-    """The server says that the request itself is wrong; `status` is its number."""
+    """The server rejected the request; `status` is the HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -56,18 +56,18 @@ class HttpError(ChatError):
 
 
 class HttpClient:
-    """Posts JSON to `url`/PATH. `key` names the environment variable of the secret, which is sent
-    to the server and shown to nobody. Safe to share between threads."""
+    """Posts JSON to `url`/PATH. `key` names the environment variable with the API key, which is
+    never logged. Thread-safe."""
 
     def __init__(self, url: str, key: str | None, limits: Limits) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url={url!r} should be like http://127.0.0.1:8000/v1")
+            raise ConfigError(f"url={url!r} must be an address such as http://127.0.0.1:8000/v1")
         self.url, self.limits = url.rstrip("/"), limits
         self.secret = _secret(key)
         bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
         timeout = httpx.Timeout(limits.read, connect=limits.connect)
-        # A proxy has nothing to do with a server on this machine.
+        # No proxy for a server on this machine.
         outside = not _loopback(parts.hostname)
         self.client = httpx.Client(headers=bearer, timeout=timeout, trust_env=outside)
         self.calls = self.tokens = 0
@@ -76,8 +76,8 @@ class HttpClient:
         self.random = random.Random()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object of a 200; Refused for a request that is wrong, BudgetSpent, or ChatError
-        when all attempts failed."""
+        """The JSON object of a successful response; HttpError for an invalid request, BudgetSpent,
+        or ChatError if all attempts failed."""
         problem, wait = "", 0.0
         for attempt in range(self.limits.retries + 1):
             if attempt:
@@ -91,17 +91,17 @@ class HttpClient:
                 if response.status_code == 200 and (found := _object(response)) is not None:
                     self._count(found)
                     return found
-                problem, after = self._said(response), retry_after(response.headers)
-                if response.status_code not in (200, *AGAIN):
+                problem, after = self._error_text(response), retry_after(response.headers)
+                if response.status_code not in (200, *RETRIED):
                     raise HttpError(response.status_code, problem)
             if after > self.limits.patience:
-                raise ChatError(f"{problem}, and asks to wait {after:.0f} s")
+                raise ChatError(f"{problem}, and requests a wait of {after:.0f} s")
             wait = max(after, self.pause(attempt))
         raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
 
     def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """The response to one request, sent when its turn comes and if the budget allows it. What
-        is on its way counts: threads can't spend together what none may alone."""
+        """The response to one request, respecting rate limit and budget. Requests in flight count,
+        so that threads cannot overspend together."""
         with self.lock:
             self._require_budget()
             self.calls += 1
@@ -117,12 +117,13 @@ class HttpClient:
                     self.calls -= 1
 
     def pause(self, attempt: int) -> float:
-        """Seconds before the attempt after number `attempt` (0 was the first)."""
+        """Seconds to wait after attempt number `attempt` (from 0)."""
         longest = min(self.limits.patience, self.limits.backoff * 2**attempt)
         return longest * self.random.uniform(0.5, 1.0)
 
     def turn(self, now: float) -> float:
-        """Seconds until a request at time `now` may go out under `per_minute`; takes its turn."""
+        """Seconds until a request at time `now` may be sent under `per_minute`; reserves that
+        slot."""
         if self.limits.per_minute is None:
             return 0.0
         with self.lock:
@@ -143,7 +144,7 @@ class HttpClient:
             if isinstance(usage, dict):
                 self.tokens += int(usage.get("total_tokens") or 0)
             elif self.limits.tokens is not None:
-                raise ChatError(f"{self.url} does not say how many tokens it used: tokens=null")
+                raise ChatError(f"{self.url} does not report token usage: set tokens=null")
 
     def _failed(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.TimeoutException):
@@ -151,19 +152,19 @@ class HttpClient:
             return f"{self.url} did not answer within {within or self.limits.read:g} s"
         return f"no connection to {self.url} ({self._public(str(error)) or type(error).__name__})"
 
-    def _said(self, response: httpx.Response) -> str:
+    def _error_text(self, response: httpx.Response) -> str:
         if response.status_code == 200:
-            return f"{self.url} answered with something that is not JSON"
+            return f"{self.url} returned invalid JSON"
         return f"{self.url} answered {response.status_code}: {self._public(response.text)}"
 
     def _public(self, text: str) -> str:
-        """One short line without the secret."""
+        """One short line without the API key."""
         text = text.replace(self.secret, "***") if self.secret else text
         return " ".join(text.split())[:200]
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to wait, given as a number or as a date; 0 if it does not ask."""
+    """Seconds of a Retry-After header, given as a number or a date; 0 without one."""
     text = headers.get("retry-after", "")
     try:
         return max(0.0, float(text))

@@ -1,4 +1,4 @@
-"""Question: what identifies a request to a language model, and the JSON inside its answers."""
+"""Request: everything that identifies a request to a language model; JSON parsing of answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that an answer depends on; `extra` are further fields of the request."""
+    """Everything that an answer depends on; `extra` are further request fields."""
 
     model: str
     messages: Sequence[Message]
@@ -32,7 +32,7 @@ class Request:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The question as JSON can hold it; pictures as the digests of their shape and bytes."""
+        """The request as JSON; images as digests of their shape and bytes."""
         messages = [
             {"role": m.role, "text": m.text, "images": [digest_of(image) for image in m.images]}
             for m in self.messages
@@ -49,26 +49,26 @@ class Request:
 
     @property
     def key(self) -> str:
-        """The sha256 of the record, written in one way only."""
+        """sha256 of the canonical JSON record."""
         text = json.dumps(self.record(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def shown(self) -> str:
-        """Its last words, short enough for one line."""
+        """The start of its last message, for error messages."""
         text = " ".join(self.messages[-1].text.split()) if self.messages else ""
         return f'"{text[:80]}..."' if len(text) > 80 else f'"{text}"'
 
 
 def digest_of(image: Tensor) -> str:
-    """The sha256 of a picture's shape and bytes."""
+    """sha256 of an image's shape and bytes."""
     pixels = image.cpu().contiguous().numpy()
     return hashlib.sha256(f"{list(image.shape)} ".encode() + pixels.tobytes()).hexdigest()
 
 
 def parse_json(text: str, schema: Mapping[str, Any]) -> Any:
-    """The JSON value in `text` that obeys `schema`: all of it, a fenced block, or the last object
-    or list in prose. ChatError says why there is none."""
+    """The JSON value in `text` that conforms to `schema`: the whole text, a fenced block, or the
+    last object or list within prose. ChatError if there is none."""
     problem = "there is no JSON in it"
     checker = validator_for(schema)(schema)
     for value in _values(THOUGHT.sub("", text).strip()):
@@ -80,7 +80,7 @@ def parse_json(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """JSON values, the likeliest first; what is cut off is none."""
+    """JSON values in order of likelihood; truncated ones are skipped."""
     for part in [text, *reversed(FENCE.findall(text))]:
         try:
             yield json.loads(part)
@@ -90,7 +90,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _embedded(text: str) -> list[Any]:
-    """Objects and lists inside prose, outermost only, in order."""
+    """Outermost objects and lists within prose, in order."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while match := re.compile(r"[{\[]").search(text, place):
         try:

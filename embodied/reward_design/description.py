@@ -1,8 +1,8 @@
-"""A world in words for whoever writes its reward: generated from the Spec, names nobody's software.
+"""Description of an environment for a reward designer, generated from its Spec.
 
 Two styles: "table" lists the variables of `embodied.rewards.handcrafted.variables`; "pythonic"
-writes them as a
-typed class tree (Text2Reward, Xie et al., 2023). Neither tells how success is measured.
+writes them as a typed class tree (Text2Reward, Xie et al., 2023). Neither says how success is
+measured, nor names the simulator.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SOFTWARE = re.compile(
     re.IGNORECASE,
 )
 BETWEEN = re.compile(r"(\w+)_from_(\w+)")
-LONGEST = 24  # element names that are listed
+LONGEST = 24  # most element names to list
 
 
 def describe(spec: Spec, sentence: str, style: Style = "table", about: str = "") -> str:
-    """The task, what the world says of itself (`about`) and the variables, with shapes and units.
+    """The task, the environment's description `about`, and the variables with shapes and units.
 
-    Variables are batched tensors: a leading N is left out of the shapes, as it is of the Spec.
+    Variables are batched tensors; the leading N is omitted from the shapes, as in the Spec.
     """
     found = variables(spec)
     lines = [f"Task: {sentence}", *([f"World: {about}"] if about else [])]
@@ -46,7 +46,7 @@ ENDS = (
 
 
 def about(env: VecEnv) -> str:
-    """The sentences of a world's docstring that speak of the world, not of software."""
+    """The sentences of an environment's docstring that describe the task rather than software."""
     inner = env
     while isinstance(inner, Wrapper):
         inner = inner.env
@@ -61,7 +61,7 @@ def _table(found: Iterable[Variable]) -> list[str]:
 
 
 def _tree(spec: Spec, found: dict[str, Variable]) -> list[str]:
-    """Classes by leaf: the robot's and objects' numbers as typed attributes."""
+    """One class per observation, with typed attributes."""
     lines: list[str] = []
     for leaf in spec.obs:
         own = [v for v in found.values() if v.leaf == leaf]
@@ -77,7 +77,7 @@ def _tree(spec: Spec, found: dict[str, Variable]) -> list[str]:
 
 
 def _meaning(variable: Variable) -> str:
-    """Elements, unit, bounds, and what the name says of a difference."""
+    """Elements, unit and bounds of a variable, and what its name says about a difference."""
     words: list[str] = []
     if between := BETWEEN.fullmatch(variable.name):
         words.append(f"vector from {between[2]} to {between[1]}")

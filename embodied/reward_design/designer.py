@@ -1,7 +1,8 @@
-"""Designer: who writes reward programs; all share one loop (`embodied.reward_design.search`).
+"""Designer: proposes reward programs. All designers share one search
+(`embodied.reward_design.search`).
 
-What a designer knows is on the board. It keeps nothing of its own, so that a search goes on from
-its ledger alone.
+A designer gets all information from the `Board` and has no state of its own, so that a search can
+resume from its journal.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from embodied.rewards.handcrafted.variables import Variable
 
 @dataclass(frozen=True)
 class Board:
-    """`sentence` is the task in the user's words, `about` the world's; `judge` takes a source
-    through the gates; `seed` is the search's; `run` the folder of a candidate's training."""
+    """What a designer knows. `sentence`: the task in the user's words, `about`: the environment's
+    description; `judge` checks a program; `seed`: of the search; `run`: the folder of a candidate's
+    training."""
 
     sentence: str
     about: str
@@ -35,7 +37,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A program, or why there is none; `origin` says who wrote it and from what."""
+    """A program, or the `problem` why there is none; `origin`: its provenance."""
 
     source: str | None
     origin: dict[str, Any] = field(default_factory=dict)
@@ -43,11 +45,13 @@ class Proposal:
 
 
 class Designer(Protocol):
+    """Proposes programs, round by round."""
+
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
-        """`count` proposals for round `number`, each in its own place."""
+        """`count` proposals for round `number`."""
         ...
 
     def say(self, board: Board, number: int) -> str | None:
-        """After a round: what is to be remembered of it ("" where nothing is); None ends the
+        """Called after a round: a comment to store for the next one ("": none), or None to end the
         search."""
         ...

@@ -1,4 +1,4 @@
-"""Digests: the last steps of failed episodes as short lines of numbers, for an analyser to read."""
+"""Digests: the last steps of failed episodes as short lines of numbers, for a language model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from embodied.reward_design.designer import Board
 from embodied.reward_design.journal import Candidate
 from embodied.rewards.handcrafted.variables import Variable
 
-WIDEST = 4  # elements of a variable that is told
+WIDEST = 4  # most elements of a variable in the digest
 LONGEST = 12_000  # characters
 
 
 def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str:
-    """The last `last` steps of up to `episodes` failures of a candidate's trained policy; "" where
-    none failed or nothing was trained."""
+    """The last `last` steps of up to `episodes` failed episodes of a candidate's policy; "" if none
+    failed or nothing was trained."""
     folder = board.run(candidate)
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
@@ -31,13 +31,13 @@ def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str
     failed = _failures(Actor(policy, env.num_envs), env, board.seed, last)
     env.close()
     small = [v for v in board.variables.values() if sum(v.shape or (1,)) <= WIDEST]
-    told = [_told(rows, small) for rows in failed[:episodes]]
+    told = [_as_text(rows, small) for rows in failed[:episodes]]
     return "\n\n".join(f"episode {i + 1}\n{text}" for i, text in enumerate(told))[:LONGEST]
 
 
 @torch.no_grad()
 def _failures(actor: Actor, env: VecEnv, seed: int, last: int) -> list[Tensors]:
-    """The ends of each row's first episode, where it failed: rows [up to `last`]."""
+    """The last steps of each env's first episode if it failed: up to `last` transitions each."""
     obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool)
     open_ = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros(env.num_envs, dtype=torch.bool)
@@ -59,7 +59,7 @@ def _failures(actor: Actor, env: VecEnv, seed: int, last: int) -> list[Tensors]:
     return ends
 
 
-def _told(rows: Tensors, variables: list[Variable]) -> str:
+def _as_text(rows: Tensors, variables: list[Variable]) -> str:
     lines = []
     values = {v.name: v.of(rows, "next_obs").float() for v in variables}
     for step in range(tt.length(rows)):

@@ -1,9 +1,9 @@
-"""Experience: rows of the world, with its own word on success, to try programs on before training.
+"""Sampled transitions with the environment's success signal, to check programs before training.
 
-Rows come from random actions and, where a demonstrator is given, from its play. The gates of Eureka
-runs that cost nothing (a program that fails one is not trained):
+Transitions are of random actions and, if given, of a demonstrator. Checks (after Eureka) that a
+program must pass to be trained:
 
-    finite, no constant, components within 1000 of each other in scale,
+    finite, not constant, components within a factor of 1000 in scale,
     AUC = P(r(success) > r(random)) > 0.8.
 """
 
@@ -27,14 +27,14 @@ from embodied.rewards.handcrafted import variables as vs
 from embodied.sandbox.allow_list import Rejected, check
 from embodied.sandbox.gate import Report, Sandbox
 
-GATE = 256  # rows of a trial in the sandbox
-ENOUGH = 8  # successes before their rewards are compared
+GATE = 256  # transitions for the sandbox's gate
+ENOUGH = 8  # successes needed for the AUC
 LEAST_AUC, LARGEST_RATIO = 0.8, 1000.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`problem` is "" where a program may train; `layer` says which gate spoke."""
+    """`problem`: "" if the program may be trained; `layer`: the check that failed."""
 
     problem: str = ""
     layer: str = ""
@@ -43,7 +43,8 @@ class Verdict:
 
 @dataclass
 class Experience:
-    """`rows` [N]; `success` [N] (None: the world knows none); `random` [N]: from random actions."""
+    """`rows` [N]: transitions; `success` [N] (None: the environment has no such signal); `random`
+    [N]: whether they are of random actions."""
 
     rows: Tensors
     success: Tensor | None
@@ -61,7 +62,7 @@ class Experience:
         return cls(rows, rows.pop("success", None), rows.pop("random"))
 
     def judge(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
-        """Take a program through the sandbox and the gates."""
+        """Check a program in the sandbox and on the transitions."""
         try:
             known = [*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION)]
             checked = check(source, known)
@@ -69,16 +70,16 @@ class Experience:
             gated = sandbox.gate(
                 source, vs.inputs(variables, names, tt.take(self.rows, self._tried()))
             )
-            paid = gated(vs.inputs(variables, names, self.rows))
+            output = gated(vs.inputs(variables, names, self.rows))
             gated.close()
         except Rejected as error:
             return Verdict(error.reason, error.layer)
-        report = _told(gated.report) | self._measured(paid.total)
+        report = _facts(gated.report) | self._measured(output.total)
         report["shares"] = {
             name: [float((part > 0).float().mean()), float((part < 0).float().mean())]
-            for name, part in paid.components.items()
+            for name, part in output.components.items()
         }
-        return Verdict(*_gates(report, paid.total, paid.components), report)
+        return Verdict(*_gates(report, output.total, output.components), report)
 
     def _measured(self, total: Tensor) -> dict[str, Any]:
         if self.success is None or int(self.success.sum()) < ENOUGH:
@@ -88,7 +89,7 @@ class Experience:
         }
 
     def _tried(self) -> Tensor:
-        """GATE rows: a quarter successes, where there are so many."""
+        """Indices of GATE transitions, up to a quarter of them successes."""
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(self.random), generator=generator)
         if self.success is None:
@@ -100,7 +101,7 @@ class Experience:
 def gather(
     env: VecEnv, count: int, seed: int, demonstrator: Policy | None = None, shown: int = 0
 ) -> Experience:
-    """About `count` rows of random actions and `shown` of the demonstrator's."""
+    """About `count` transitions of random actions and `shown` of the demonstrator."""
     parts = [_play(env, count, seed, None)]
     if demonstrator is not None and shown:
         parts.append(_play(env, shown, seed + 1, demonstrator))
@@ -136,22 +137,22 @@ def _random(env: VecEnv, generator: torch.Generator) -> Tensor:
     act = env.spec.act
     if act.dtype == "float32":
         return 2 * torch.rand(env.num_envs, *act.shape, generator=generator) - 1
-    assert isinstance(act.high, int | float), "discrete actions have a highest"
+    assert isinstance(act.high, int | float), "discrete actions need an upper bound"
     return torch.randint(0, int(act.high) + 1, (env.num_envs, *act.shape), generator=generator)
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _facts(report: Report) -> dict[str, Any]:
     return {"cost": report.cost, "terms": report.terms, "lock": report.lock}
 
 
 def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, str]:
-    """(problem, layer), both "" where all gates are passed."""
+    """(problem, layer), both "" if all checks are passed."""
     if float(total.max() - total.min()) < 1e-6:
         return "the reward is the same in every row", "constant"
     sizes = [float(p.abs().mean()) for p in parts.values() if float(p.abs().mean()) > 0]
     if sizes and max(sizes) > LARGEST_RATIO * min(sizes):
         return f"components differ {max(sizes) / min(sizes):.0f}-fold in size", "scale"
     if report["auc"] is not None and report["auc"] <= LEAST_AUC:
-        word = f"success is paid more than chance in {report['auc']:.0%} of comparisons"
-        return f"{word}; over {LEAST_AUC:.0%} is wanted", "auc"
+        word = f"success is rewarded more than random in {report['auc']:.0%} of pairs"
+        return f"{word}; more than {LEAST_AUC:.0%} is required", "auc"
     return "", ""

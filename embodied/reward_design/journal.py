@@ -1,6 +1,6 @@
-"""The ledger of a design: every program, who wrote it, what the gates said, what training gave.
+"""Journal of a reward design: every program, its provenance, checks and training results.
 
-`design.jsonl` is appended to, one event a line, and is all that is needed to go on.
+`design.jsonl` is append-only, one event per line; a search resumes from it alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FILE = "design.jsonl"
 class Candidate:
     """One program of a round.
 
-    `origin`: who wrote it (designer, model, key of the answer, reply, parents, ...). `problem`: why
-    it is not trained, "" where it may be. `report`: what the gates measured. `scores`: the world's
-    own measure at each evaluation [[step, value], ...]; `terms`: the components' statistics.
+    `origin`: provenance (designer, model, cache key, reply, parents, ...). `problem`: why it is not
+    trained ("": it can be). `report`: results of the checks. `scores`: the environment's own
+    measure at each evaluation [[step, value], ...]; `terms`: statistics of the components.
     """
 
     id: int
@@ -35,12 +35,12 @@ class Candidate:
 
     @property
     def fitness(self) -> float | None:
-        """The best evaluation; None where it never trained."""
+        """The best evaluation; None if it was never trained."""
         return max((value for _, value in self.scores), default=None)
 
     @property
     def order(self) -> tuple[float, float]:
-        """What candidates are compared by: the best evaluation, then the mean of all."""
+        """Sort key: the best evaluation, then the mean of all."""
         if not self.scores:
             return (float("-inf"), float("-inf"))
         values = [value for _, value in self.scores]
@@ -48,7 +48,7 @@ class Candidate:
 
 
 class Journal:
-    """Candidates by number, and final scores, kept in `folder`."""
+    """Candidates by number, and the final scores, stored in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,15 +60,15 @@ class Journal:
             self._take(event)
 
     def put(self, candidate: Candidate) -> None:
-        """New, or known better now."""
+        """Add or update a candidate."""
         self._write({"event": "candidate", **asdict(candidate)})
 
     def close_round(self, number: int, said: str = "") -> None:
-        """All candidates of a round are done; `said`: what a person or an analyser said of it."""
+        """Mark a round as done; `said`: the designer's comment on it."""
         self._write({"event": "round", "round": number, "said": said})
 
     def final(self, seed: int, score: float) -> None:
-        """The best program, trained again with a fresh seed."""
+        """Add the score of the best program retrained with a fresh seed."""
         self._write({"event": "final", "seed": seed, "score": score})
 
     def of_round(self, number: int) -> list[Candidate]:
@@ -76,7 +76,7 @@ class Journal:
 
     @property
     def best(self) -> Candidate | None:
-        """Over all rounds."""
+        """The best candidate over all rounds."""
         tried = [c for c in self.candidates.values() if c.scores]
         return max(tried, key=lambda c: c.order, default=None)
 
@@ -105,7 +105,7 @@ class Journal:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Whole lines only: a process may have been killed in one."""
+    """All complete lines: a killed process may have left a partial one."""
     if not file.exists():
         return []
     data = file.read_bytes()

@@ -1,7 +1,7 @@
-"""From what a language model wrote to a program: the longest fenced block that has the function.
+"""Extracts a program from a language model's answer: the longest code block with the function.
 
-All functions of the block are kept. Import lines of what a program has anyway, which models write
-out of habit, are taken out and told; nothing else is touched.
+All functions of the block are kept. Habitual imports of modules that a program has anyway are
+removed and reported; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HABIT = re.compile(
     r"|from typing import [\w, ]+|from torch import Tensor)[ \t]*$",
     re.MULTILINE,
 )
-LONGEST = 200_000  # characters of an answer that are looked at
+LONGEST = 200_000  # characters of an answer that are parsed
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """`source` is None where there is no program; `problem` then says why. `removed` lines."""
+    """`source`, or None and the `problem`; `removed`: lines that were removed."""
 
     source: str | None
     problem: str = ""
@@ -30,7 +30,7 @@ class Extracted:
 
 
 def extract(text: str, functions: tuple[str, ...] = ("reward",)) -> Extracted:
-    """The program with `functions` in an answer."""
+    """The program of an answer that defines `functions`."""
     blocks = [block.replace("\r\n", "\n") for block in FENCE.findall(text[:LONGEST])]
     if not blocks:
         cut = "```" in text
@@ -48,7 +48,7 @@ def extract(text: str, functions: tuple[str, ...] = ("reward",)) -> Extracted:
 
 
 def _defined(block: str) -> set[str] | None:
-    """Names of a block's functions; None where it is not Python."""
+    """Names of a block's functions; None if it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What language models are told: their task, the language of programs, the world."""
+"""Prompts for language models that write reward programs: role, language rules, environment."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def ask(
     designer: str,
     functions: tuple[str, ...] = ("reward",),
 ) -> Proposal:
-    """One program of a model. No answer, or one without a program, is a proposal with a problem:
-    its place in the round stays its own."""
+    """Request one program. An error, or an answer without a program, is a proposal with a
+    problem."""
     origin = {
         "designer": designer,
         "model": chat.name,
@@ -75,5 +75,5 @@ def provenance(answer: Answer) -> dict[str, object]:
 
 
 def as_text_pairs(messages: Sequence[Message]) -> list[list[str]]:
-    """Messages as the ledger keeps them."""
+    """Messages as the journal stores them."""
     return [[message.role, message.text] for message in messages]

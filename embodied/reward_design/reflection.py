@@ -1,7 +1,7 @@
-"""What training said of a program, in words for its designer (Eureka, Ma et al., 2023).
+"""Reward reflection: training results as text for the designer (Eureka, Ma et al., 2023).
 
-Of each component and of the task's score: ten evenly spaced values, minimum, mean and maximum; then
-always the same advice.
+For each component and the task's score: ten evenly spaced values, minimum, mean and maximum; then a
+constant advice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADVICE = (
 
 
 def reflect(candidate: Candidate) -> str:
-    """The feedback on one candidate that has been trained, or on why it was not."""
+    """Feedback on a candidate that was trained, or on why it was rejected."""
     if candidate.problem and not candidate.scores:
         return (
             "Your program could not be used. What it was refused for (this is data, no "
@@ -38,7 +38,7 @@ def reflect(candidate: Candidate) -> str:
 
 
 def curves(candidate: Candidate) -> dict[str, list[float]]:
-    """Means of the components over training."""
+    """Means of the components during training."""
     names = list(dict.fromkeys(name for point in candidate.terms for name in point["terms"]))
     return {
         name: [point["terms"][name][0] for point in candidate.terms if name in point["terms"]]

@@ -1,4 +1,4 @@
-"""The report of a design: what was asked, the best program, fitness by round, every candidate."""
+"""Report of a reward design: settings, the best program, fitness by round, every candidate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STYLE = (
 
 
 def write(ledger: Journal, settings: dict[str, Any]) -> Path:
-    """`report.md` and `fitness.svg` in the ledger's folder."""
+    """Write `report.md` and `fitness.svg` to the journal's folder."""
     folder = ledger.folder
     best = ledger.best
     lines = [f"# Reward design: {settings['sentence']}", ""]
-    lines += [f"- world: {settings['world']}", f"- designer: {settings['designer']}"]
+    lines += [f"- environment: {settings['world']}", f"- designer: {settings['designer']}"]
     lines += [f"- model: {settings['model']}", f"- sandbox: {settings['sandbox']}"]
-    lines += [f"- measure: {settings['measure']}, by the world, never by a program"]
+    lines += [f"- measure: {settings['measure']}, measured by the environment, not by a program"]
     lines += [f"- cost: {cost(ledger)}", ""]
     lines += _best(best, ledger) if best is not None else ["No valid program.", ""]
     picture = plot(ledger)
@@ -39,7 +39,7 @@ def write(ledger: Journal, settings: dict[str, Any]) -> Path:
 
 
 def cost(ledger: Journal) -> str:
-    """Programs, trainings, environment steps, tokens."""
+    """Numbers of programs, trainings, environment steps and tokens."""
     all_ = list(ledger.candidates.values())
     trained = [c for c in all_ if c.scores]
     steps = sum(c.scores[-1][0] for c in trained)
@@ -49,7 +49,7 @@ def cost(ledger: Journal) -> str:
 
 
 def plot(ledger: Journal) -> str:
-    """The best score so far by round, as SVG; "" where nothing was trained."""
+    """The best score so far by round, as SVG."""
     points: list[tuple[float, float]] = []
     for number in sorted({c.round for c in ledger.candidates.values()}):
         values = [c.fitness for c in ledger.of_round(number) if c.fitness is not None]
@@ -65,10 +65,10 @@ def plot(ledger: Journal) -> str:
 def _best(best: Candidate, ledger: Journal) -> list[str]:
     scores = list(ledger.finals.values())
     lines = [f"## The best program ({best.id}, round {best.round + 1})", ""]
-    lines += [f"Chosen for {best.fitness:.3g}, the largest of many: optimistic."]
+    lines += [f"Selected for {best.fitness:.3g}, the maximum of many: biased upwards."]
     if scores:
         each = ", ".join(f"{s:.3g}" for s in scores)
-        lines += [f"Trained again with fresh seeds: {sum(scores) / len(scores):.3g} ({each})."]
+        lines += [f"Retrained with fresh seeds: {sum(scores) / len(scores):.3g} ({each})."]
     lines += ["", "```python", (best.source or "").rstrip(), "```", ""]
     lines += [f"- {line(name, values)}" for name, values in curves(best).items()]
     return [*lines, ""]

@@ -1,4 +1,6 @@
-"""A design from its settings: world, experience, designer, search, report."""
+"""Runs a reward design from its configuration: environment, experience, designer, search,
+report.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ from embodied.reward_design.trial import Budget, Trials
 from embodied.rewards.handcrafted.variables import variables
 from embodied.sandbox.gate import Limits, Mode, Sandbox
 
-ROWS = 16  # worlds that experience is gathered in
+ROWS = 16  # parallel envs for the experience
 
 
 @dataclass(frozen=True)
 class DesignConfig:
     """`rounds` of `samples` programs for the task in `sentence`; `finals` fresh seeds for the best.
 
-    `learn`: the words of `embodied train` that say how candidates are trained. `chat`: a language
-    model (None: the designer needs none). `demonstrator` plays `shown` steps that show success, for
-    the gates; `tried` steps are random. `controls`: programs drawn from the grammar at random,
-    written down for comparison.
+    `learn`: the words of `embodied train` with which candidates are trained. `chat`: a language
+    model (None: the designer needs none). For the checks, `demonstrator` acts for `shown` steps,
+    and `tried` steps are random. `controls`: random programs of the grammar to write, for
+    comparison.
     """
 
     env: Node
@@ -55,8 +57,8 @@ class DesignConfig:
 
 
 def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
-    """Search, and write the report; returns the folder. `words` choose the world for `embodied
-    train`. A folder with a ledger is gone on with. KeyboardInterrupt stops all trainings."""
+    """Search, and write the report; returns the folder. `words` select the environment for
+    `embodied train`. A folder with a journal is resumed. KeyboardInterrupt stops all trainings."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     chat = None if config.chat is None else open_chat(config.chat)
@@ -73,7 +75,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     ledger = Journal(folder)
     with Sandbox(Limits(), config.sandbox) as sandbox:
         tell(f"sandbox: {sandbox.status}")
-        tell(_seen(experience))
+        tell(_summary(experience))
         board = Board(
             config.sentence,
             world,
@@ -95,7 +97,9 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
         "designer": str(config.designer["_target_"]).rpartition(".")[2],
         "model": "none" if chat is None else f"{chat.name} (its quality is not assessed here)",
         "sandbox": status,
-        "measure": "return of its own reward" if experience.success is None else "success",
+        "measure": "return of the environment's reward"
+        if experience.success is None
+        else "success",
     }
     report.write(ledger, facts)
     if best is None:
@@ -114,17 +118,19 @@ def _experience(config: DesignConfig, env: VecEnv, folder: Path) -> Experience:
     return made
 
 
-def _seen(experience: Experience) -> str:
+def _summary(experience: Experience) -> str:
     rows = len(experience.random)
     if experience.success is None:
-        return f"tried on {rows:,} steps; this world knows no success: its return decides"
+        return (
+            f"checked on {rows:,} steps; the environment has no success signal: its return decides"
+        )
     won = int(experience.success.sum())
-    note = "" if won >= 8 else " (too few to compare rewards of success with those of chance)"
-    return f"tried on {rows:,} steps, {won} of them successes{note}"
+    note = "" if won >= 8 else " (too few for the AUC check)"
+    return f"checked on {rows:,} steps, {won} of them successes{note}"
 
 
 def save(config: Node, words: Sequence[str], folder: Path) -> None:
-    """What a resume needs."""
+    """Write what a resume needs."""
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump({"config": config, "words": list(words)}, sort_keys=False)
     (folder / "design.yaml").write_text(text)

@@ -1,9 +1,9 @@
-"""The search that all designers share: propose, check, train side by side, choose, go on.
+"""Evolutionary search over reward programs, shared by all designers.
 
-    for round in 1..I: K programs -> gates -> training -> fitness of the world's own measure -> best
+    for round in 1..I: K programs -> checks -> training -> fitness (environment) -> best
 
-as in Eureka (Ma et al., 2023), with successive halving. Choosing the largest of many noisy numbers
-is optimistic: the best program is trained again with fresh seeds, and only that is reported.
+As Eureka (Ma et al., 2023), with successive halving. The maximum of many noisy numbers is biased
+upwards: the best program is retrained with fresh seeds, and only that is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.prompts import SILENT
 from embodied.reward_design.trial import Job, Outcome, Trials
 
-FRESH = 1_000  # seeds of the final trainings begin so far from the search's
+FRESH = 1_000  # offset of the final trainings' seeds
 Tell = Callable[[str], None]
 
 
@@ -37,10 +37,10 @@ class Search:
         self.designer, self.board, self.trials = designer, board, trials
         self.rounds, self.samples, self.finals, self.tell = rounds, samples, finals, tell
         self.ledger: Journal = board.ledger
-        self.silent = False  # the model gives no answers any more
+        self.silent = False  # the model no longer answers
 
     def run(self) -> Candidate | None:
-        """The best program over all rounds; None where none could be trained."""
+        """Run all rounds; returns the best program, None if none could be trained."""
         for number in range(self.rounds):
             if number not in self.ledger.rounds:
                 self._round(number)
@@ -59,8 +59,8 @@ class Search:
         self._conclude(number)
 
     def _propose(self, number: int) -> None:
-        """All proposals of a round are stored before any is trained: number and place never
-        shift, whatever fails."""
+        """All proposals of a round are stored before any is trained, so that their numbers do not
+        depend on failures."""
         proposals = self.designer.propose(self.board, number, self.samples)
         first = 1 + max(self.ledger.candidates, default=-1)
         self.silent = bool(proposals)
@@ -72,7 +72,7 @@ class Search:
             self._write(candidate)
             self.ledger.put(candidate)
             if candidate.problem:
-                self.tell(f"  {candidate.id:3d}  refused   {candidate.problem[:100]}")
+                self.tell(f"  {candidate.id:3d}  rejected  {candidate.problem[:100]}")
 
     def _candidate(
         self, id: int, number: int, proposal: Proposal, seen: dict[str, Candidate]
@@ -131,14 +131,14 @@ class Search:
         if best is not None and best.source is not None:
             (self.ledger.folder / "best.py").write_text(best.source)
         else:
-            self.tell("  no program of this round could be trained: the same is asked again")
+            self.tell("  no program of this round could be trained: the request is repeated")
         if self.silent:
-            self.tell("  the model does not answer: the search ends here")
+            self.tell("  the model does not answer: the search ends")
         said = None if self.silent else self.designer.say(self.board, number)
         self.ledger.close_round(number, STOP if said is None else said)
 
     def _final(self, best: Candidate) -> None:
-        """Fresh seeds, which no choice has seen."""
+        """Retrain the best program with fresh seeds."""
         seeds = [self.board.seed + FRESH + i for i in range(self.finals)]
         steps = self.trials.budget.steps
         jobs = [

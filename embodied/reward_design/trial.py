@@ -1,8 +1,8 @@
-"""Trials: candidates train side by side, each by a real `embodied train` in a process of its own.
+"""Trials: candidates are trained in parallel, each by `embodied train` in its own process.
 
-What they are compared by is the world's own measure (eval/success, or eval/return of the world's
-reward where it knows no success), read from the run's evaluations: nothing a program can see or
-write. A process that outlives its time is killed with all it started.
+They are compared by the environment's own measure (eval/success, or eval/return without a success
+signal), read from the run's evaluations, which a program cannot influence. A process that exceeds
+its time is killed with its children.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ POINTS = 10  # of a component's curve
 
 @dataclass(frozen=True)
 class Budget:
-    """Each trial: `steps` environment steps, an evaluation every `eval_every`; `minutes` at most.
-    With `halving` all of a round train `first` of the steps, and the best third goes on."""
+    """Per trial: `steps` environment steps, an evaluation every `eval_every`, at most `minutes`.
+    With `halving`, all candidates of a round train for a fraction `first` of the steps, and the
+    best third continues."""
 
     steps: int = 48_000
     eval_every: int = 8_000
@@ -41,7 +42,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Job:
-    """One training: `name` is its folder."""
+    """One training; `name` is its folder."""
 
     name: str
     program: Path
@@ -51,8 +52,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`scores` [[step, value], ...]; `terms` the components' means over training; `problem` where
-    it did not come to its end."""
+    """`scores` [[step, value], ...]; `terms`: the components' means during training; `problem`: why
+    it ended early."""
 
     scores: list[tuple[int, float]] = field(default_factory=list)
     terms: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Outcome:
 
 
 class Trials:
-    """Runs jobs in `folder`; `words` are those of `embodied train` that all have in common."""
+    """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share."""
 
     def __init__(self, folder: Path, words: Sequence[str], budget: Budget) -> None:
         self.folder, self.words, self.budget = folder, list(words), budget
@@ -68,7 +69,7 @@ class Trials:
         self.stopped = False
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Outcomes as they come; stops all where the caller is interrupted."""
+        """Yields outcomes as they finish; stops all jobs if the caller is interrupted."""
         with ThreadPoolExecutor(max(1, self.budget.workers)) as pool:
             futures = {pool.submit(self._one, job): job for job in jobs}
             try:
@@ -83,7 +84,7 @@ class Trials:
                 raise
 
     def command(self, job: Job, out: Path) -> list[str]:
-        """What is run: a new training, or more steps of one that has been saved."""
+        """The command line: a new training, or more steps of a saved one."""
         start = [sys.executable, "-m", "embodied.cli", "train"]
         if any(out.glob("checkpoints/[0-9]*")):
             return [*start, f"resume={out}", f"steps={job.steps}"]
@@ -107,13 +108,13 @@ class Trials:
             return Outcome(problem="stopped")
         saved = any(out.glob("checkpoints/[0-9]*"))
         if not saved:
-            shutil.rmtree(out, ignore_errors=True)  # of a training that was killed
+            shutil.rmtree(out, ignore_errors=True)  # left by a killed training
         out.mkdir(parents=True, exist_ok=True)
         problem = self._process(self.command(job, out), out / "trial.log")
         return self.read(out, problem)
 
     def _process(self, command: list[str], log: Path) -> str:
-        """ "" or why it failed: its own last line."""
+        """ "" or the error: the last line of the log."""
         until = time.monotonic() + 60 * self.budget.minutes
         with log.open("ab") as sink:
             process = subprocess.Popen(
@@ -128,7 +129,7 @@ class Trials:
             try:
                 code = process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                return f"no end within {self.budget.minutes:g} minutes"
+                return f"timed out after {self.budget.minutes:g} minutes"
             finally:
                 _kill(process)
                 self.running.discard(process)
@@ -136,7 +137,7 @@ class Trials:
 
     @staticmethod
     def read(out: Path, problem: str = "") -> Outcome:
-        """What a run's folder says."""
+        """Read the results of a run's folder."""
         rows = read_metrics(out)
         key = "eval/success" if any("eval/success" in row for row in rows) else "eval/return"
         scores = {int(row["step"]): float(row[key]) for row in rows if key in row}
@@ -144,7 +145,7 @@ class Trials:
 
 
 def thinned(lines: list[dict[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:
-    """`points` evenly spaced of the lines, the last among them."""
+    """`points` evenly spaced lines, including the last."""
     if len(lines) <= points:
         return lines
     return [lines[round((i + 1) * len(lines) / points) - 1] for i in range(points)]
@@ -158,4 +159,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("embodied: ")[:500] if lines else "it ended without a word"
+    return (
+        lines[-1].removeprefix("embodied: ")[:500] if lines else "the process ended without output"
+    )

@@ -125,7 +125,7 @@ def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFix
         model = chat(server)
         with caplog.at_level(logging.WARNING):
             assert model.ask(ASK, SCHEMA).data == {"better": 1}
-        assert "asked in words from now on" in caplog.text
+        assert "using the prompt only" in caplog.text
         model.ask(ASK, SCHEMA, seed=1)
     formats = ["response_format" in sent for sent in server.asked]
     assert formats == [True, False, False]
@@ -160,7 +160,7 @@ def test_trouble_passes(trouble: Told, calls: int) -> None:
     with serving(trouble, trouble, says("fine")) as server:
         model = chat(server)
         assert model.ask(ASK).text == "fine"
-        assert model.wire is not None and model.wire.calls == calls
+        assert model.wire is not None and model.http.calls == calls
     assert len(server.asked) == 3
 
 
@@ -199,7 +199,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
 
 def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
     busy = Told({"error": "quota"}, 429, {"Retry-After": "3600"})
-    with serving(busy) as server, pytest.raises(ChatError, match="asks to wait 3600 s"):
+    with serving(busy) as server, pytest.raises(ChatError, match="requests a wait of 3600 s"):
         chat(server).ask(ASK)
 
 
@@ -268,7 +268,7 @@ def test_answers_are_remembered_and_replayed(tmp_path: Path) -> None:
             replay.ask(question.pop("messages"), SCHEMA, **question)
     silent = ChatClient(Config(server.url, "asked-model", cache=str(file), recorded=True))
     assert silent.ask(seen, SCHEMA).data == {"better": 1}
-    with pytest.raises(ChatError, match="only recorded answers"):
+    with pytest.raises(ChatError, match="only cached answers"):
         silent.ask(other, SCHEMA)
 
 
@@ -289,7 +289,7 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
     node = {"_target_": "embodied.llm.client.ChatClient", "model": "m"}
     opened = open_chat({**node, "url": "http://127.0.0.1:9/v1", "limits": {"calls": 3}})
     assert opened.name == "m"
-    with pytest.raises(ConfigError, match="should be like"):
+    with pytest.raises(ConfigError, match="must be an address"):
         open_chat({**node, "url": "127.0.0.1:9"})
     with pytest.raises(ConfigError, match="no recorded cache"):
         open_chat({"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"})

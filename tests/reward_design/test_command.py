@@ -46,7 +46,7 @@ def test_a_design_trains_chooses_and_reports(
     assert first.terms and set(first.terms[0]["terms"]) >= {"total"}
     assert list(ledger.finals) == [1000]
     report = (out / "report.md").read_text()
-    assert "Trained again with fresh seeds" in report and str(first.digest[:8]) in report
+    assert "Retrained with fresh seeds" in report and str(first.digest[:8]) in report
     assert (out / "fitness.svg").read_text().startswith("<svg xmlns=")
     assert (out / "best.py").exists() and (out / "control-0.py").exists()
     before = (out / "design.jsonl").read_text()
@@ -101,9 +101,9 @@ class Given(Trials):
 @pytest.mark.parametrize(
     ("line", "minutes", "problem"),
     [
-        (["import time; time.sleep(600)"], 0.02, "no end within 0.02 minutes"),
+        (["import time; time.sleep(600)"], 0.02, "timed out after 0.02 minutes"),
         (["print('embodied: it cannot be'); raise SystemExit(2)"], 1.0, "it cannot be"),
-        (["import os; os.abort()"], 1.0, "it ended without a word"),
+        (["import os; os.abort()"], 1.0, "the process ended without output"),
     ],
 )
 def test_a_training_that_fails_is_a_problem_of_its_own(

@@ -185,7 +185,7 @@ def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
     run, said = search(eureka.Eureka(eureka.Config(), chat), here, 5, 1)
     best = run.run()
     assert best is not None and best.id == 0
-    assert "  the model does not answer: the search ends here" in said
+    assert "  the model does not answer: the search ends" in said
     assert sorted(here.ledger.rounds) == [0, 1]
 
 

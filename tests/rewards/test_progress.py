@@ -179,7 +179,7 @@ def test_a_moment_is_read_from_anchors_of_known_progress(fitted: StepwiseProgres
 
 
 def test_rows_are_paid_by_the_potential_of_both_ends(fitted: StepwiseProgress) -> None:
-    """gamma^k as the row has it: one step, a chunk of three, a true end (0)."""
+    """gamma^k as the row has it: at least two steps, a chunk of three, a true end (0)."""
     walk = corridor(1, 3, seed=3)[0]
     rows = {
         "obs/state": walk[:3],
@@ -232,8 +232,8 @@ def test_failures_are_no_progress(tmp_path: Path, shown: str) -> None:
     ("settings", "message"),
     [
         ({}, "reward.demos=DIR"),
-        ({"views": ["stat"]}, 'does not show stat \\(did you mean "state"'),
-        ({"views": []}, "nothing to look at"),
+        ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
+        ({"views": []}, "is empty"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -246,13 +246,13 @@ def test_what_is_missing_is_said(
 
 def test_a_demonstration_of_one_step_is_refused(tmp_path: Path) -> None:
     short = record(tmp_path / "short", corridor(2, 1, seed=0))
-    with pytest.raises(ConfigError, match="one step"):
+    with pytest.raises(ConfigError, match="at least two steps"):
         made(tmp_path / "run", demos=short)
 
 
 def test_a_world_of_another_shape_is_refused(tmp_path: Path, shown: str) -> None:
     wide = Spec({"state": Leaf((4,))}, SPEC.act, dt=0.1)
-    with pytest.raises(ConfigError, match="state is float32\\[4\\] in this world"):
+    with pytest.raises(ConfigError, match="state is float32\\[4\\] in the environment"):
         made(tmp_path, spec=wide, demos=shown)
 
 
