@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from real_robot.cameras.policy_images import PolicyImages, image_sizes
 from real_robot.cameras.sources import FIRST_IMAGE
 from real_robot.control.arm_state import Floats
 from real_robot.drivers.driver import Driver, DriverError
+from real_robot.ipc.mailbox import keeps_order
 from real_robot.policy.compatibility import (
     observer,
     require_actions,
@@ -27,6 +29,7 @@ from real_robot.policy.compatibility import (
 )
 from real_robot.recording.recorder import recorded_spec
 
+UNORDERED = "shared memory between the robot's processes needs x86-64 (docs/safety.md)"
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
 SLACK = 0.04  # rad that limits may reach beyond a calibrated range
@@ -51,6 +54,8 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     moves)."""
     from embodied.core.checkpoint import CheckpointError, load_policy
 
+    if not keeps_order():
+        yield Line("machine", None, f"{platform.machine()} is not supported: {UNORDERED}")
     try:
         policy = load_policy(site.deployment.policy)
     except CheckpointError as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -16,15 +13,15 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ClientError, call
+from real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.daemon.server import private
 from real_robot.deployment import Deployment
 from real_robot.policy.success import Success
 
-PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does much else
+PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 LOOK = 0.1  # s
-LONGEST = 15.0  # s of an episode whose success is known, where nobody says how long
+LONGEST = 15.0  # s of an episode whose success is measured, unless seconds= is given
 LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
 AT_REST = ("IDLE", "ESTOP", "DISCONNECTED")
 INTERRUPTED = "stopped from the keyboard"
@@ -38,9 +35,9 @@ class Stopped(RuntimeError):
 
 @dataclass
 class Episode:
-    """How one went: `success` is None where nobody knows; `end` is why it ended; `interventions`
-    are ticks in which each safety stage changed what was asked for; `unkept` says why it is not
-    (all) recorded."""
+    """The result of one episode. `success` is None where it is not measured; `end` is why it ended;
+    `interventions` counts the ticks in which each safety stage changed the command; `unkept` says
+    why the episode is not (completely) recorded."""
 
     seconds: float
     success: bool | None
@@ -53,7 +50,7 @@ class Episode:
 
 @dataclass
 class Session:
-    """As a context: a daemon in `folder` that ends when this process does."""
+    """A context with a daemon in `folder` that ends when this process does."""
 
     folder: Path
     deployment: Deployment
@@ -68,16 +65,7 @@ class Session:
         private(self.folder)
         self.deployment.write(self.folder)
         self.deployment.write(self.output)
-        self.errors = self.folder / "daemon.err"
-        with self.errors.open("wb") as errors:
-            self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder), "tied"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for us; we end it in order
-            )
+        self.daemon = DaemonProcess(self.folder)
         return self
 
     def __exit__(
@@ -86,14 +74,8 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The arm comes to rest and is held, the recording is closed, nobody is left."""
-        assert self.daemon.stdin is not None
-        try:
-            self.daemon.stdin.close()
-            self.daemon.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.daemon.kill()
-            self.daemon.wait()
+        """Bring the arm to rest and hold it, close the recording, end all processes."""
+        self.daemon.stop(PATIENCE)
         cameras = [log.stem for log in self.folder.glob("camera-*.log")]
         for name in (*LOGS, *cameras):
             log = self.folder / f"{name}.log"
@@ -102,41 +84,41 @@ class Session:
 
     @property
     def status(self) -> Status:
-        """ClientError where the daemon is gone."""
+        """The daemon's status. ClientError where it is gone."""
         return call(self.folder, Verb.STATUS, PATIENCE).status
 
     def ready(self) -> Status:
-        """The status once the arm is held, the policy decides and the recorder looks; Stopped."""
-        return self._until(self._is_ready, "the arm is ready")
+        """Wait until the arm is held and policy and recorder are ready; Stopped."""
+        return self._until(self._is_ready, "the arm, the policy and the recorder to be ready")
 
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
-        """So many episodes; Stopped where an operator, a fault or a dead process ended them."""
+        """Run episodes. Stopped where an operator, a fault or a dead process ended one."""
         if seconds is None and self.success.known:
             seconds = LONGEST
         for _ in range(episodes):
             if home and self.deployment.home:
                 self._do(Verb.HOME)
-                self._until(self._is_idle, "the arm is home")
+                self._until(self._is_idle, "the arm to reach its home pose")
                 self._require_home()
             self._do(Verb.ARM)
-            self._begin()
+            self._start()
             self._episode(seconds)
-            self._until(self._is_idle, "the arm rests")
+            self._until(self._is_idle, "the arm to come to rest")
             self._recorded()
 
     def stop(self) -> None:
-        """To rest, from whatever it does; a second Ctrl-C is an emergency stop."""
+        """Bring the arm to rest, from any mode; a second Ctrl-C is an emergency stop."""
         try:
             call(self.folder, Verb.STOP, PATIENCE)
-            self._until(lambda s: s["mode"] in AT_REST, "the arm rests", watch=False)
+            self._until(lambda s: s["mode"] in AT_REST, "the arm to come to rest", watch=False)
             self._recorded()
         except KeyboardInterrupt:
             call(self.folder, Verb.ESTOP, PATIENCE)
         except (ClientError, RequestError, Stopped):
-            return  # there is no one to stop any more: closing waits for the control process
+            return  # the daemon is gone: closing waits for the control process
 
     def summary(self) -> dict[str, Any]:
-        """What was done, for a file."""
+        """The summary that is written to summary.json."""
         rows = [asdict(each) for each in self.episodes]
         known = [each.success for each in self.episodes if each.success is not None]
         return {
@@ -147,13 +129,13 @@ class Session:
             "successes": sum(known) if known else None,
         }
 
-    def _begin(self) -> None:
-        """Started as soon as the policy has spoken for an armed arm."""
+    def _start(self) -> None:
+        """Start as soon as the policy has posted an action for the armed arm."""
         deadline = time.monotonic() + PATIENCE
         while not (reply := call(self.folder, Verb.START, PATIENCE)).ok:
             self._alive(reply.status)
             if reply.status["mode"] != "ARMED" or time.monotonic() > deadline:
-                raise Stopped(f"it does not start: {reply.reason}")
+                raise Stopped(f"the arm does not start: {reply.reason}")
             time.sleep(LOOK)
 
     def _episode(self, seconds: float | None) -> None:
@@ -170,7 +152,7 @@ class Session:
                 end = INTERRUPTED
                 continue
             if status["mode"] != "RUNNING":
-                end = status["fault"] or status["control"]["died"] or "an operator stopped it"
+                end = status["fault"] or status["control"]["died"] or "stopped by an operator"
             elif success:
                 end = "success"
             elif seconds is not None and ran >= seconds:
@@ -192,16 +174,16 @@ class Session:
         return self.success(np.array(status["q"]), status["sensed"])
 
     def _recorded(self) -> None:
-        """Wait until the recorder has dealt with the episode; a broken one is only told of."""
+        """Wait for the recorder; an episode that could not be recorded is only reported."""
         if not self.deployment.recording or not self.episodes:
             return
-        said = self._until(self._told, "the episode is recorded", watch=False)
+        said = self._until(self._recorder_done, "the episode to be recorded", watch=False)
         why = said["recorder"]["problem"] or said["recorder"]["died"]
         self.episodes[-1].recorded, self.episodes[-1].unkept = not why, why
 
-    def _told(self, status: Status) -> bool:
-        """Whether the recorder has dealt with the newest episode, or will not before it closes. One
-        that was started again counts afresh."""
+    def _recorder_done(self, status: Status) -> bool:
+        """Whether the recorder has finished the newest episode, or cannot before it closes. A
+        restarted recorder counts from 0."""
         recorder = status["recorder"]
         gone = bool(recorder["died"]) or not status["control"]["pid"]
         return gone or recorder["ended"] != self.before
@@ -215,7 +197,9 @@ class Session:
         status = self.status
         pairs = zip(status["sent"], self.deployment.home, strict=True)
         if max(abs(sent - home) for sent, home in pairs) > 0.02:
-            raise Stopped("it did not come home: it was stopped, or the workspace is in the way")
+            raise Stopped(
+                "the arm is not at its home pose: it was stopped, or the workspace is in the way"
+            )
 
     def _is_ready(self, status: Status) -> bool:
         recorder = status.get("recorder")
@@ -229,23 +213,28 @@ class Session:
         return status["mode"] == "IDLE"
 
     def _until(self, so: Callable[[Status], bool], what: str, watch: bool = True) -> Status:
-        """The status once that is so; Stopped where it never is, or (`watch`) cannot be."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            if self.daemon.poll() is not None:
-                raise ConfigError(self.errors.read_text().strip() or "the daemon died")
+        """The status once `so` is True of it. Stopped after `PATIENCE` s, and (`watch`) where a
+        process died or the arm stopped."""
+        found: list[Status] = []
+
+        def reached() -> bool:
             try:
                 status = self.status
             except ClientError:
-                status = None  # it has not begun yet
-            if status is not None:
-                if so(status):
-                    return status
-                if watch:
-                    self._alive(status)
-            if time.monotonic() > deadline:
-                raise Stopped(f"it was never so that {what}")
-            time.sleep(LOOK)
+                return False  # the daemon does not listen yet
+            found[:] = [status]
+            if so(status):
+                return True
+            if watch:
+                self._alive(status)
+            return False
+
+        late = Stopped(f"timed out after {PATIENCE:.0f} s waiting for {what}")
+        try:
+            self.daemon.wait_until(reached, PATIENCE, LOOK, lambda: late)
+        except DaemonEnded as error:
+            raise ConfigError(str(error) or "the daemon died") from error
+        return found[0]
 
     def _alive(self, status: Status) -> None:
         for name in ("control", "policy"):

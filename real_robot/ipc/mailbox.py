@@ -1,15 +1,21 @@
-"""Mailbox: the newest message from one process to others, through shared memory, without locks.
+"""Seqlock mailbox: the newest message from one process to others, in shared memory, without locks.
 
 One writer, any number of readers (a sequence lock): the writer makes the counter odd, writes, and
-makes it even; a reader that saw it odd or saw it change reads again. A writer that dies in between
-leaves it odd, and readers keep what they had. Messages are fixed records of numbers, nothing is
-ever unpickled.
+makes it even; a reader that found it odd, or changed, reads again. A writer that dies in between
+leaves it odd, and readers keep their last message. Messages are fixed records of numbers; nothing
+is unpickled.
+
+There is no memory barrier between the counter and the record, because Python has none. x86-64 keeps
+the order of stores and the order of loads of each core (total store order), so a reader there never
+takes a half-written record for a whole one. aarch64 may reorder both: a torn record could be read
+as a whole one. Only x86-64 is supported; `embodied deploy` warns on other machines.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -22,20 +28,29 @@ HEAD = np.dtype([("magic", "<u4"), ("version", "<u4"), ("size", "<u8"), ("counte
 TRIES = 1000
 
 
+ORDERED = ("x86_64", "amd64")
+"""Machines that keep the order of stores and of loads (`platform.machine()`, in lower case)."""
+
+
 class MailboxError(RuntimeError):
-    """A mailbox that is not there, or that is of another version."""
+    """A mailbox does not exist, or is of another version."""
+
+
+def keeps_order(machine: str | None = None) -> bool:
+    """Whether mailboxes are safe on this machine: whether it keeps the order of memory accesses."""
+    return (platform.machine() if machine is None else machine).lower() in ORDERED
 
 
 class Mailbox:
-    """A record of `dtype` in the file `path` (on a memory file system it is never written out).
+    """One record of `dtype` in the file `path`, which should be on a memory file system.
 
-    `fields` is the writer's own copy to fill before `send`; a reader's `receive` fills it.
+    The writer fills `fields` and calls `send`; a reader's `receive` fills its own `fields`.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int, create: bool) -> None:
         self.path, self.size = path, HEAD.itemsize + dtype.itemsize
         if create:
-            # Nobody else may read or write what an arm does.
+            # Other users may neither read nor write it.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(handle, self.size)
         else:
@@ -67,17 +82,17 @@ class Mailbox:
         return handle
 
     def send(self) -> None:
-        """Let readers see `fields`."""
+        """Publish `fields`."""
         # Odd, also where a writer before this one died within a message and left it so.
         self._counter[0] |= np.uint64(1)
         self._body[:] = self.fields
         self._counter[0] += 1
 
     def receive(self) -> bool:
-        """Fill `fields` with the newest message; False where there is none newer than the last.
+        """Copy the newest message to `fields`; False where there is none newer than the last.
 
-        A message that is being written is waited for, a moment; a writer that died within one is
-        as good as silent.
+        Waits a moment for a message that is being written. A writer that died while writing counts
+        as one that sends nothing.
         """
         for _ in range(TRIES):
             before = int(self._counter[0])
@@ -92,12 +107,12 @@ class Mailbox:
         return False
 
     def close(self) -> None:
-        """Let go of the memory; the file stays until its owner unlinks it."""
+        """Unmap the memory; the file stays until its owner unlinks it."""
         del self._head, self._body, self._counter
         self._map.close()
 
 
 def memory_folder() -> Path:
-    """Where shared memory is kept: never on a disk, where there is such a place."""
+    """The folder for shared memory: /dev/shm, or /tmp where that cannot be written."""
     shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK) else Path("/tmp")

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,32 +21,33 @@ from typing import Any, ClassVar
 from embodied.core.errors import RobotError
 from real_robot.assemble import open_channels
 from real_robot.control.arm_state import Floats
-from real_robot.daemon.client import ClientError, call
+from real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, call
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError, memory_folder
 from real_robot.ipc.messages import Mode
 
-PATIENCE = 120.0  # s for processes to begin and to end, on a machine that does much else
+PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 LOOK = 0.02  # s
 
 
 class RobotSessionError(RobotError):
-    """The arm cannot go on: one line that says why and what to do."""
+    """The robot cannot continue: one line that says why and what to do."""
 
 
 class RobotSession:
-    """`deployment.policy` is empty. `folder` (None: one of its own, in memory) is the daemon's.
+    """A daemon without a policy process, and the actions that this process sends instead.
 
-    `at` is for those of one process that share an arm (one learns, one evaluates): `owner` says who
-    had it last, and it is let go when the last of them closes.
+    `deployment.policy` is empty. `folder` is the daemon's (None: a temporary one, in memory). `at`
+    lets several environments of one process share a robot (one trains, one evaluates): `owner` is
+    the one that used it last, and the daemon ends when the last of them closes.
     """
 
     known: ClassVar[dict[str, RobotSession]] = {}
 
     @classmethod
     def at(cls, deployment: Deployment, folder: Path | None = None) -> RobotSession:
-        """The one that this process has for such an arm, or a new one."""
+        """The session that this process has for that deployment, or a new one."""
         key = f"{folder} {json.dumps(asdict(deployment), sort_keys=True)}"
         session = cls.known.get(key)
         if session is None:
@@ -61,7 +59,7 @@ class RobotSession:
     def __init__(self, deployment: Deployment, folder: Path | None = None) -> None:
         self.deployment, self.key, self.shared = deployment, "", 0
         self.owner: object = None
-        self.lock = threading.Lock()  # one at a time
+        self.lock = threading.Lock()  # one user at a time
         self._temporary_folder = (
             None if folder is not None else tempfile.TemporaryDirectory(dir=memory_folder())
         )
@@ -71,19 +69,10 @@ class RobotSession:
         assert self.folder is not None
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         deployment.write(self.folder)
-        self.errors = self.folder / "daemon.err"
-        with self.errors.open("wb") as errors:
-            self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder), "tied"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for us; we end it in order
-            )
+        self.daemon = DaemonProcess(self.folder)
         atexit.register(self._end)
         try:
-            self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm is held", PATIENCE)
+            self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
             self._open()
         except BaseException:
             self.close()
@@ -102,7 +91,7 @@ class RobotSession:
 
     @property
     def state(self) -> Any:
-        """The newest state message, as `look` found it."""
+        """The newest state message that `update` read."""
         return self.state_mailbox.fields[0]
 
     @property
@@ -114,11 +103,11 @@ class RobotSession:
         return bytes(self.state["fault"]).decode(errors="replace")
 
     def update(self) -> None:
-        """Until there is a newer state than the last."""
-        self.wait_until(self.state_mailbox.receive, "the arm's process tells of the arm", 5.0)
+        """Wait for a newer state message."""
+        self.wait_until(self.state_mailbox.receive, "a new state from the control process", 5.0)
 
     def send_action(self, action: Floats, seen: float) -> None:
-        """`action` [A] from now on, for a step; it was decided from what was seen at `seen` (s)."""
+        """Send `action` [A] for one step from now on; its observation was made at `seen` (s)."""
         message = self.chunk.fields[0]
         self.number += 1
         message["number"], message["seen"], message["start"] = self.number, seen, time.monotonic()
@@ -127,14 +116,14 @@ class RobotSession:
         self.chunk.send()
 
     def request(self, verb: Verb) -> bool:
-        """Whether that was done; RobotSessionError where the daemon is gone."""
+        """Send a request; whether it was done. RobotSessionError where the daemon is gone."""
         try:
             return call(self.folder_path, verb, PATIENCE).ok
         except (ClientError, RequestError) as error:
             raise RobotSessionError(f"{error}: {self._daemon_error()}") from error
 
     def start(self, rest: Floats) -> None:
-        """From held to running, with `rest` [A] as the action until there is another one."""
+        """From held to running, with `rest` [A] as the action until the first `send_action`."""
 
         def running() -> bool:
             self.update()
@@ -145,39 +134,46 @@ class RobotSession:
                 time.sleep(2 / self.deployment.hertz)
                 self.request(Verb.START)
             elif self.mode == Mode.ESTOP:
-                raise RobotSessionError(f"the arm stopped for good: {self.fault}")
+                raise RobotSessionError(f"the arm latched a fault: {self.fault}")
             return self.mode == Mode.RUNNING
 
-        self.wait_until(running, "the arm may move", PATIENCE)
+        self.wait_until(running, "the arm to start running", PATIENCE)
 
     def rest(self) -> None:
-        """To rest within the limits, and held."""
+        """Bring the arm to rest within its limits, and hold it."""
         self.update()
         if self.mode in (Mode.ARMED, Mode.RUNNING, Mode.HOMING):
             self.request(Verb.STOP)
-        self.wait_until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm rests", PATIENCE)
+        self.wait_until(
+            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to come to rest", PATIENCE
+        )
 
     def home(self) -> None:
-        """To where episodes begin, through the safety chain; things are laid out again there."""
+        """Move to the home pose through the safety chain; a simulated task is reset there."""
         if not self.deployment.home:
             return
         if not self.request(Verb.HOME):
-            raise RobotSessionError("the arm may not go home: see `embodied robot status`")
-        self.wait_until(lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm is home", PATIENCE)
+            raise RobotSessionError(
+                "the request to go home was refused: see `embodied robot status`"
+            )
+        self.wait_until(
+            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to reach its home pose", PATIENCE
+        )
 
     def _is(self, *modes: Mode) -> bool:
         self.update()
         return self.mode in modes
 
     def wait_until(self, so: Callable[[], bool], what: str, patience: float) -> None:
-        """RobotSessionError where it is not so within `patience` s, or the daemon died."""
-        deadline = time.monotonic() + patience
-        while not so():
-            if self.daemon.poll() is not None:
-                raise RobotSessionError(f"the robot's daemon is gone: {self._daemon_error()}")
-            if time.monotonic() > deadline:
-                raise RobotSessionError(f"{what}: not within {patience:.0f} s")
-            time.sleep(LOOK if patience > 5 else 1e-3)
+        """Call `so` until it returns True. RobotSessionError after `patience` s, or when the daemon
+        has died; `what` names what was waited for."""
+        late = RobotSessionError(f"timed out after {patience:.0f} s waiting for {what}")
+        try:
+            self.daemon.wait_until(so, patience, LOOK if patience > 5 else 1e-3, lambda: late)
+        except DaemonEnded as error:
+            raise RobotSessionError(
+                f"the robot's daemon is gone: {self._daemon_error()}"
+            ) from error
 
     def _daemon_mode(self) -> str:
         with suppress(ClientError, RequestError, MailboxError):
@@ -185,10 +181,10 @@ class RobotSession:
         return ""
 
     def _daemon_error(self) -> str:
-        return self.errors.read_text().strip()[-300:] or "it said nothing"
+        return self.daemon.error()[-300:] or "no error message"
 
     def close(self) -> None:
-        """The arm comes to rest and is held; safe to call twice."""
+        """Bring the arm to rest and hold it, when the last user closes; safe to call twice."""
         self.shared -= 1
         if self.shared > 0:
             return
@@ -196,40 +192,37 @@ class RobotSession:
         self._end()
 
     def _end(self) -> None:
-        """Also of a process that ends without closing what it opened."""
+        """Also called at exit of a process that did not close the session."""
         self.known.pop(self.key, None)
-        assert self.daemon.stdin is not None
-        self.daemon.stdin.close()
-        try:
-            self.daemon.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.daemon.kill()
-            self.daemon.wait()
+        self.daemon.stop(PATIENCE)
         if self._temporary_folder is not None:
             self._temporary_folder.cleanup()
             self._temporary_folder = None
 
 
 class DeadmanTimer:
-    """Calls `doze` once when nobody has said `awake` for `patience` s, from a thread of its own.
+    """Dead-man timer: calls `callback` once when `feed` was not called for `patience` s.
 
-    A process that hangs as a whole does not come to that, and the arm's own process acts."""
+    It runs in a thread of this process. When the whole process hangs, the control process stops the
+    arm instead.
+    """
 
     def __init__(self, patience: float, callback: Callable[[], None], lock: threading.Lock) -> None:
         self.patience, self.callback, self.lock = patience, callback, lock
         self.last: float | None = None
         self.done = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def feed(self) -> None:
+        """Restart the timer."""
         self.last = time.monotonic()
 
     def pause(self) -> None:
-        """Nothing to be done any more until somebody is awake again."""
+        """Stop the timer until the next `feed`."""
         self.last = None
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         while not self.done.wait(self.patience / 5):
             with self.lock:
                 if self.last is not None and time.monotonic() > self.last + self.patience:

@@ -333,7 +333,7 @@ def test_nobody_else_may_ask_and_a_second_daemon_is_refused(bridge: Bridge, tmp_
     tmp_path.chmod(0o755)
     with pytest.raises(RpcServerError, match="chmod 700"):
         RpcServer(tmp_path)
-    with pytest.raises(ClientError, match="no daemon is at work"):
+    with pytest.raises(ClientError, match="no daemon runs"):
         call(tmp_path, Verb.STATUS)
 
 

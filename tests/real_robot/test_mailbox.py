@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.ipc.mailbox import Mailbox, MailboxError
+from real_robot.ipc.mailbox import Mailbox, MailboxError, keeps_order
 
 RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])
 
@@ -36,6 +36,10 @@ def test_a_message_arrives_once(tmp_path: Path) -> None:
         writer.send()
     assert reader.receive() and reader.fields["number"][0] == 2, "the newest one"
     assert not reader.receive()
+
+
+def test_machines_that_reorder_memory_accesses_are_not_supported() -> None:
+    assert keeps_order("x86_64") and keeps_order("AMD64") and not keeps_order("aarch64")
 
 
 def test_no_message_is_ever_half_of_two(tmp_path: Path) -> None:

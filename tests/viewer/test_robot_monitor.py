@@ -216,7 +216,7 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     boxes.state.send()
     assert seen.poll() and seen.alive and seen.mode == "RUNNING" and not seen.condition
     seen.query_daemon()
-    assert "no daemon is at work" in seen.condition and seen.alive
+    assert "no daemon runs" in seen.condition and seen.alive
     now = 104.9
     assert not seen.poll() and not seen.alive and "not ticked for 5 s" in seen.condition
     for name in ("state", "chunk", "request"):
