@@ -284,7 +284,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         diffusion = {"_target_": "policies.generative.diffusion.Diffusion"}
         flow = {"_target_": "policies.generative.flow.Flow"}
         base = wrapper.get("base", diffusion if "Diffusion" in wrapper["_target_"] else flow)
-        words.append(f"init={inputs.clone(env, base['_target_'].split('.')[1])}")
+        words.append(f"init={inputs.clone(env, base['_target_'].split('.')[-2])}")
     reward = node.get("reward") or {}
     if reward.get("demos", "") is None:
         words.append(f"reward.demos={inputs.demos(env)}")
