@@ -70,6 +70,20 @@ def settings(dotted: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by their names of today: flat ones of before are put under `data`."""
+    new, made = table()["run"], dict(given)
+    if isinstance(made.get("data"), str):
+        made["data"] = {"regime": option("data", made["data"])}
+    old = [key for key in given if key in new]
+    if not old:
+        return made
+    warn(f"the run's {', '.join(old)}", ", ".join(new[key] for key in old))
+    found = {new[key].removeprefix("data."): made.pop(key) for key in old}
+    made["data"] = {**found, **(made.get("data") or {})}
+    return made
+
+
 def attributes(module: str) -> Callable[[str], Any]:
     """A module's `__getattr__` (PEP 562) that knows its names of before.
 

@@ -1,45 +1,129 @@
-"""The settings of a run."""
+"""RunConfig: the settings of a training run; `data` holds those of its training regime only.
+
+    Offline     updates from a fixed dataset; no environment steps
+    OffPolicy   environment steps fill a replay buffer; updates sample from it
+    OnPolicy    every update uses the newest environment steps, once
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
-from embodied.core.build import Node
+from embodied import moved
+from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
+
+Regime = Literal["offline", "off_policy", "on_policy"]
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Held-out starts: `episodes` from `seed`, in `num_envs` rows. With a `grid`, one episode of
-    each of its tasks instead: so many values of every task parameter. In a world that keeps tasks
-    for evaluation: one of each of the first `episodes` of those."""
+    """Evaluation on held-out initial states: `episodes` from `seed`, in `num_envs` parallel envs.
+
+    With a `grid`, one episode of each task on a grid instead: so many values of every task
+    parameter. In an environment with held-out tasks: one of each of the first `episodes` of those.
+    """
 
     episodes: int = 200
     num_envs: int = 50
     seed: int = 10_000
     grid: int = 0
 
+    def __post_init__(self) -> None:
+        require(self, "eval.", episodes=(1, None), num_envs=(1, None), grid=(0, None))
+
+
+@dataclass(frozen=True)
+class Offline:
+    """`random_shift`: images of a batch are shifted at random by up to so many pixels (DrQ-v2).
+
+    `steps` of the run count updates. Normalizers are always fitted to the dataset.
+    """
+
+    regime: ClassVar[Regime] = "offline"
+    random_shift: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, "data.", random_shift=(0, None))
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """`utd_ratio`: updates per stored transition. `warmup_steps`: environment steps of the policy's
+    warm-up (usually random actions) before the first update. `replay_size`: transitions.
+
+    With `demos`: `demo_fraction` of every batch are demonstrations (None: they are put into the
+    replay buffer instead), and `pretrain_steps` updates from them come before the first environment
+    step; the run's step counter counts these, then environment steps.
+
+    `success_fraction` of every batch are transitions of successful episodes, once there are any.
+    `normalize`: fit the normalizers to demonstrations, else to the transitions of the warm-up.
+    `random_shift`: images of a batch are shifted at random by up to so many pixels (DrQ-v2).
+    """
+
+    regime: ClassVar[Regime] = "off_policy"
+    utd_ratio: float = 1.0
+    warmup_steps: int = 0
+    replay_size: int = 1_000_000
+    demo_fraction: float | None = 0.5
+    success_fraction: float = 0.0
+    pretrain_steps: int = 0
+    normalize: bool = False
+    random_shift: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            "data.",
+            utd_ratio=(0, None),
+            warmup_steps=(0, None),
+            replay_size=(1, None),
+            demo_fraction=(0, 1),
+            success_fraction=(0, 1),
+            pretrain_steps=(0, None),
+            random_shift=(0, None),
+        )
+
+
+@dataclass(frozen=True)
+class OnPolicy:
+    """No settings: the learner's own say how many steps an update takes (`learner.horizon`)."""
+
+    regime: ClassVar[Regime] = "on_policy"
+
+
+REGIMES: dict[str, type[Offline | OffPolicy | OnPolicy]] = {
+    "offline": Offline,
+    "off_policy": OffPolicy,
+    "on_policy": OnPolicy,
+}
+# Settings outside `data` that only some regimes have a use for.
+ONLY: dict[str, tuple[Regime, ...]] = {
+    "replay": ("off_policy",),
+    "weighting": ("offline", "off_policy"),
+    "reward": ("off_policy", "on_policy"),
+    "teacher": ("off_policy", "on_policy"),
+}
+INSTEAD = {
+    "reward": "embodied reward label DATASET reward=... out=DIR rewards a dataset, then demos=DIR",
+}
+
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `steps` are environment steps, or updates where the learner is offline.
+    """One run. `steps` are environment steps, or updates where training is offline.
 
-    `init`: a run or checkpoint to start from; with `finetune`, the frozen base; with a policy made
-    of others, the one that it is made of. `demos`: a dataset
-    folder or several, `demo_episodes` of each (None: all); a learner with replay takes
-    `demo_fraction` of every batch from them (None: they are the first rows of the one replay).
-    `replay`: the kind of memory of `replay_size` rows (None: all alike); `success_fraction` of
-    every batch come from episodes that succeeded, once there are any.
-    `weighting`: how often each of their trajectories is drawn (None: in proportion to its length).
-    `data`: feed the learner so instead of its own way. `pretrain`: updates from the demonstrations
-    before the first environment step; a run's clock counts them, then its `steps`.
+    `init`: a run or checkpoint to start from; with `finetune`, the frozen base policy; with a
+    policy that wraps others, the one that it wraps. `demos`: a dataset folder or several,
+    `demo_episodes` of each (None: all). `weighting`: how often each trajectory of the
+    demonstrations is sampled (None: in proportion to its length). `replay`: the kind of replay
+    buffer (None: uniform, in memory).
 
-    `teacher` chooses the tasks of training episodes (None: each row draws its own); evaluation
-    starts are never its choice.
-
-    `start`: warm-up steps; `ratio`: updates per stored row; `execute`: steps of a chunk to play
-    before deciding again (None: all); `shift`: pictures of a batch are shifted by up to so many
-    pixels at random. Intervals of 0 mean: at the end only.
+    `teacher` chooses the tasks of training episodes (None: the environment samples them);
+    evaluation never uses it. `execute`: steps of an action chunk that are executed before the next
+    decision (None: all). `log_every`, `save_every`, `eval_every`: intervals in steps; 0: at the end
+    only.
     """
 
     env: Node
@@ -48,27 +132,19 @@ class RunConfig:
     name: str
     output: str
     steps: int
+    data: Offline | OffPolicy | OnPolicy
     finetune: Node | None = None
     reward: Node | None = None
     teacher: Node | None = None
+    replay: Node | None = None
+    weighting: Node | None = None
     init: str | None = None
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None
-    demo_fraction: float | None = 0.5
-    weighting: Node | None = None
-    data: Literal["offline", "replay"] | None = None
-    pretrain: int = 0
     seed: int = 0
     device: str = "auto"
     threads: int = 1
-    start: int = 0
-    ratio: float = 1.0
-    normalize: bool = False
-    shift: int = 0
     execute: int | None = None
-    replay_size: int = 1_000_000
-    replay: Node | None = None
-    success_fraction: float = 0.0
     log_every: int = 1_000
     save_every: int = 0
     eval_every: int = 0
@@ -76,3 +152,103 @@ class RunConfig:
     wandb: bool = False
     video: bool = True
     resume: str | None = None
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "seed": 0, "threads": 1, "demo_episodes": 1, "execute": 1}
+        least |= {"log_every": 0, "save_every": 0, "eval_every": 0}
+        require(self, "", **{name: (low, None) for name, low in least.items()})
+        for name, regimes in ONLY.items():
+            if getattr(self, name) is not None and self.data.regime not in regimes:
+                raise ConfigError(refusal(name, self.data.regime, regimes))
+        if self.demos is None and self.demo_episodes is not None:
+            raise ConfigError("demo_episodes says how much of each dataset is read: demos=DIR")
+        if self.demos is None and self.weighting is not None:
+            raise ConfigError("a weighting is of demonstrations: demos=DIR")
+
+    @property
+    def pretrain_steps(self) -> int:
+        """Updates before the first environment step."""
+        return self.data.pretrain_steps if isinstance(self.data, OffPolicy) else 0
+
+    @property
+    def total_steps(self) -> int:
+        """Where the run's step counter ends."""
+        return self.pretrain_steps + self.steps
+
+
+def require(
+    config: Any, where: str, **bounds: tuple[float, float | None]
+) -> None:
+    """ConfigError unless every setting named is None or within [low, high] (None: no bound)."""
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if value is None or (value >= low and (high is None or value <= high)):
+            continue
+        limits = f"at least {low:g}" if high is None else f"in [{low:g}, {high:g}]"
+        raise ConfigError(f"{where}{name}={value} should be {limits}")
+
+
+def refusal(name: str, regime: str, regimes: tuple[str, ...]) -> str:
+    """One line: setting `name` has no use in this regime, and where it has one."""
+    where = " or ".join(f"data={each}" for each in regimes)
+    instead = f"; {INSTEAD[name]}" if name in INSTEAD and regime == "offline" else ""
+    return f"{name} has no use in {regime.replace('_', '-')} training, only with {where}{instead}"
+
+
+def regime_of(node: Mapping[str, Any]) -> Regime:
+    """The training regime that a run's settings say, or that its learner declares."""
+    data = node.get("data") or {}
+    regime = data if isinstance(data, str) else data.get("regime", "auto")
+    if regime in (None, "auto"):
+        regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
+    if regime not in REGIMES:
+        raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
+    return regime
+
+
+def read_config(node: Mapping[str, Any]) -> RunConfig:
+    """A run's settings, checked; ConfigError in one line where one is wrong, or has no use.
+
+    `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or not
+    there (the learner's regime). Flat settings of before (`ratio`) are still read, with a warning.
+    """
+    node = moved.run_settings(node)
+    regime = regime_of(node)
+    given = node.get("data") or {}
+    given = {} if isinstance(given, str) else {k: v for k, v in given.items() if k != "regime"}
+    for name in given:
+        homes = [key for key, kind in REGIMES.items() if name in settings_of(kind)]
+        if homes and regime not in homes:
+            raise ConfigError(refusal(f"data.{name}", regime, tuple(homes)))
+    data = parse(REGIMES[regime], given, "data")
+    return parse(RunConfig, {**node, "data": data}, "run")
+
+
+def saved_config(node: Mapping[str, Any]) -> Node:
+    """The settings in a run.yaml by their names of today.
+
+    Runs of before wrote the settings of all regimes into it; those of other regimes had no effect
+    and are left out.
+    """
+    flat = "data" not in node or not isinstance(node["data"], dict)
+    made = moved.run_settings(node)
+    if not flat:
+        return made
+    regime = regime_of(made)
+    known = settings_of(REGIMES[regime])
+    given = made.get("data") or {}
+    kept = {} if isinstance(given, str) else {k: v for k, v in given.items() if k in known}
+    made["data"] = {"regime": regime, **kept}
+    unused = [name for name, regimes in ONLY.items() if regime not in regimes]
+    return {key: value for key, value in made.items() if key not in unused}
+
+
+def settings_of(kind: type) -> list[str]:
+    """The names of a regime's settings."""
+    return [each.name for each in fields(kind)]
+
+
+def as_node(config: RunConfig) -> Node:
+    """The settings as plain nested dictionaries, as they are written to run.yaml."""
+    data = {"regime": config.data.regime, **asdict(config.data)}
+    return plain({**asdict(replace(config)), "data": data})
