@@ -73,21 +73,40 @@ def compose(
     mistake is a ConfigError of one line.
     """
     search = search_folders(folders)
-    with _written(given or {}) as extra:
-        words = _prepared(primary, overrides, [*search, *extra])
-        node, choices = _composed(primary, words, [*search, *extra])
+    with _written(given or {}, search) as extra:
+        found = [PACKAGED, *extra, *search[1:]]
+        words = _prepared(primary, overrides, found)
+        node, choices = _composed(primary, words, found)
     for group in (word[1:] for word in words if word.startswith("~")):
         if not any(word.startswith(f"++{group}.") for word in words):
             node[group] = None  # what an experiment sets of it goes with it
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     for package in node.pop("allow", None) or []:
         allow(str(package))
+    if "regimes" in node:
+        _fill_data(node, node.pop("regimes"), words, search)
     _bound(node, node.pop("at_most", {}))
     for name, value in node.items():
-        if isinstance(value, dict) and any((folder / name).is_dir() for folder in search):
+        group = name != "data" and any((folder / name).is_dir() for folder in search)
+        if isinstance(value, dict) and group:
             _check(name, value)
     return Composition(node, choices)
+
+
+def _fill_data(
+    node: Node, regimes: Mapping[str, Node], words: Sequence[str], search: Sequence[Path]
+) -> None:
+    """Complete `node["data"]` with the defaults of its regime, and with what `regimes`, a size's,
+    sets in it; what is typed stays."""
+    data = node.get("data") or {}
+    regime = data.get("regime", "auto")
+    if regime == "auto":
+        regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
+    file = options("data", search).get(regime)
+    typed = {word.split("=", 1)[0].lstrip("+") for word in words}
+    sized = regimes.get(regime, {}).items()
+    sized = {key: value for key, value in sized if f"data.{key}" not in typed}
+    node["data"] = {**(_load(file) if file else {}), **data, **sized, "regime": regime}
 
 
 def _bound(node: Node, most: Mapping[str, Any]) -> None:
@@ -100,17 +119,63 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
-    """A temporary configuration folder of what is not in files."""
-    if not given:
+def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list[Path]]:
+    """A temporary configuration folder of what is not in files, and of the users' files that have
+    old names, with today's."""
+    made = {f"{name}.yaml": yaml.safe_dump(node, sort_keys=False) for name, node in given.items()}
+    for folder in search[1:]:
+        for file in sorted(folder.glob("*/*.yaml")):
+            if (text := _with_present_names(file)) is not None:
+                made[str(file.relative_to(folder))] = text
+    if not made:
         yield []
         return
     with tempfile.TemporaryDirectory() as folder:
-        for name, node in given.items():
-            file = Path(folder) / f"{name}.yaml"
+        for name, text in made.items():
+            file = Path(folder) / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(yaml.safe_dump(node, sort_keys=False))
+            file.write_text(text)
         yield [Path(folder)]
+
+
+def _with_present_names(file: Path) -> str | None:
+    """A user's YAML file with the options and settings in it by today's names; None where it has
+    no other."""
+    text = file.read_text()
+    node = yaml.safe_load(text)
+    if not isinstance(node, dict):
+        return None
+    new: Node = dict(node)
+    whole = "@package _global_" in text.partition("\n")[0]
+    defaults = list(node.get("defaults") or [])
+    if whole and isinstance(node.get("data"), str):
+        defaults.append({"override /data": new.pop("data")})
+    if whole:
+        new = moved.run_settings(new)
+    if renamed := [_entry(each) for each in defaults]:
+        new = {"defaults": renamed, **{k: v for k, v in new.items() if k != "defaults"}}
+    if new == node:
+        return None
+    head = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("# @package"))
+    return head + yaml.safe_dump(new, sort_keys=False)
+
+
+def _entry(entry: Any) -> Any:
+    """One entry of a `defaults:` list ("override /learner": name) with today's name."""
+    if not isinstance(entry, dict):
+        return entry
+    made = {}
+    for key, name in cast(Mapping[str, Any], entry).items():
+        group = key.removeprefix("override ").strip("/").partition("@")[0]
+        made[key] = moved.option(group, name) if isinstance(name, str) else name
+    return made
+
+
+def import_from_here() -> None:
+    """Let the user's packages in the current folder be imported, after everything installed."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
@@ -131,6 +196,12 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
         except HydraException as error:
             raise ConfigError(f'cannot read "{text}": expected key=value') from error
         key, value = override.key_or_group, override.value()
+        if key in moved.table()["run"] and key not in top:
+            new = moved.table()["run"][key]
+            moved.warn(f"the run's {key}", new)
+            text, key = text.replace(key, new, 1), new
+        if isinstance(value, str) and (name := moved.option(key, value)) != value:
+            text, value = f"{text.partition('=')[0]}={name}", name
         if key in groups:
             if value is None:
                 text = f"~{key}"  # Hydra knows no other way to choose nothing

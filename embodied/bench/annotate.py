@@ -17,7 +17,7 @@ import torch
 
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.compose import compose
-from embodied.core.build import build, parse
+from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
 from embodied.nn.statistics import spearman
@@ -28,9 +28,9 @@ from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
 from embodied.rewards.wrappers.event_captions import with_event_captions
 from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
-from embodied.training.config import RunConfig
-from embodied.training.train import Parts
-from embodied.training.trainer import Every, Keeper
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.trainer import Every, Trainer
 
 EXPERIMENT = "minigrid_unlock_annotate"
 LATENCY = 0.05
@@ -93,15 +93,13 @@ def training(folder: Path, words: list[str]) -> Block:
     words = [f"experiment={EXPERIMENT}", f"output={folder}", *words]
     if "reward=null" not in words:
         words.append(f"reward.labeller.latency={LATENCY}")
-    config: RunConfig = parse(
-        RunConfig, compose("train", words).node | {"output": str(folder), "name": "bench"}, "run"
-    )
+    config = read_config(compose("train", words).node | {"output": str(folder), "name": "bench"})
     torch.manual_seed(0)
-    loop = Parts(replace(config, device="cpu")).loop
+    loop = RunComponents(replace(config, device="cpu")).loop
     batch = int(config.env["num_envs"]) * int(config.learner["horizon"])
 
     def block() -> int:
-        keeper = Keeper(Nowhere(), batch, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        keeper = Trainer(Nowhere(), batch, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
         loop.run(keeper)
         return keeper.step
 

@@ -16,7 +16,7 @@ from embodied.bench.measure import Block, Comparison, alone, compare, table, wri
 from embodied.bench.peers.plain import PlainSac, PlainTd3
 from embodied.bench.sac import ACT, BATCH, OBS, calling, filled, world
 from embodied.buffers.augment import random_shift
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.learners.learner import Learner
 
@@ -53,7 +53,7 @@ def run(
 
 def updates(repeats: int, device: torch.device) -> list[Comparison]:
     """Updates with their samples, HalfCheetah's sizes, 256 x 256, batch 256 (flashsac: its own)."""
-    replay = filled(Replay(STORED, device))
+    replay = filled(ReplayBuffer(STORED, device))
     size, plain = f"{HIDDEN[0]}x{HIDDEN[1]}, batch {BATCH}", {"sac": PlainSac, "td3": PlainTd3}
     rows = []
     for name, peer in plain.items():
@@ -79,7 +79,7 @@ def updates(repeats: int, device: torch.device) -> list[Comparison]:
     return rows
 
 
-def faster(name: str, flag: str, replay: Replay, repeats: int) -> Comparison:
+def faster(name: str, flag: str, replay: ReplayBuffer, repeats: int) -> Comparison:
     """Updates with `flag` set against the same code without; notes the seconds to get going."""
     device = torch.device("cuda")
     fast, plain = learner_for(name, device, **{flag: True}), learner_for(name, device)
@@ -100,7 +100,7 @@ def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
     return build(node, policy=build(POLICIES[name], spec=spec), spec=spec).to(device)
 
 
-def updating(learner: Learner, replay: Replay, count: int = 30) -> Block:
+def updating(learner: Learner, replay: ReplayBuffer, count: int = 30) -> Block:
     block = calling(lambda: learner.update(replay.sample(learner.batch_size)), count)
     return synchronised(block, torch.device(replay.device))
 
@@ -120,7 +120,7 @@ def synchronised(block: Block, device: torch.device) -> Block:
 def sampling(repeats: int, device: torch.device) -> Comparison:
     """`sample(256)` of a million rows against one of ten thousand: the ratio says that it does not
     depend on how much is stored (but for what a cache holds)."""
-    large, small = filled(Replay(1_000_000, device)), filled(Replay(10_000, device))
+    large, small = filled(ReplayBuffer(1_000_000, device)), filled(ReplayBuffer(10_000, device))
     blocks: list[Callable[[], int]] = [
         synchronised(calling(lambda r=r: r.sample(BATCH), 3000), device) for r in (large, small)
     ]

@@ -12,9 +12,9 @@ from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.on_policy.ppo import Ppo
-from embodied.training.collector import Rollout
-from embodied.training.on_policy import RolloutLoop
-from embodied.training.trainer import Every, Keeper
+from embodied.training.collector import Collector
+from embodied.training.on_policy import OnPolicyLoop
+from embodied.training.trainer import Every, Trainer
 
 ENV = "HalfCheetah-v5"
 OBS, ACT, ROWS = 17, 6, 16
@@ -63,10 +63,10 @@ def our_loop(env: str = "envpool") -> Block:
         worlds = Gym(GymConfig(ENV, num_envs=ROWS))
     torch.manual_seed(0)
     learner = learner_for(worlds.spec)
-    loop = RolloutLoop(Rollout(worlds, learner.policy, learner.gamma, seed=0), learner)
+    loop = OnPolicyLoop(Collector(worlds, learner.policy, learner.gamma, seed=0), learner)
 
     def block() -> int:
-        keeper = Keeper(Nowhere(), HORIZON * ROWS, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        keeper = Trainer(Nowhere(), HORIZON * ROWS, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
         loop.run(keeper)
         return keeper.step
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.sac import Sac
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 
 ENV = "HalfCheetah-v5"
 OBS, ACT, BATCH, CAPACITY = 17, 6, 256, 1_000_000
@@ -64,8 +64,8 @@ def our_loop(steps: int) -> Block:
     env = Gym(Config(ENV))
     torch.manual_seed(0)
     learner = learner_for(env.spec)
-    replay = Replay(CAPACITY)
-    rollout = Rollout(env, learner.policy.warmup_policy(), learner.gamma, seed=0)
+    replay = ReplayBuffer(CAPACITY)
+    rollout = Collector(env, learner.policy.warmup_policy(), learner.gamma, seed=0)
     for _ in range(WARM):
         replay.add(rollout.step()[0])
     rollout.act_with(learner.policy)
@@ -108,7 +108,7 @@ def sampling(stored: int, repeats: int) -> Comparison:
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import ReplayBuffer
 
-    ours = filled(Replay(stored))
+    ours = filled(ReplayBuffer(stored))
     spaces = [Box(-1, 1, (size,), np.float32) for size in (OBS, ACT)]
     theirs = ReplayBuffer(stored, spaces[0], spaces[1], device="cpu")
     rows = ours.take(torch.arange(stored))
@@ -134,7 +134,7 @@ def graphs(flag: str, repeats: int) -> Comparison:
     torch.manual_seed(0)
     fast = learner_for(spec, **{flag: True}).to("cuda")
     plain = learner_for(spec).to("cuda")
-    replay = filled(Replay(100_000, "cuda"))
+    replay = filled(ReplayBuffer(100_000, "cuda"))
     started = time.perf_counter()
     for _ in range(5):
         fast.update(replay.sample(BATCH))
@@ -146,12 +146,12 @@ def graphs(flag: str, repeats: int) -> Comparison:
 
 def resident(repeats: int) -> Comparison:
     """`sample(4096)` on the GPU."""
-    replay = filled(Replay(CAPACITY, "cuda"))
+    replay = filled(ReplayBuffer(CAPACITY, "cuda"))
     block = calling(lambda: replay.sample(4096), 2000)
     return alone(synchronised(block), repeats, "replay.sample(4096), GPU", "samples")
 
 
-def updating(learner: Sac, replay: Replay, count: int = 200) -> Block:
+def updating(learner: Sac, replay: ReplayBuffer, count: int = 200) -> Block:
     return synchronised(calling(lambda: learner.update(replay.sample(BATCH)), count))
 
 
@@ -184,7 +184,7 @@ def world() -> Spec:
     return Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.05)
 
 
-def filled(replay: Replay) -> Replay:
+def filled(replay: ReplayBuffer) -> ReplayBuffer:
     """`replay` full of random rows of HalfCheetah's size."""
     rows: Tensors = {
         "obs/state": torch.randn(replay.capacity, OBS),

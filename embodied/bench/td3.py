@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.bench.measure import Block, Comparison, compare, table, write_json
 from embodied.bench.peers.sb3 import updating
 from embodied.bench.sac import calling
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
@@ -52,7 +52,7 @@ def our_updates(count: int = 200) -> Block:
     policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, spec=SPEC)
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **SMALL}
     learner = build(node, policy=policy, spec=SPEC)
-    replay = Replay(STORED)
+    replay = ReplayBuffer(STORED)
     replay.add(
         {
             "obs/state": torch.randn(STORED, OBS),

@@ -18,7 +18,7 @@ import configs
 from embodied.bench.learners import filled, learner_for, updating
 from embodied.bench.measure import Block, Comparison, alone, write_json
 from embodied.bench.simulators.envs import fr3
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.teacher import Outcome, Teacher
@@ -62,7 +62,7 @@ def files() -> list[Path]:
 def episode(repeats: int) -> float:
     """Seconds of one FR3 reach episode of a run: its steps, and SAC's updates between them."""
     steps = fr3("reach", ROWS, 25, 1, repeats).ours_rate
-    replay = filled(Replay(10_000, torch.device("cpu")))
+    replay = filled(ReplayBuffer(10_000, torch.device("cpu")))
     updates = alone(updating(learner_for("sac", torch.device("cpu")), replay), repeats).ours_rate
     return STEPS / steps + STEPS * RATIO / updates
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.source import Source
+from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -25,11 +26,11 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = N
     device, (n, height, width) = images.device, images.shape[:3]
     moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
     if images.is_cpu and pad < min(height, width):
-        return copied(images, moved.squeeze(2))
-    return gathered(images, moved.squeeze(2))
+        return shift_on_cpu(images, moved.squeeze(2))
+    return shift_by_index(images, moved.squeeze(2))
 
 
-def gathered(images: Tensor, moved: Tensor) -> Tensor:
+def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
     """Pictures [n, H, W, C] shifted by `moved` [2, n] (dy and dx), pixel by pixel."""
     device, (n, height, width) = images.device, images.shape[:3]
     y = (torch.arange(height, device=device) + moved[0, :, None]).clamp(0, height - 1)
@@ -38,11 +39,11 @@ def gathered(images: Tensor, moved: Tensor) -> Tensor:
     return images[every[:, None, None], y[:, :, None], x[:, None, :]]
 
 
-def copied(images: Tensor, moved: Tensor) -> Tensor:
-    """The same on a CPU for shifts of less than a picture: what stays in sight is copied at once.
+def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:
+    """The same on a CPU, for shifts smaller than the image: whole slices are copied.
 
     One picture after the other, in numpy (whose slices cost a microsecond), and still ten times as
-    fast as `gathered`: whole lines are copied instead of indexed pixels.
+    fast as `shift_by_index`: whole lines are copied instead of indexed pixels.
     """
     given, (height, width) = images.numpy(), images.shape[1:3]
     made = np.empty_like(given)
@@ -57,12 +58,12 @@ def copied(images: Tensor, moved: Tensor) -> Tensor:
     return torch.from_numpy(made)
 
 
-class Shift:
+class RandomShift:
     """The rows of `source`, every picture in them shifted by up to `pad` pixels."""
 
     def __init__(self, source: Source, spec: Spec, pad: int) -> None:
         if pad < 0:
-            raise ValueError(f"shift={pad} pixels should be at least 0")
+            raise ValueError(f"a shift of {pad} pixels should be at least 0")
         names = [name for name, leaf in spec.obs.items() if leaf.is_image]
         self.keys = {f"{when}/{name}" for name in names for when in ("obs", "next_obs")}
         self.source, self.pad = source, pad
@@ -76,3 +77,12 @@ class Shift:
             key: random_shift(value, self.pad) if key in self.keys else value
             for key, value in rows.items()
         }
+
+
+def augmented(source: Source, spec: Spec, pad: int) -> Source:
+    """`source` with images shifted by up to `pad` pixels (0: as it is); ConfigError without any."""
+    if not pad:
+        return source
+    if not any(leaf.is_image for leaf in spec.obs.values()):
+        raise ConfigError("data.random_shift is for images; this environment observes none")
+    return RandomShift(source, spec, pad)

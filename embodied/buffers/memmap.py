@@ -1,7 +1,7 @@
-"""MemoryMapped: a replay larger than memory, in files that the system maps and caches.
+"""MemmapReplayBuffer: a replay buffer larger than memory, in memory-mapped files.
 
-The rows are those of `Replay`, in the same matrix; which of them are in memory is the system's
-business. They survive the process: a folder with rows is gone on with.
+Transitions are stored as in `ReplayBuffer`; the operating system caches them. The files outlive the
+process: a folder that holds transitions is continued.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core import tensors as tt
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
@@ -29,8 +29,8 @@ class Config:
     folder: str | None = None
 
 
-class MemoryMapped(Replay):
-    """A Replay on disk; batches go to `device`.
+class MemmapReplayBuffer(ReplayBuffer):
+    """A ReplayBuffer on disk; batches go to `device`.
 
     A checkpoint holds no rows, only where the ring stood: resuming is exact as long as the ring has
     not gone around since, and the folder is still there.

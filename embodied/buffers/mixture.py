@@ -9,11 +9,10 @@ from fractions import Fraction
 import torch
 
 from embodied.buffers.source import Source
-from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 
 
-class Mix:
+class Mixture:
     """Rows of several sources, interleaved: every minibatch slice of a batch keeps the ratio.
 
     With fractions (1/2, 1/2) rows alternate; in general the pattern repeats every `period` rows, so
@@ -51,21 +50,3 @@ class Mix:
             ).flatten(0, 1)
             for key in parts[0]
         }
-
-
-OWN = "own_reward"  # the world's, of rows that are rewarded otherwise
-
-
-class Relabel:
-    """The rows of `source`, rewarded by a model that is still learning; `own_reward` is what they
-    had."""
-
-    def __init__(self, source: Source, reward: Reward) -> None:
-        self.source, self.reward = source, reward
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def sample(self, n: int) -> Tensors:
-        rows = self.source.sample(n)
-        return {**rows, "reward": self.reward(rows), OWN: rows["reward"]}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.tensors import Tensors, length
 
 BELOW = 1 - 2**-52  # a sum times this is strictly less
@@ -80,8 +80,8 @@ class SumTree:
         return place
 
 
-class Prioritised(Replay):
-    """A Replay whose samples also hold `index` (int64) and `weight` (float32)."""
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A ReplayBuffer whose samples also hold `index` (int64) and `weight` (float32)."""
 
     columns: ClassVar[tuple[str, ...]] = ("index", "weight")
 

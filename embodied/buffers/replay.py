@@ -21,7 +21,7 @@ Layout = list[tuple[str, torch.Size]]
 
 
 @dataclass
-class Replay:
+class ReplayBuffer:
     """The newest `capacity` rows, on `device`; memory is taken at the first `add`."""
 
     capacity: int

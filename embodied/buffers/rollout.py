@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.core.tensors import Tensors
 
 
-class Segment:
+class RolloutBuffer:
     """Decisions [T, B, ...] of `rows` environments; storage is kept from one segment to the next.
 
     `horizon` decisions a row are expected; there is room for more, as episodes' ends cut chunks.

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
 
 
-class Successes:
+class SuccessBuffer:
     """A Source of the newest `capacity` rows of successful episodes; until there are any, what
     `otherwise` has. Rows are held back until their episode has ended."""
 
     def __init__(
         self, capacity: int, otherwise: Source, device: torch.device | str = "cpu"
     ) -> None:
-        self.kept, self.otherwise = Replay(capacity, device), otherwise
+        self.kept, self.otherwise = ReplayBuffer(capacity, device), otherwise
         self.held: Tensors = {}  # [longest so far, B, ...]
         self.count = self.won = torch.empty(0)
         self.most = 0  # an upper bound of count, known without waiting for the device

@@ -39,7 +39,7 @@ def returns_to_go(reward: Tensor, discount: Tensor, length: Tensor) -> Tensor:
     return result
 
 
-def following(action: Tensor, length: Tensor, width: int = 1) -> Tensor:
+def next_actions(action: Tensor, length: Tensor, width: int = 1) -> Tensor:
     """The action `width` rows later in the same episode, NaN where there is none; as `action`."""
     last = torch.repeat_interleave(length.cumsum(0) - 1, length)
     index = torch.arange(len(action), device=action.device) + width
@@ -48,7 +48,7 @@ def following(action: Tensor, length: Tensor, width: int = 1) -> Tensor:
     return torch.where(known.view(-1, *[1] * (action.ndim - 1)), later, torch.nan)
 
 
-def of_episodes(
+def columns_of_episodes(
     episodes: Episodes, rows: Tensors, columns: Sequence[str], gamma: float, width: int
 ) -> Tensors:
     """`columns` of the decision rows of `episodes`, one for every step, `width` steps long."""
@@ -58,11 +58,11 @@ def of_episodes(
         discount = gamma * (~steps["terminated"]).float()
         made["returns"] = returns_to_go(steps["reward"], discount, episodes.length)
     if "next_action" in columns:
-        made["next_action"] = following(rows["action"], episodes.length, width)
+        made["next_action"] = next_actions(rows["action"], episodes.length, width)
     return made
 
 
-class Hindsight:
+class TrajectoryColumns:
     """Holds the rows of running episodes and hands them out, completed, when these end."""
 
     def __init__(self, columns: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class Hindsight:
         if "returns" in self.columns:
             rows["returns"] = returns_to_go(rows["reward"], rows["discount"], length)
         if "next_action" in self.columns:
-            rows["next_action"] = following(rows["action"], length)
+            rows["next_action"] = next_actions(rows["action"], length)
         return rows
 
     def get_state(self) -> dict[str, Any]:

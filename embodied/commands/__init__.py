@@ -48,7 +48,7 @@ def device_of(name: str) -> torch.device:
     """The device that `device=NAME` means; ConfigError if this machine does not have it."""
     import torch
 
-    from embodied.training.train import pick_device
+    from embodied.training.components import pick_device
 
     if name.split(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"there is no device {name!r} (known: auto, cpu, cuda, cuda:1, ...)")

@@ -9,26 +9,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from embodied.commands import add_overrides, device_of, require_at_least
-from embodied.core.build import ConfigError, Node, nearest, resolve
+from embodied.commands import add_overrides, device_of
+from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
+    from embodied.training.config import RunConfig
     from embodied.training.logger import Log
-
-LEAST = {
-    "steps": 1,
-    "start": 0,
-    "ratio": 0,
-    "seed": 0,
-    "threads": 1,
-    "replay_size": 1,
-    "demo_episodes": 1,
-    "demo_fraction": 0,
-    "success_fraction": 0,
-    "pretrain": 0,
-    "eval.episodes": 1,
-    "eval.num_envs": 1,
-}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +42,14 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
         node, step = fresh(words, folders), 0
 
     from embodied.core import distributed
-    from embodied.core.build import parse
-    from embodied.training.config import RunConfig
+    from embodied.training.config import read_config
     from embodied.training.logger import Log
 
-    parse(RunConfig, node, "run")
-    require_at_least(node, LEAST)
-    folder = Path(node["output"])
+    config = read_config(node)
+    folder = Path(config.output)
     others = distributed.rank() > 0  # of torchrun's processes one speaks
     with Log(folder, node["wandb"], silent=others) as log:
-        log.begin(facts(node), node["pretrain"] + node["steps"], step, node)
+        log.begin(facts(config), config.total_steps, step, node)
         _train(node, log)
     if not others:
         _last_lines(folder)
@@ -123,36 +107,37 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
     from embodied.compose import compose
     from embodied.core import checkpoint
+    from embodied.training.config import saved_config
 
     saved = checkpoint.find(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = {"pretrain": 0} | yaml.safe_load((folder / "run.yaml").read_text()) | {"allow": []}
-    settings |= {"output": str(folder), "resume": str(path)}
+    settings = saved_config(yaml.safe_load((folder / "run.yaml").read_text()))
+    settings |= {"allow": [], "output": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
     return node, int(saved.name)
 
 
-def facts(node: Node) -> dict[str, str]:
-    """What the first lines of a run say."""
-    finetune = node.get("finetune")
-    kind = node.get("data") or resolve(node["learner"]["_target_"]).data
-    unit = "updates" if kind == "offline" else "environment steps"
-    before = f"{node['pretrain']:,} updates, then " if node["pretrain"] else ""
-    demos = node.get("demos")
+def facts(config: RunConfig) -> dict[str, str]:
+    """What the first lines of a run print."""
+    finetune, demos = config.finetune, config.demos
+    unit = "updates" if config.data.regime == "offline" else "environment steps"
+    before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
+    paths = [demos] if isinstance(demos, str) else demos or ()
     return {
-        "run": f"{node['name']}, seed {node['seed']}",
-        "env": described(node["env"]),
-        **({"policy": described(node["policy"])} if node["policy"] else {}),
-        **({"finetune": f"{described(finetune)} over {node['init']}"} if finetune else {}),
-        **({"from": node["init"]} if node.get("init") and not finetune else {}),
-        "learner": described(node["learner"]),
-        **({"demos": demos if isinstance(demos, str) else ", ".join(demos)} if demos else {}),
-        "device": f"{device_of(node['device'])}, {node['threads']} thread(s)",
-        "steps": f"{before}{node['steps']:,} {unit}",
-        "folder": str(node["output"]),
+        "run": f"{config.name}, seed {config.seed}",
+        "env": described(config.env),
+        **({"policy": described(config.policy)} if config.policy else {}),
+        **({"finetune": f"{described(finetune)} over {config.init}"} if finetune else {}),
+        **({"from": config.init} if config.init and not finetune else {}),
+        "learner": described(config.learner),
+        "training": config.data.regime.replace("_", "-"),
+        **({"demos": ", ".join(paths)} if paths else {}),
+        "device": f"{device_of(config.device)}, {config.threads} thread(s)",
+        "steps": f"{before}{config.steps:,} {unit}",
+        "folder": config.output,
     }
 
 

@@ -17,8 +17,8 @@ RENAMED = {"show": "set_demonstrations", "worth": "state_values"}
 class Learner(nn.Module):
     """One method of training: named losses and one `update`.
 
-    `data` says which data it learns from: "offline" (a fixed dataset), "replay" (a replay buffer)
-    or "rollout" (on-policy: only the newest steps). `rows` says what a demonstration becomes:
+    `data` says how it is trained: "offline" (a fixed dataset), "off_policy" (a replay buffer) or
+    "on_policy" (only the newest steps). `rows` says what a demonstration becomes:
     transitions with rewards ("decisions"), or action chunks to imitate ("chunks"). `batch_size` is
     the number of transitions of one `update`; `gamma` and `n_step` are applied when transitions are
     stored; `columns` are further columns that need the rest of an episode ("returns",
@@ -42,7 +42,7 @@ class Learner(nn.Module):
     (bool), decisions where it is false get no gradient.
     """
 
-    data: ClassVar[Literal["offline", "replay", "rollout"]]
+    data: ClassVar[Literal["offline", "off_policy", "on_policy"]]
     rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
     renamed_state: ClassVar[dict[str, str]] = {}
     """Prefixes of state-dict keys that were renamed, old to new, for checkpoints saved before."""

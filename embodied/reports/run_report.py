@@ -20,7 +20,7 @@ from embodied.reports.svg import Curve, against, chart, number, several
 from embodied.teachers import episode_log
 from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
-from embodied.training.reward_hacking import evaluations, rung
+from embodied.training.reward_hacking import evaluations, ever_diverged
 
 FIRST = ("eval/success", "eval/return", "train/success", "train/return")
 
@@ -143,7 +143,7 @@ def _goodhart(folder: Path) -> str:
     proxy = [(float(step), paid) for paid, _, step in past]
     success = [(float(step), won) for _, won, step in past]
     drawn = against(proxy, success, ("mean reward paid", "success in the world"))
-    words = "the reward rose while success fell" if rung(past) else "they have not parted"
+    words = "the reward rose while success fell" if ever_diverged(past) else "no divergence so far"
     return f"<figure><figcaption>Reward and success<b>{words}</b></figcaption>{drawn}</figure>"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.buffers.n_step import NStepBuffer
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
@@ -16,10 +17,10 @@ from embodied.core.tensors import Tensors
 
 # What a world may say of a step (bool), kept with its decision's row: somebody else acted; what
 # happened should not have.
-MARKS = ("intervened", "violated")
+EXTRA_FLAGS = ("intervened", "violated")
 
 
-class Rollout:
+class Collector:
     """A running environment and the decisions in flight in it.
 
     A decision lasts from the step in which the actor made it until its chunk has been executed or
@@ -41,7 +42,7 @@ class Rollout:
         seed: int | None = None,
     ) -> None:
         self.env, self.gamma, self.execute = env, gamma, execute
-        self.window = Window(n_step) if n_step > 1 else None
+        self.n_step = NStepBuffer(n_step) if n_step > 1 else None
         self.obs = env.reset(seed)
         self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.act_with(policy)
@@ -50,28 +51,35 @@ class Rollout:
         """Let another policy take over; decisions in flight are dropped."""
         self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
         self.augments = type(policy).observe is not Policy.observe
-        self.open: Tensors = {}
-        self.closed: Tensor | None = None
-        self.began = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.actor.device)
-        if self.window is not None:
-            self.window = Window(self.window.n)
+        self.pending: Tensors = {}
+        self.finished: Tensor | None = None
+        self.is_first = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.actor.device)
+        if self.n_step is not None:
+            self.n_step = NStepBuffer(self.n_step.n)
 
     def step(self) -> tuple[Tensors, Step]:
-        """One control step of every row; returns the rows that closed in it (perhaps none)."""
+        """One control step of all parallel envs: `act`, then `complete`."""
+        return self.complete(self.act())
+
+    def act(self) -> Step:
+        """Step the environment with the actor's next action."""
         action = self.actor(self.obs, self.first)
-        step = self.env.step(action.to(self.env.device))
+        return self.env.step(action.to(self.env.device))
+
+    def complete(self, step: Step) -> tuple[Tensors, Step]:
+        """The transitions that `step` completed (perhaps none), and it on the actor's device."""
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)
         first = self.first.to(self.actor.device)
         if self.actor.execute == 1:
-            self.began = first
-            rows, self.closed = self._single(step)
+            self.is_first = first
+            rows, self.finished = self._single(step)
         else:
-            self.began = torch.where(self.actor.decided, first, self.began)
-            rows, self.closed = self._chunked(step)
-        if self.window is not None:
-            rows = self.window.push(rows, self.closed, step.ended)
+            self.is_first = torch.where(self.actor.decided, first, self.is_first)
+            rows, self.finished = self._chunked(step)
+        if self.n_step is not None:
+            rows = self.n_step.push(rows, self.finished, step.ended)
         self.obs, self.first = step.obs, step.ended
         return rows, step
 
@@ -93,24 +101,26 @@ class Rollout:
             "reward": step.reward,
             "discount": self.gamma * (~step.terminated).float(),
             **self._next(step),
-            **{key: step.log[key] for key in MARKS if key in step.log},
+            **{key: step.log[key] for key in EXTRA_FLAGS if key in step.log},
         }
         return rows, None
 
     def _chunked(self, step: Step) -> tuple[Tensors, Tensor | None]:
         begun = self._begun() | self._done(step)
         fresh = {"reward": torch.zeros_like(step.reward), "discount": torch.ones_like(step.reward)}
-        marks = {key: step.log[key] for key in MARKS if key in step.log}
+        marks = {key: step.log[key] for key in EXTRA_FLAGS if key in step.log}
         fresh |= tt.each(marks, torch.zeros_like)
-        self.open = tt.where(self.actor.decided, begun | fresh, self.open or begun | fresh)
-        self.open |= {key: self.open[key] | mark for key, mark in marks.items()}
-        self.open["reward"] = self.open["reward"] + self.open["discount"] * step.reward
-        self.open["discount"] = self.open["discount"] * self.gamma * (~step.terminated).float()
+        self.pending = tt.where(self.actor.decided, begun | fresh, self.pending or begun | fresh)
+        self.pending |= {key: self.pending[key] | mark for key, mark in marks.items()}
+        self.pending["reward"] = self.pending["reward"] + self.pending["discount"] * step.reward
+        self.pending["discount"] = (
+            self.pending["discount"] * self.gamma * (~step.terminated).float()
+        )
         closing = step.ended | (self.actor.cursor >= self.actor.execute)
         closed = closing.nonzero().flatten()
         if not len(closed):
             return {}, closed
-        return tt.take(self.open | self._next(step), closed), closed
+        return tt.take(self.pending | self._next(step), closed), closed
 
     def _done(self, step: Step) -> Tensors:
         """The action that was executed, where that is another one than was chosen."""
@@ -136,14 +146,14 @@ class Rollout:
 
     def get_state(self) -> dict[str, Any]:
         """Environment, actor and decisions in flight; NotSavable where the environment cannot."""
-        window = None if self.window is None else self.window.get_state()
+        window = None if self.n_step is None else self.n_step.get_state()
         return {
             "env": self.env.get_state(),
             "actor": self.actor.get_state(),
             "obs": self.obs,
             "first": self.first,
-            "open": self.open,
-            "began": self.began,
+            "open": self.pending,
+            "began": self.is_first,
             "window": window,
         }
 
@@ -151,54 +161,7 @@ class Rollout:
         """Go on exactly from `get_state`."""
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
-        self.obs, self.first, self.open = state["obs"], state["first"], state["open"]
-        self.began = state["began"]
-        if self.window is not None:
-            self.window.set_state(state["window"])
-
-
-class Window:
-    """n-step returns over the last `n` decisions of every environment.
-
-    `held` keeps [n, B, ...] decisions; each new one adds its reward, discounted, to all that are
-    held. A decision leaves when n of them have passed, or, all together, when the episode ends.
-    """
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.held: Tensors = {}
-        self.used = torch.empty(0)
-        self.slot = 0
-
-    def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
-        """Take rows that closed in environments `closed` (None: all); return those that left."""
-        if not rows:
-            return rows
-        if closed is not None:
-            raise ValueError(
-                "n_step > 1 is for one-step decisions; chunks are n-step by themselves"
-            )
-        kept = {k: v for k, v in rows.items() if not k.startswith("next_obs/")}
-        if not self.held:
-            self.held = {k: v.new_zeros(self.n, *v.shape) for k, v in kept.items()}
-            self.used = torch.zeros(self.n, len(ended), dtype=torch.bool, device=ended.device)
-        self.held["reward"] += self.used * self.held["discount"] * rows["reward"]
-        self.held["discount"] = self.held["discount"] * rows["discount"]
-        for key, value in kept.items():
-            self.held[key][self.slot] = value
-        self.used[self.slot] = True
-        self.slot = (self.slot + 1) % self.n
-        leaving = self.used & ended
-        leaving[self.slot] |= self.used[self.slot]  # the oldest: n decisions have passed
-        self.used = self.used & ~leaving
-        at, who = leaving.nonzero(as_tuple=True)
-        if not len(who):
-            return {}
-        out = {key: value[at, who] for key, value in self.held.items()}
-        return out | {k: rows[k].index_select(0, who) for k in rows if k.startswith("next_obs/")}
-
-    def get_state(self) -> dict[str, Any]:
-        return {"held": tt.each(self.held, torch.clone), "used": self.used, "slot": self.slot}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.held, self.used, self.slot = state["held"], state["used"], state["slot"]
+        self.obs, self.first, self.pending = state["obs"], state["first"], state["open"]
+        self.is_first = state["began"]
+        if self.n_step is not None:
+            self.n_step.set_state(state["window"])

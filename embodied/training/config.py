@@ -1,8 +1,8 @@
 """RunConfig: the settings of a training run; `data` holds those of its training regime only.
 
-    Offline     updates from a fixed dataset; no environment steps
-    OffPolicy   environment steps fill a replay buffer; updates sample from it
-    OnPolicy    every update uses the newest environment steps, once
+Offline     updates from a fixed dataset; no environment steps
+OffPolicy   environment steps fill a replay buffer; updates sample from it
+OnPolicy    every update uses the newest environment steps, once
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ class RunConfig:
         return self.pretrain_steps + self.steps
 
 
-def require(
-    config: Any, where: str, **bounds: tuple[float, float | None]
-) -> None:
+def require(config: Any, where: str, **bounds: tuple[float, float | None]) -> None:
     """ConfigError unless every setting named is None or within [low, high] (None: no bound)."""
     for name, (low, high) in bounds.items():
         value = getattr(config, name)

@@ -1,185 +1,205 @@
-"""The replay loop: act, store what closed, update in proportion."""
+"""Off-policy training: environment steps fill a replay buffer, updates sample from it."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.buffers.mixture import OWN
-from embodied.buffers.replay import Replay
 from embodied.buffers.source import Source
-from embodied.buffers.success import Successes
-from embodied.buffers.trajectory_columns import Hindsight
 from embodied.core import distributed
-from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
-from embodied.core.env import Step
+from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import HasComponents, ObservesSteps, Reward, Scheduled, Stateful
+from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
-from embodied.training import reward_hacking
-from embodied.training.collector import Rollout
-from embodied.training.trainer import Keeper
+from embodied.training.collector import Collector
+from embodied.training.config import OffPolicy, RunConfig
+from embodied.training.demonstrations import rows_for
+from embodied.training.off_policy_buffers import (
+    Buffers,
+    Demonstrations,
+    build_buffers,
+    require_usable,
+)
+from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_env_reward
+from embodied.training.task_sampling import build_task_sampling
+from embodied.training.trainer import Trainer
 
-TAIL = 16  # steps of which a frozen reward's parts can be shown
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """`start`: environment steps of `policy.warmup_policy()` before learning; `ratio`: updates per
-    stored row; `normalize`: set the normalisers from the rows of the warm-up; `pretrain`: updates
-    from the demonstrations before the first environment step."""
-
-    start: int
-    ratio: float
-    normalize: bool
-    pretrain: int = 0
+NORMALIZER_ROWS = 10_000  # of the warm-up, for the normalizers
 
 
-class ReplayLoop:
-    """`steps` counts updates from `demos` (Schedule.pretrain of them), then environment steps, of
-    all rows (and processes) together."""
+class OffPolicyLoop:
+    """The run's steps count `pretrain_steps` updates from demonstrations, then environment steps of
+    all parallel envs (and processes) together."""
 
     def __init__(
         self,
-        rollout: Rollout,
+        config: OffPolicy,
+        collector: Collector,
         policy: Policy,
         learner: Learner,
-        replay: Replay,
-        source: Source,
-        reward: Reward | None,
-        schedule: Schedule,
-        demos: Source | None = None,
+        buffers: Buffers,
+        rewards: RewardPipeline,
+        stateful: Mapping[str, Stateful] | None = None,
+        fit_after_warmup: bool = False,
     ) -> None:
-        self.rollout, self.policy, self.learner = rollout, policy, learner
-        self.replay, self.source, self.reward = replay, source, reward
-        self.schedule, self.demos = schedule, demos
-        self.hindsight: Hindsight | None = None  # completes rows whose columns need the future
-        self.successes: Successes | None = None  # gets the rows of what went well
-        self.kept: dict[str, Stateful] = {}  # what else a resumed run goes on with
-        self.unseen: frozenset[str] = frozenset()  # what rows hold for a frozen reward only
-        self.every = torch.arange(rollout.env.num_envs, device=rollout.actor.device)
-        self.stride = rollout.env.num_envs * distributed.world()
-        self.warm = schedule.start == 0
-        self.debt = 0.0
-        self.fresh = 0  # rows stored since `paid` was asked
-        self.tail: deque[Tensors] = deque(maxlen=TAIL)  # the newest rows as the world paid them
+        self.config, self.collector = config, collector
+        self.policy, self.learner = policy, learner
+        self.buffers, self.rewards = buffers, rewards
+        self.stateful = dict(stateful or {})  # what else an exact resume restores
+        self.fit_after_warmup = fit_after_warmup
+        self.data_metrics = buffers.metrics
+        self.env_ids = torch.arange(collector.env.num_envs, device=collector.actor.device)
+        self.stride = collector.env.num_envs * distributed.world()
+        self.learning = config.warmup_steps == 0  # whether the warm-up is over
+        self.update_credit = 0.0
 
-    def run(self, keeper: Keeper) -> None:
-        before = self.schedule.pretrain
-        while keeper.running and keeper.step < before:
-            assert self.demos is not None, "pretraining needs demonstrations"
-            keeper.advance(1, self._update(self.demos))
-        while keeper.running:
-            if not self.warm and keeper.step >= before + self.schedule.start:
-                self._begin()
+    def run(self, trainer: Trainer) -> None:
+        before = self.config.pretrain_steps
+        while trainer.running and trainer.step < before:
+            trainer.advance(1, self._update(self.buffers.demos))
+        while trainer.running:
+            if not self.learning and trainer.step >= before + self.config.warmup_steps:
+                self._end_warmup()
             rows, step = self._step()
-            if isinstance(self.reward, Scheduled):
-                self.reward.set_step(keeper.step - before + self.stride)
+            self.rewards.set_step(trainer.step - before + self.stride)
             if rows:
-                self.replay.add(rows)
-                self.fresh += len(rows["reward"])
-            metrics: dict[str, Any] = {}
-            # Processes that learn together make the same updates, whatever closed in which.
-            closed = distributed.mean(len(rows["reward"]) if rows else 0)
-            if self.warm and closed and distributed.all_min(len(self.replay)):
-                self.debt += self.schedule.ratio * closed
-                while self.debt >= 1:
-                    metrics = self._update(self.source)
-                    self.debt -= 1
-            keeper.advance(self.stride, metrics, step)
+                self.buffers.replay.add(rows)
+                self.rewards.count_stored(len(rows["reward"]))
+            trainer.advance(self.stride, self._updates(rows), step)
 
-    @torch.no_grad()
-    def paid(self) -> dict[str, Tensor]:
-        """Mean rewards of the rows that were stored since this was last asked, by now's reward."""
-        count, self.fresh = min(self.fresh, reward_hacking.NEWEST, len(self.replay)), 0
-        if self.reward is None or not count:
-            return {}
-        back = torch.arange(count, device=self.replay.device) + 1
-        rows = self.replay.take((self.replay.cursor - back) % self.replay.capacity)
-        if not self.reward.frozen:
-            return reward_hacking.describe(self.reward, rows, self.reward(rows))
-        parts = reward_hacking.describe(self.reward, tt.cat(self.tail)) if self.tail else {}
-        return {**parts, reward_hacking.PROXY: rows["reward"].mean()}
+    def mean_reward(self) -> dict[str, Tensor]:
+        """Mean rewards of the transitions that were stored since the last call."""
+        return self.rewards.mean_of_stored(self.buffers.replay)
 
-    def _begin(self) -> None:
-        if self.schedule.normalize and len(self.replay):
-            self.learner.fit(self.replay.sample(min(len(self.replay), 10_000)))
+    def _updates(self, rows: Tensors) -> dict[str, Any]:
+        """As many updates as `utd_ratio` grants for the new transitions; the metrics of the last.
+
+        Processes that train together make the same number, whichever of them stored transitions.
+        """
+        metrics: dict[str, Any] = {}
+        stored = distributed.mean(len(rows["reward"]) if rows else 0)
+        if self.learning and stored and distributed.all_min(len(self.buffers.replay)):
+            self.update_credit += self.config.utd_ratio * stored
+            while self.update_credit >= 1:
+                metrics = self._update(self.buffers.source)
+                self.update_credit -= 1
+        return metrics
+
+    def _end_warmup(self) -> None:
+        replay = self.buffers.replay
+        if self.fit_after_warmup and len(replay):
+            self.learner.fit(replay.sample(min(len(replay), NORMALIZER_ROWS)))
             distributed.broadcast(self.learner)
-        self.rollout.act_with(self.policy)
-        if self.hindsight is not None:
-            self.hindsight.forget()
-        self.warm = True
+        self.collector.act_with(self.policy)
+        if self.buffers.columns is not None:
+            self.buffers.columns.forget()
+        self.learning = True
 
     def _step(self) -> tuple[Tensors, Step]:
-        """One control step; returns the rows that are complete with it."""
-        rows, step = self.rollout.step()
-        if rows and isinstance(self.reward, ObservesSteps):
-            closed = self.rollout.closed
-            self.reward.observe_step(rows, self.every if closed is None else closed, step)
-        if rows and self.reward is not None and self.reward.frozen:
-            if isinstance(self.reward, HasComponents):
-                self.tail.append(tt.each(rows, torch.clone))
-            kept = {k: v for k, v in rows.items() if k not in self.unseen}
-            rows = {**kept, "reward": self.reward(rows)}
-        if self.successes is not None:
+        """One step of all parallel envs; the transitions that are complete with it."""
+        rows, step = self.collector.step()
+        finished, columns = self.collector.finished, self.buffers.columns
+        self.rewards.observe_step(rows, self.env_ids if finished is None else finished, step)
+        rows = self.rewards.before_storing(rows)
+        if self.buffers.success is not None:
             if "success" not in step.log:
-                raise ConfigError("this world knows no success: success_fraction=0")
-            self.successes.push(rows, self.rollout.closed, step.log["success"], step.ended)
-        if self.hindsight is not None:
-            device = self.rollout.actor.device
-            rows = self.hindsight.push(rows, self.rollout.closed, step.ended.to(device))
+                raise ConfigError(
+                    "this environment does not report success: data.success_fraction=0"
+                )
+            self.buffers.success.push(rows, finished, step.log["success"], step.ended)
+        if columns is not None:
+            rows = columns.push(rows, finished, step.ended.to(self.collector.actor.device))
         return rows, step
 
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
-        own = batch.pop(OWN, None)
+        env_reward = pop_env_reward(batch)
         metrics = self.learner.update(batch)
         if "index" in batch:
-            self._settle(batch["index"])
-        if self.reward is not None and not self.reward.frozen:
-            learned = self.reward.update(batch if own is None else {**batch, "reward": own})
-            metrics |= {f"reward_{key}": value for key, value in learned.items()}
-        return metrics
+            self._set_priorities(batch["index"])
+        return metrics | self.rewards.update(batch, env_reward)
 
-    def _settle(self, index: Tensor) -> None:
+    def _set_priorities(self, index: Tensor) -> None:
         if self.learner.priority is None:
-            raise ConfigError("this learner does not say how far off it was: replay=uniform")
-        self.replay.settle(index, self.learner.priority)
+            raise ConfigError("this learner reports no error per transition: replay=uniform")
+        self.buffers.replay.settle(index, self.learner.priority)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the learner; the rollout is missing where its environment cannot save."""
+        """Everything but the learner; no `rollout` where the environment cannot save its state."""
+        success, columns = self.buffers.success, self.buffers.columns
         return {
-            "rollout": self.rollout.get_state() if self.rollout.savable else None,
-            "replay": self.replay.get_state(),
-            "successes": None if self.successes is None else self.successes.get_state(),
-            "held": None if self.hindsight is None else self.hindsight.get_state(),
-            "warm": self.warm,
-            "debt": self.debt,
-            "reward": self.reward.get_state() if isinstance(self.reward, Stateful) else None,
-            "kept": {name: pack(part.get_state()) for name, part in self.kept.items()},
+            "rollout": self.collector.get_state() if self.collector.savable else None,
+            "replay": self.buffers.replay.get_state(),
+            "successes": None if success is None else success.get_state(),
+            "held": None if columns is None else columns.get_state(),
+            "warm": self.learning,
+            "debt": self.update_credit,
+            "reward": self.rewards.get_state(),
+            "kept": {name: pack(part.get_state()) for name, part in self.stateful.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly from `get_state`."""
         if state["warm"]:
-            self.rollout.act_with(self.policy)
-        for name, part in self.kept.items():
+            self.collector.act_with(self.policy)
+        for name, part in self.stateful.items():
             part.set_state(unpack(state["kept"][name]))
-        if state["rollout"] is None and self.kept:
-            self.rollout.restart()
+        if state["rollout"] is None and self.stateful:
+            self.collector.restart()
         if state["rollout"] is not None:
-            self.rollout.set_state(state["rollout"])
-            if self.hindsight is not None:
-                self.hindsight.set_state(state["held"])
-        self.replay.set_state(state["replay"])
-        if self.successes is not None:
-            self.successes.set_state(state["successes"])
-        self.warm, self.debt = state["warm"], state["debt"]
-        if isinstance(self.reward, Stateful):
-            self.reward.set_state(state["reward"])
+            self.collector.set_state(state["rollout"])
+            if self.buffers.columns is not None:
+                self.buffers.columns.set_state(state["held"])
+        self.buffers.replay.set_state(state["replay"])
+        if self.buffers.success is not None:
+            self.buffers.success.set_state(state["successes"])
+        self.learning, self.update_credit = state["warm"], state["debt"]
+        self.rewards.set_state(state["reward"])
+
+
+def build_off_policy(
+    config: RunConfig,
+    env: VecEnv,
+    policy: Policy,
+    learner: Learner,
+    device: torch.device,
+    episodes: Episodes | None,
+) -> OffPolicyLoop:
+    """The loop, with demonstrations of `episodes` where there are any."""
+    assert isinstance(config.data, OffPolicy)
+    data = config.data
+    require_usable(config, learner)
+    tasks = build_task_sampling(config, env, learner, device)
+    rows = None if episodes is None else rows_for(episodes, policy, learner, config.execute)
+    if rows is not None and (data.normalize or data.pretrain_steps):
+        learner.fit(rows)
+    rewards = build_reward(config, tasks.env, learner, device)
+    if learner.columns and (learner.n_step > 1 or rewards.learned):
+        raise ConfigError(
+            f"this learner's transitions need {' and '.join(learner.columns)}, which are not known "
+            "with n_step above 1, nor where the reward is still learning"
+        )
+    demonstrations = None
+    if rows is not None and episodes is not None:
+        rows = rewards.demonstrations(rows, learner, device)
+        demonstrations = Demonstrations(episodes, rows)
+    buffers = build_buffers(config, learner, rewards, demonstrations, device)
+    warmup = data.warmup_steps > 0 and data.pretrain_steps == 0
+    collector = Collector(
+        rewards.env,
+        policy.warmup_policy() if warmup else policy,
+        learner.gamma,
+        learner.n_step,
+        config.execute,
+        distributed.own_seed(config.seed),
+    )
+    fit_after_warmup = data.normalize and episodes is None
+    parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)
+    return OffPolicyLoop(data, *parts)

@@ -1,27 +1,63 @@
-"""The offline loop: batches from a fixed set, one update each."""
+"""Offline training: every update samples from a fixed dataset; no environment steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from embodied.buffers.augment import augmented
 from embodied.buffers.source import Source
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
-from embodied.training.trainer import Keeper
+from embodied.training.config import Offline, RunConfig
+from embodied.training.demonstrations import metrics_of, rows_for, source_of
+from embodied.training.trainer import Trainer
 
 
-class Offline:
-    """`steps` counts updates."""
+class OfflineLoop:
+    """The run's steps count updates."""
 
-    def __init__(self, learner: Learner, source: Source) -> None:
+    def __init__(
+        self, learner: Learner, source: Source, data_metrics: Mapping[str, float] | None = None
+    ) -> None:
         self.learner, self.source = learner, source
+        self.data_metrics: Mapping[str, float] = data_metrics or {}
+        self.rewards = None
 
-    def run(self, keeper: Keeper) -> None:
-        while keeper.running:
+    def run(self, trainer: Trainer) -> None:
+        while trainer.running:
             metrics = self.learner.update(self.source.sample(self.learner.batch_size))
-            keeper.advance(1, metrics)
+            trainer.advance(1, metrics)
 
     def get_state(self) -> dict[str, Any]:
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The data are read again and sampling follows torch's generator: nothing to restore."""
+        """Nothing to restore: the dataset is read again, and sampling follows torch's generator."""
+
+
+def build_offline(
+    config: RunConfig,
+    env: VecEnv,
+    policy: Policy,
+    learner: Learner,
+    device: torch.device,
+    episodes: Episodes | None,
+) -> OfflineLoop:
+    """The loop over `episodes`; normalizers are fitted to them."""
+    assert isinstance(config.data, Offline)
+    if episodes is None:
+        raise ConfigError(
+            "offline training needs demonstrations: embodied demos collect env=... out=DIR, then "
+            "demos=DIR"
+        )
+    rows = rows_for(episodes, policy, learner, config.execute)
+    learner.fit(rows)
+    source = source_of(rows, episodes, config, device)
+    shifted = augmented(source, env.spec, config.data.random_shift)
+    return OfflineLoop(learner, shifted, metrics_of(source))

@@ -1,166 +1,216 @@
-"""The rollout loop: act for a while, learn from that alone, throw it away."""
+"""On-policy training: collect a batch with the newest policy, update from it, discard it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.buffers.rollout import Segment
+from embodied.buffers.rollout import RolloutBuffer
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.env import Step
-from embodied.core.reward import ObservesSteps, Reward, Scheduled, Stateful
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.learners.learner import Learner, TakesDemonstrations
+from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import Estimates
-from embodied.training import reward_hacking
-from embodied.training.collector import Rollout
-from embodied.training.trainer import Keeper
+from embodied.training.collector import Collector
+from embodied.training.config import RunConfig
+from embodied.training.demonstrations import rows_for
+from embodied.training.reward_pipeline import RewardPipeline, build_reward
+from embodied.training.second_agent import SecondAgent
+from embodied.training.task_sampling import build_task_sampling
+from embodied.training.trainer import Trainer
+
+SEED_OFFSET = 1_000_003  # from the seed of the first agent's environment to that of the second's
 
 
-class Companion(Protocol):
-    """Another student, whom the world lets play."""
+class OnPolicyLoop:
+    """The run's steps count environment steps of all parallel envs (and processes) together.
 
-    def told(self, metrics: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
-        """How many steps it made since the last time; an update's metrics (perhaps none), with what
-        there is to tell of it."""
-        ...
-
-
-class RolloutLoop:
-    """`steps` counts environment steps, of all rows (and processes) together.
-
-    One update follows every `learner.horizon` decisions' worth of steps: horizon x execute of each
-    row. A decision still running then was made by older parameters, and is left out of the next
-    batch. A reward is asked when the batch is complete, and learns from it afterwards.
+    One update follows every `learner.horizon` decisions' worth of steps: horizon x execute in each
+    parallel env. A decision that is still running then was made by older parameters, and is left
+    out of the next batch. `estimates`: for a teacher that needs the learner's advantages and
+    values. `second_agent`: another agent, which is stepped after each step of the first.
     """
 
-    def __init__(self, rollout: Rollout, learner: Learner, reward: Reward | None = None) -> None:
-        self.rollout, self.learner, self.reward = rollout, learner, reward
-        device, rows = rollout.actor.device, rollout.env.num_envs
-        self.every = torch.arange(rows, device=device)
-        self.steps = learner.horizon * rollout.actor.execute
-        self.segment = Segment(rows, learner.horizon, device)
-        self.kept: dict[str, Stateful] = {}  # what else a resumed run goes on with
-        self.estimates: Estimates | None = None  # the learner's, for a teacher that needs them
-        self.rival: Companion | None = None
-        self.stale = torch.zeros(rows, dtype=torch.bool, device=device)
+    def __init__(
+        self,
+        collector: Collector,
+        learner: Learner,
+        rewards: RewardPipeline | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        estimates: Estimates | None = None,
+        second_agent: SecondAgent | None = None,
+    ) -> None:
+        self.collector, self.learner = collector, learner
+        self.rewards = rewards or RewardPipeline(collector.env)
+        self.stateful = dict(stateful or {})  # what else an exact resume restores
+        self.estimates, self.second_agent = estimates, second_agent
+        self.data_metrics: Mapping[str, float] = {}
+        device, count = collector.actor.device, collector.env.num_envs
+        self.env_ids = torch.arange(count, device=device)
+        self.steps = learner.horizon * collector.actor.execute
+        self.buffer = RolloutBuffer(count, learner.horizon, device)
+        self.stale = torch.zeros(count, dtype=torch.bool, device=device)
         self.age = 0
-        self.newest: tuple[Tensors, Tensor] | None = None  # the last batch and what it was paid
-        self._open()
+        self._start_batch()
 
-    def run(self, keeper: Keeper) -> None:
-        stride = self.rollout.env.num_envs * distributed.world()
-        while keeper.running:
-            metrics, step = self.advance(keeper.step + stride)
-            more = 0
-            if self.rival is not None:
-                more, metrics = self.rival.told(metrics)
-            keeper.advance(stride + more, metrics, step)
+    def run(self, trainer: Trainer) -> None:
+        stride, second = self.collector.env.num_envs * distributed.world(), self.second_agent
+        while trainer.running:
+            metrics, step = self.advance(trainer.step + stride)
+            if second is None:
+                trainer.advance(stride, metrics, step)
+                continue
+            metrics = metrics | second.update_metrics() if metrics else metrics
+            trainer.advance(stride + second.drain(), metrics, step)
 
     def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
-        """One step of every row, which is the run's `step`, and an update where one is due; its
-        metrics (perhaps none) and the world's step."""
-        rows, played = self.rollout.step()
-        if rows and isinstance(self.reward, ObservesSteps):
-            closed = self.rollout.closed
-            self.reward.observe_step(rows, self.every if closed is None else closed, played)
+        """One step of all parallel envs (after it the run is at `step`), and an update where one is
+        due; its metrics (perhaps none) and the environment's step."""
+        made = self.collector.act()
+        if self.second_agent is not None:
+            made = self.second_agent.after_step(made)
+        rows, made = self.collector.complete(made)
+        finished = self.collector.finished
+        self.rewards.observe_step(rows, self.env_ids if finished is None else finished, made)
         if rows:
-            self._store(rows, played)
+            self._store(rows, made)
         self.age += 1
-        return self._update(step) if self.age == self.steps else {}, played
+        return self._update(step) if self.age == self.steps else {}, made
 
-    def _open(self) -> None:
-        """Begin a segment: what the policy remembers now is what its first decisions saw."""
-        actor = self.rollout.actor
+    def mean_reward(self) -> dict[str, Tensor]:
+        """Mean rewards of the last batch."""
+        return self.rewards.mean_of_batch()
+
+    def _start_batch(self) -> None:
+        """Keep the policy's memory of now: what the first decisions of the batch started from."""
+        actor = self.collector.actor
         carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
         self.carry = tt.each(carry, torch.clone)
-        running = ~self.rollout.first.to(actor.device) & (actor.cursor < actor.execute)
+        running = ~self.collector.first.to(actor.device) & (actor.cursor < actor.execute)
         self.stale = running if actor.execute > 1 else torch.zeros_like(running)
-        self.segment.clear()
+        self.buffer.clear()
         self.age = 0
 
     def _store(self, rows: Tensors, step: Step) -> None:
-        closed, marks = self.rollout.closed, {"ended": step.ended, "first": self.rollout.began}
+        finished = self.collector.finished
+        flags = {"ended": step.ended, "first": self.collector.is_first}
         if self.estimates is not None:
-            marks |= {key: step.log[key] for key in ("ticket", "learn")}
-        if closed is None:
-            self.segment.add({**rows, **marks}, None)
+            flags |= {key: step.log[key] for key in ("ticket", "learn")}
+        if finished is None:
+            self.buffer.add({**rows, **flags}, None)
             return
-        rows = {**rows, **tt.take(marks, closed)}
-        fresh = (~self.stale[closed]).nonzero().flatten()
-        self.stale[closed] = False
-        self.segment.add(tt.take(rows, fresh), closed[fresh])
+        rows = {**rows, **tt.take(flags, finished)}
+        fresh = (~self.stale[finished]).nonzero().flatten()
+        self.stale[finished] = False
+        self.buffer.add(tt.take(rows, fresh), finished[fresh])
 
     def _update(self, step: int) -> dict[str, Tensor]:
-        batch = {**self.segment.batch(), **tt.nest(self.carry, "carry")}
-        metrics = self._rewarded(batch, step)
-        metrics = self.learner.update(batch) | metrics | self._tell(batch)
-        self._open()
+        batch = {**self.buffer.batch(), **tt.nest(self.carry, "carry")}
+        metrics = self.rewards.on_policy_batch(batch, step)
+        metrics = self.learner.update(batch) | metrics | self._update_teacher(batch)
+        self._start_batch()
         return metrics
 
-    def _tell(self, batch: Tensors) -> dict[str, Tensor]:
-        """What the learner made of the batch goes to the teacher that needs it; how it goes."""
+    def _update_teacher(self, batch: Tensors) -> dict[str, Tensor]:
+        """Give the teacher the learner's estimates of the batch; the teacher's metrics."""
         if self.estimates is None or self.learner.estimates is None:
             return {}
         parts = {"ticket": batch["ticket"], **self.learner.estimates}
         self.estimates.tell(**{key: part[batch["valid"]] for key, part in parts.items()})
-        how = self.estimates.teacher.metrics()
-        return {f"teacher_{key}": torch.tensor(value) for key, value in how.items()}
-
-    def _rewarded(self, batch: Tensors, step: int) -> dict[str, Tensor]:
-        """Put the reward's own numbers into `batch`; what it learned from them."""
-        reward = self.reward
-        if reward is None:
-            return {}
-        if isinstance(reward, Scheduled):
-            reward.set_step(step)
-        at = batch["valid"].flatten().nonzero().flatten()
-        grid = {k: v for k, v in batch.items() if not k.startswith("carry/")}
-        rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
-        paid = torch.zeros_like(batch["reward"]).flatten()
-        paid[at] = reward(rows).to(paid.dtype)
-        self.newest = rows, paid[at]
-        batch["reward"] = paid.view_as(batch["reward"])
-        if reward.frozen:
-            return {}
-        return {f"reward_{key}": value for key, value in reward.update(rows).items()}
-
-    def paid(self) -> dict[str, Tensor]:
-        """Mean rewards of the last batch that was learned from."""
-        if self.reward is None or self.newest is None:
-            return {}
-        return reward_hacking.describe(self.reward, *self.newest)
+        metrics = self.estimates.teacher.metrics()
+        return {f"teacher_{key}": torch.tensor(value) for key, value in metrics.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the learner; where the environment cannot save its rows, the segment
-        begins again with them."""
-        reward = self.reward.get_state() if isinstance(self.reward, Stateful) else None
-        kept = {name: pack(part.get_state()) for name, part in self.kept.items()}
-        if not self.rollout.savable:
-            return {"rollout": None, "reward": reward, "kept": kept}
-        return {
-            "rollout": self.rollout.get_state(),
-            "reward": reward,
-            "kept": kept,
-            "segment": self.segment.get_state(),
+        """Everything but the learner; where the environment cannot save its state, the batch starts
+        again after a resume."""
+        state: dict[str, Any] = {
+            "rollout": None,
+            "reward": self.rewards.get_state(),
+            "kept": {name: pack(part.get_state()) for name, part in self.stateful.items()},
+        }
+        if not self.collector.savable:
+            return state
+        return state | {
+            "rollout": self.collector.get_state(),
+            "segment": self.buffer.get_state(),
             "carry": self.carry,
             "stale": self.stale,
             "age": self.age,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if isinstance(self.reward, Stateful):
-            self.reward.set_state(state["reward"])
-        for name, part in self.kept.items():
+        """Continue exactly from `get_state`."""
+        self.rewards.set_state(state["reward"])
+        for name, part in self.stateful.items():
             part.set_state(unpack(state["kept"][name]))
         if state["rollout"] is None:
-            if self.kept:
-                self.rollout.restart()
+            if self.stateful:
+                self.collector.restart()
             return
-        self.rollout.set_state(state["rollout"])
-        self.segment.set_state(state["segment"])
+        self.collector.set_state(state["rollout"])
+        self.buffer.set_state(state["segment"])
         self.carry, self.stale, self.age = state["carry"], state["stale"], state["age"]
+
+
+def build_on_policy(
+    config: RunConfig,
+    env: VecEnv,
+    policy: Policy,
+    learner: Learner,
+    device: torch.device,
+    episodes: Episodes | None,
+) -> OnPolicyLoop:
+    """The loop; `episodes` go to a learner that uses demonstrations beside its batches."""
+    _give_demonstrations(learner, policy, episodes, config.execute)
+    tasks = build_task_sampling(config, env, learner, device, build_second_agent)
+    rewards = build_reward(config, tasks.env, learner, device)
+    seed = distributed.own_seed(config.seed)
+    collector = Collector(rewards.env, policy, learner.gamma, 1, config.execute, seed)
+    stateful, estimates, second = tasks.stateful, tasks.estimates, tasks.second_agent
+    return OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
+
+
+def _give_demonstrations(
+    learner: Learner, policy: Policy, episodes: Episodes | None, execute: int | None
+) -> None:
+    if isinstance(learner, TakesDemonstrations):
+        if episodes is None:
+            raise ConfigError("this learner needs demonstrations: demos=DIR")
+        learner.set_demonstrations(rows_for(episodes, policy, learner, execute))
+    elif episodes is not None:
+        raise ConfigError(
+            "demos have no use in on-policy training, except with a learner that imitates "
+            "demonstrations beside its batches (embodied list learners)"
+        )
+
+
+def build_second_agent(
+    config: RunConfig, teacher: TwoAgentTeacher, env: VecEnv, device: torch.device
+) -> SecondAgent:
+    """Another agent, of the same policy and learner as the run's, in the teacher's environment."""
+    if distributed.world() > 1:
+        raise ConfigError("a teacher with a second agent trains in one process, not torchrun")
+    env = teacher.antagonist_env(env, lambda: build(config.env))
+    assert config.policy is not None, "two-agent teachers have no finetune"
+    policy: Policy = build(config.policy, spec=env.spec)
+    learner: Learner = build(
+        config.learner,
+        policy=policy,
+        spec=policy.spec,
+        total_steps=config.steps,
+        execute=config.execute,
+        total_decisions=config.steps // (config.execute or policy.chunk),
+    ).to(device)
+    seed = config.seed + SEED_OFFSET
+    collector = Collector(env, policy, learner.gamma, 1, config.execute, seed)
+    return SecondAgent(teacher, learner, OnPolicyLoop(collector, learner))

@@ -13,7 +13,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv, HasComponents
 from embodied.core.tensors import Tensors
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 
 LONGEST = 1000  # steps of an episode that are kept
 FILE = "terms.json"
@@ -45,7 +45,7 @@ def _episode(
     """The decisions of row 0's first episode, played without noise, and whether it succeeded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        rollout = Rollout(env, policy, gamma, 1, execute, seed)
+        rollout = Collector(env, policy, gamma, 1, execute, seed)
         rollout.actor = Actor(policy, env.num_envs, execute)
         kept: list[Tensors] = []
         won: bool | None = None

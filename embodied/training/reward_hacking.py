@@ -1,9 +1,9 @@
-"""Alarm: what the learner is paid rises while the task succeeds less often.
+"""Reward-hacking detector: warns when the learned reward rises while task success falls.
 
-A reward that stands in for the world's own is a proxy, and a policy can learn to please it alone
-(Goodhart's law). At every evaluation the mean reward of the newest rows is put beside the success
-that the world saw; `PATIENCE` evaluations in a row in which the one went up and the other down
-ring. The history is what metrics.jsonl holds, so that a resumed run goes on with it.
+A reward that stands in for the environment's own is a proxy, and a policy can learn to maximise it
+alone (Goodhart's law). At every evaluation the mean reward of the newest transitions is logged
+beside the success rate; `PATIENCE` evaluations in a row in which the one rose and the other fell
+give a warning. The history is read from metrics.jsonl, so that a resumed run continues it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,38 @@ from embodied.core.tensors import Tensors
 from embodied.training.logger import Log, read_metrics
 
 PATIENCE = 3
-NEWEST = 1024  # rows that are looked at, at most
-PROXY, SUCCESS, RINGS = "reward/proxy", "eval/success", "reward/alarm"
+NEWEST = 1024  # transitions whose mean reward is logged, at most
+PROXY, SUCCESS, ALARM = "reward/proxy", "eval/success", "reward/alarm"
 
 
 @runtime_checkable
-class Paying(Protocol):
-    """A loop that gives rows a reward of its own; `paid` says what since it was last asked."""
+class HasMeanReward(Protocol):
+    """A training loop with a reward of its own."""
 
-    def paid(self) -> Mapping[str, float | Tensor]: ...
+    def mean_reward(self) -> Mapping[str, float | Tensor]:
+        """Mean rewards, and of each component, since the last call; empty without a reward."""
+        ...
 
 
-def watch(loop: object, log: Log, step: int, result: Mapping[str, float]) -> None:
-    """After an evaluation: log what was paid beside it, and say once when the two part."""
-    paid = loop.paid() if isinstance(loop, Paying) else {}
-    if PROXY not in paid or SUCCESS not in result or log.silent:
-        log.write(step, {**result, **paid})
+def log_evaluation(loop: object, log: Log, step: int, result: Mapping[str, float]) -> None:
+    """Log an evaluation with the mean reward beside it; warn once when the two diverge."""
+    rewards = loop.mean_reward() if isinstance(loop, HasMeanReward) else {}
+    if PROXY not in rewards or SUCCESS not in result or log.silent:
+        log.write(step, {**result, **rewards})
         return
     past = evaluations(log.folder, step - 1)
-    now = [*past, (float(paid[PROXY]), result[SUCCESS], step)]
-    log.write(step, {**result, **paid, RINGS: float(rings(now))})
-    if rings(now) and not rung(past):
+    now = [*past, (float(rewards[PROXY]), result[SUCCESS], step)]
+    log.write(step, {**result, **rewards, ALARM: float(diverging(now))})
+    if diverging(now) and not ever_diverged(past):
         log.warn(
             f"over the last {PATIENCE} evaluations the reward rose while success fell (now "
-            f"{result[SUCCESS]:.0%}): the policy may please the reward instead of doing the task"
+            f"{result[SUCCESS]:.0%}): the policy may exploit the reward instead of doing the task"
         )
 
 
-def describe(reward: Reward, rows: Tensors, paid: Tensor | None = None) -> dict[str, Tensor]:
-    """Means of what `rows` were paid, and of each part of it where the reward has parts."""
-    means = {} if paid is None else {PROXY: paid.float().mean()}
+def describe(reward: Reward, rows: Tensors, rewards: Tensor | None = None) -> dict[str, Tensor]:
+    """Means of the `rewards` of transitions `rows`, and of each component of the reward."""
+    means = {} if rewards is None else {PROXY: rewards.float().mean()}
     if isinstance(reward, HasComponents):
         with torch.no_grad():
             terms = reward.components(rows)
@@ -64,13 +66,13 @@ def evaluations(folder: Path, step: int | None = None) -> list[tuple[float, floa
     return [(r[PROXY], r[SUCCESS], r["step"]) for r in rows if step is None or r["step"] <= step]
 
 
-def rung(history: Sequence[tuple[float, float, int]]) -> bool:
-    """Whether the alarm has ever rung."""
-    return any(rings(history[: n + 1]) for n in range(len(history)))
+def ever_diverged(history: Sequence[tuple[float, float, int]]) -> bool:
+    """Whether there was ever a warning."""
+    return any(diverging(history[: n + 1]) for n in range(len(history)))
 
 
-def rings(history: Sequence[tuple[float, float, int]], patience: int = PATIENCE) -> bool:
+def diverging(history: Sequence[tuple[float, float, int]], patience: int = PATIENCE) -> bool:
     """Whether the proxy rose and success fell at each of the last `patience` evaluations."""
     last = history[-patience - 1 :]
-    parted = [b[0] > a[0] and b[1] < a[1] for a, b in pairwise(last)]
-    return len(parted) == patience and all(parted)
+    diverged = [b[0] > a[0] and b[1] < a[1] for a, b in pairwise(last)]
+    return len(diverged) == patience and all(diverged)

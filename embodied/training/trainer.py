@@ -1,4 +1,4 @@
-"""Keeper: what happens between updates: count, log, evaluate, save, stop."""
+"""Trainer: what happens between updates: count, log, evaluate, save, stop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from embodied.core import distributed
 from embodied.core.env import Step
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
+from embodied.training.reward_pipeline import RewardPipeline
 
 
 class Loop(Protocol):
-    """Runs until the keeper says stop; its state is what an exact resume needs."""
+    """Runs until the trainer says stop; its state is what an exact resume needs.
 
-    def run(self, keeper: Keeper) -> None: ...
+    `data_metrics`: what to log of the data before training; `rewards`: what applies the run's
+    reward (None: rewards are those of the dataset).
+    """
+
+    data_metrics: Mapping[str, float]
+    rewards: RewardPipeline | None
+
+    def run(self, trainer: Trainer, /) -> None: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
 
@@ -35,7 +43,7 @@ class Every:
     save: int
 
 
-class Keeper:
+class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
     The first Ctrl-C lets the running iteration finish, saves, and then raises KeyboardInterrupt;
@@ -77,7 +85,7 @@ class Keeper:
         if self._due(self.every.evaluate, before):
             self.evaluate(self.step)
         if self._due(self.every.save, before):
-            self.keep()
+            self.save_now()
 
     def _means(self) -> dict[str, float]:
         """Metrics averaged over the updates since the last line; waits for the device only here."""
@@ -86,7 +94,7 @@ class Keeper:
         stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
         return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
 
-    def keep(self) -> None:
+    def save_now(self) -> None:
         """Save, unless this step has been saved."""
         if self.saved != self.step:
             self.save(self.step)
@@ -95,7 +103,7 @@ class Keeper:
     def _due(self, every: int, before: int) -> bool:
         return every > 0 and self.step // every > before // every
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Trainer:
         # Python lets only the main thread handle signals.
         mine = threading.current_thread() is threading.main_thread()
         kinds = (signal.SIGINT, signal.SIGTERM) if mine else ()

@@ -1,4 +1,4 @@
-"""Asked: what a student thinks episodes are worth, before anybody plays them."""
+"""TaskValueEstimator: the learner's values of the initial observations of tasks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from embodied.core.env import VecEnv
 from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.task_space import Floats
 
-SEED = 20_000  # of what a task does not say of a start; the same whenever it is asked
+SEED = 20_000  # of what a task leaves open in the initial state; the same in every call
 
 
-class Asked:
-    """A world of its own (`node`), in which episodes are begun and not played."""
+class TaskValueEstimator:
+    """Resets an environment of its own (`node`) to tasks, and asks the learner for values."""
 
     def __init__(self, node: dict[str, Any], learner: Learner, device: torch.device) -> None:
         self.node, self.learner, self.device = node, learner, device
         self.env: VecEnv | None = None
 
     def values(self, tasks: Floats) -> Floats:
-        """[n] of episodes at `tasks` [n, D]."""
+        """Values [n] of episodes with `tasks` [n, D]."""
         env: VecEnv = build(self.node) if self.env is None else self.env
         self.env, size = env, env.num_envs
         parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
@@ -34,14 +34,16 @@ class Asked:
     def _some(self, env: VecEnv, tasks: Floats) -> Floats:
         learner = self.learner
         assert isinstance(learner, HasStateValues)
-        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last world is filled up
+        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last batch is filled up
         obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
         values = learner.state_values(tt.to(obs, self.device))[: len(tasks)]
         return values.double().cpu().numpy()
 
 
-def asked(node: dict[str, Any], learner: Learner, device: torch.device) -> Asked | None:
-    """None where the learner does not know, or not in the world's own rewards."""
+def task_value_estimator(
+    node: dict[str, Any], learner: Learner, device: torch.device
+) -> TaskValueEstimator | None:
+    """None where the learner has no values, or not in the environment's own reward."""
     if not isinstance(learner, HasStateValues) or learner.estimates is None:
         return None
-    return Asked(node, learner, device)
+    return TaskValueEstimator(node, learner, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from embodied.buffers.augment import Shift, copied, gathered, random_shift
+from embodied.buffers.augment import RandomShift, random_shift, shift_by_index, shift_on_cpu
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.transitions import Dataset
 
@@ -39,13 +39,13 @@ def test_no_shift_and_the_generator_decides() -> None:
 
 
 def test_every_way_of_shifting_crops_the_same() -> None:
-    """Bit for bit: lines copied, pixels gathered, a crop of the padded picture, grid_sample."""
+    """Bit for bit: copied lines, indexed pixels, a crop of the padded image, grid_sample."""
     torch.manual_seed(0)
     pad, n, height, width = 4, 81, 12, 10
     pictures = torch.randint(256, (n, height, width, 3), dtype=torch.uint8)
     moved = torch.cartesian_prod(torch.arange(-pad, pad + 1), torch.arange(-pad, pad + 1)).T
-    shifted = copied(pictures, moved)
-    assert torch.equal(shifted, gathered(pictures, moved))
+    shifted = shift_on_cpu(pictures, moved)
+    assert torch.equal(shifted, shift_by_index(pictures, moved))
     planes = functional.pad(pictures.permute(0, 3, 1, 2).float(), (pad,) * 4, "replicate")
     for i, (dy, dx) in enumerate((moved + pad).T.tolist()):
         crop = planes[i, :, dy : dy + height, dx : dx + width]
@@ -56,8 +56,10 @@ def test_every_way_of_shifting_crops_the_same() -> None:
     sampled = functional.grid_sample(planes, (2 * pixels + 1) / size - 1, align_corners=False)
     assert torch.equal(shifted, sampled.round().byte().permute(0, 2, 3, 1))
     strided = pictures.permute(0, 2, 1, 3)  # not contiguous, and floats
-    assert torch.equal(copied(strided, moved), gathered(strided, moved))
-    assert torch.equal(copied(pictures.float(), moved), gathered(pictures.float(), moved))
+    assert torch.equal(shift_on_cpu(strided, moved), shift_by_index(strided, moved))
+    assert torch.equal(
+        shift_on_cpu(pictures.float(), moved), shift_by_index(pictures.float(), moved)
+    )
 
 
 def test_shifts_wider_than_the_picture() -> None:
@@ -89,7 +91,7 @@ def test_only_pictures_of_a_batch_are_shifted() -> None:
     torch.manual_seed(0)
     plain = data.sample(20)
     torch.manual_seed(0)
-    shifted = Shift(data, spec, 2).sample(20)
+    shifted = RandomShift(data, spec, 2).sample(20)
     changed = {key for key in plain if not torch.equal(plain[key], shifted[key])}
     assert changed == {"obs/eye", "next_obs/eye"}
-    assert len(Shift(data, spec, 2)) == 50
+    assert len(RandomShift(data, spec, 2)) == 50

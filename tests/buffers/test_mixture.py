@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.buffers.mixture import Mix, Relabel
-from embodied.buffers.replay import Replay
+from embodied.buffers.mixture import Mixture
+from embodied.buffers.relabel import Relabel
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.tensors import Tensors
 
 
-def filled(value: float, count: int = 20) -> Replay:
-    replay = Replay(count)
+def filled(value: float, count: int = 20) -> ReplayBuffer:
+    replay = ReplayBuffer(count)
     replay.add({"reward": torch.full((count,), value), "obs/state": torch.full((count, 2), value)})
     return replay
 
@@ -26,7 +27,7 @@ def filled(value: float, count: int = 20) -> Replay:
 def test_every_slice_has_exact_shares(
     fractions: Sequence[float], size: int, expected: list[int]
 ) -> None:
-    mix = Mix([filled(float(i)) for i in range(len(fractions))], fractions)
+    mix = Mixture([filled(float(i)) for i in range(len(fractions))], fractions)
     batch = mix.sample(6 * size)
     for part in batch["reward"].split(size):
         assert torch.bincount(part.long(), minlength=len(fractions)).tolist() == expected
@@ -34,23 +35,23 @@ def test_every_slice_has_exact_shares(
 
 
 def test_length_is_of_all() -> None:
-    assert len(Mix([filled(0, 20), filled(1, 30)], (0.5, 0.5))) == 50
+    assert len(Mixture([filled(0, 20), filled(1, 30)], (0.5, 0.5))) == 50
 
 
 def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
-    mix = Mix([filled(1), Replay(5)], (1.0, 0.0))
+    mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
     assert mix.sample(5)["reward"].tolist() == [1] * 5
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="sum to 1"):
-        Mix([filled(0), filled(1)], (0.5, 0.6))
+        Mixture([filled(0), filled(1)], (0.5, 0.6))
     with pytest.raises(ValueError, match="cannot be mixed exactly"):
-        Mix([filled(0), filled(1)], (0.5, 0.5)).sample(7)
-    other = Replay(4)
+        Mixture([filled(0), filled(1)], (0.5, 0.5)).sample(7)
+    other = ReplayBuffer(4)
     other.add({"reward": torch.zeros(2), "obs/image": torch.zeros(2, 2)})
     with pytest.raises(ValueError, match="obs/image"):
-        Mix([filled(0), other], (0.5, 0.5)).sample(4)
+        Mixture([filled(0), other], (0.5, 0.5)).sample(4)
 
 
 class Scale:

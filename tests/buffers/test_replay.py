@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.tensors import Tensors
 
 
@@ -25,12 +25,12 @@ def rows(values: Sequence[float]) -> Tensors:
     }
 
 
-def held(replay: Replay) -> list[float]:
+def held(replay: ReplayBuffer) -> list[float]:
     return replay.take(torch.arange(len(replay)))["reward"].tolist()
 
 
 def test_ring_overwrites_the_oldest() -> None:
-    replay = Replay(5)
+    replay = ReplayBuffer(5)
     replay.add(rows([0, 1, 2]))
     assert (len(replay), held(replay)) == (3, [0, 1, 2])
     replay.add(rows([3, 4, 5, 6]))  # 3, 4 to the end, then 5, 6 over 0, 1
@@ -40,21 +40,21 @@ def test_ring_overwrites_the_oldest() -> None:
 
 
 def test_exactly_full_starts_over() -> None:
-    replay = Replay(3)
+    replay = ReplayBuffer(3)
     replay.add(rows([0, 1, 2]))
     replay.add(rows([3]))
     assert held(replay) == [3, 1, 2]
 
 
 def test_more_rows_than_fit_keep_the_last() -> None:
-    replay = Replay(3)
+    replay = ReplayBuffer(3)
     replay.add(rows([0]))
     replay.add(rows([1, 2, 3, 4, 5]))
     assert sorted(held(replay)) == [3, 4, 5]
 
 
 def test_leaves_of_a_sampled_row_belong_together() -> None:
-    replay = Replay(50)
+    replay = ReplayBuffer(50)
     given = rows(range(40))
     replay.add(given)
     drawn = replay.sample(200)
@@ -67,14 +67,14 @@ def test_leaves_of_a_sampled_row_belong_together() -> None:
 
 
 def test_samples_are_copies() -> None:
-    replay = Replay(4)
+    replay = ReplayBuffer(4)
     replay.add(rows([1, 2]))
     replay.sample(8)["reward"].fill_(-1)
     assert held(replay) == [1, 2]
 
 
 def test_sampling_follows_the_default_generator() -> None:
-    replay = Replay(100)
+    replay = ReplayBuffer(100)
     replay.add(rows(range(100)))
     torch.manual_seed(3)
     one = replay.sample(10)["reward"]
@@ -86,12 +86,12 @@ def test_sampling_follows_the_default_generator() -> None:
 
 @pytest.mark.parametrize("count", [3, 7])
 def test_state_round_trip(count: int, tmp_path) -> None:
-    replay = Replay(5)
+    replay = ReplayBuffer(5)
     for value in range(count):
         replay.add(rows([value]))
     torch.save(replay.get_state(), tmp_path / "replay.pt")
     assert (tmp_path / "replay.pt").stat().st_size < 20_000  # what is stored, not the capacity
-    other = Replay(5)
+    other = ReplayBuffer(5)
     other.add(rows([99]))
     other.set_state(torch.load(tmp_path / "replay.pt", weights_only=True))
     for one in (replay, other):
@@ -106,15 +106,15 @@ def test_state_round_trip(count: int, tmp_path) -> None:
 
 
 def test_a_saved_small_replay_is_small(tmp_path) -> None:
-    replay = Replay(100_000)
+    replay = ReplayBuffer(100_000)
     replay.add(rows(range(10)))
     torch.save(replay.get_state(), tmp_path / "replay.pt")
     assert (tmp_path / "replay.pt").stat().st_size < 20_000
 
 
 def test_empty_round_trip_and_empty_sample() -> None:
-    replay = Replay(5)
-    other = Replay(5)
+    replay = ReplayBuffer(5)
+    other = ReplayBuffer(5)
     other.set_state(replay.get_state())
     assert len(other) == 0
     with pytest.raises(ValueError, match="the replay is empty"):
@@ -123,11 +123,11 @@ def test_empty_round_trip_and_empty_sample() -> None:
 
 def test_other_capacity_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity 5, this one 6"):
-        Replay(6).set_state(Replay(5).get_state())
+        ReplayBuffer(6).set_state(ReplayBuffer(5).get_state())
 
 
 def test_rows_that_do_not_fit_are_named() -> None:
-    replay = Replay(5)
+    replay = ReplayBuffer(5)
     replay.add(rows([0]))
     wide = rows([1]) | {"action": torch.zeros(1, 2)}
     with pytest.raises(ValueError, match=r"action: stored \[1\], given \[2\]"):

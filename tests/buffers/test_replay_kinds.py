@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from embodied.buffers import memmap, prioritized
-from embodied.buffers.memmap import MemoryMapped
-from embodied.buffers.prioritized import Prioritised, SumTree
-from embodied.buffers.replay import Replay
-from embodied.buffers.success import Successes
+from embodied.buffers.memmap import MemmapReplayBuffer
+from embodied.buffers.prioritized import PrioritizedReplayBuffer, SumTree
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.success import SuccessBuffer
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from tests.buffers.test_replay import held, rows
@@ -56,7 +56,7 @@ def test_changed_one_by_one_or_at_once() -> None:
 
 def test_the_priority_decides_how_often() -> None:
     """alpha 1, priorities 1 3 6 (of 10); weights (3 P)^-1 over the largest: 1/1, 1/3, 1/6."""
-    replay = Prioritised(prioritized.Config(alpha=1.0, beta=1.0, epsilon=0.0), 8)
+    replay = PrioritizedReplayBuffer(prioritized.Config(alpha=1.0, beta=1.0, epsilon=0.0), 8)
     replay.add(rows([0, 1, 2]))
     replay.settle(torch.arange(3), torch.tensor([1.0, 3.0, 6.0]))
     batch = replay.sample(10_000)
@@ -68,7 +68,7 @@ def test_the_priority_decides_how_often() -> None:
 
 
 def test_alpha_and_epsilon_by_hand() -> None:
-    replay = Prioritised(prioritized.Config(alpha=0.5, epsilon=1.0), 4)
+    replay = PrioritizedReplayBuffer(prioritized.Config(alpha=0.5, epsilon=1.0), 4)
     replay.add(rows([0, 1]))
     replay.settle(torch.tensor([1]), torch.tensor([8.0]))  # (8 + 1)^0.5
     assert replay.tree.leaves[:3].tolist() == [1.0, 3.0, 0.0]
@@ -77,7 +77,7 @@ def test_alpha_and_epsilon_by_hand() -> None:
 
 
 def test_overwritten_rows_are_new_again() -> None:
-    replay = Prioritised(prioritized.Config(alpha=1.0, epsilon=0.0), 3)
+    replay = PrioritizedReplayBuffer(prioritized.Config(alpha=1.0, epsilon=0.0), 3)
     replay.add(rows([0, 1, 2]))
     replay.settle(torch.arange(3), torch.tensor([0.1, 0.2, 0.3]))
     replay.add(rows([3, 4]))
@@ -86,7 +86,9 @@ def test_overwritten_rows_are_new_again() -> None:
 
 
 def test_beta_reaches_one() -> None:
-    replay = Prioritised(prioritized.Config(alpha=1.0, beta=0.0, anneal=1, epsilon=0.0), 2)
+    replay = PrioritizedReplayBuffer(
+        prioritized.Config(alpha=1.0, beta=0.0, anneal=1, epsilon=0.0), 2
+    )
     replay.add(rows([0, 1]))
     replay.settle(torch.arange(2), torch.tensor([1.0, 3.0]))
     assert replay.sample(100)["weight"].eq(1).all()
@@ -95,7 +97,7 @@ def test_beta_reaches_one() -> None:
 
 
 def test_prioritised_resumes_exactly(tmp_path: Path) -> None:
-    one, other = (Prioritised(prioritized.Config(), 5) for _ in range(2))
+    one, other = (PrioritizedReplayBuffer(prioritized.Config(), 5) for _ in range(2))
     one.add(rows(range(7)))
     one.settle(torch.tensor([0, 3]), torch.tensor([5.0, 0.0]))
     one.sample(4)
@@ -112,12 +114,12 @@ def test_prioritised_resumes_exactly(tmp_path: Path) -> None:
     assert all(torch.equal(here[key], there[key]) for key in here)
 
 
-def on_disk(folder: Path, capacity: int = 5) -> MemoryMapped:
-    return MemoryMapped(memmap.Config(), capacity, folder=folder)
+def on_disk(folder: Path, capacity: int = 5) -> MemmapReplayBuffer:
+    return MemmapReplayBuffer(memmap.Config(), capacity, folder=folder)
 
 
 def test_on_disk_it_is_the_same_ring(tmp_path: Path) -> None:
-    disk, memory = on_disk(tmp_path), Replay(5)
+    disk, memory = on_disk(tmp_path), ReplayBuffer(5)
     for values in ([0, 1, 2], [3, 4, 5, 6], [7], range(8, 20)):
         for replay in (disk, memory):
             replay.add(rows(values))
@@ -174,9 +176,9 @@ def flags(*values: bool) -> Tensor:
 
 def test_only_episodes_that_succeed_are_kept() -> None:
     """Row 0 succeeds in its third step, row 1 fails, then succeeds in one step."""
-    none = Replay(4)
+    none = ReplayBuffer(4)
     none.add(steps([-1.0]))
-    source = Successes(10, none)
+    source = SuccessBuffer(10, none)
     assert source.sample(2)["reward"].tolist() == [-1, -1]
     no, yes = flags(False, False), flags(True, False)
     source.push(steps([1, 10]), None, no, no)
@@ -191,7 +193,7 @@ def test_only_episodes_that_succeed_are_kept() -> None:
 
 
 def test_long_episodes_and_rows_that_close_at_different_times() -> None:
-    source = Successes(100, Replay(1))
+    source = SuccessBuffer(100, ReplayBuffer(1))
     no = flags(False, False)
     for value in range(40):  # more than it first has room for; row 1 closes every second step
         who = torch.tensor([0, 1]) if value % 2 else torch.tensor([0])
@@ -201,7 +203,7 @@ def test_long_episodes_and_rows_that_close_at_different_times() -> None:
 
 
 def test_successes_resume_exactly() -> None:
-    one, other = Successes(10, Replay(1)), Successes(10, Replay(1))
+    one, other = SuccessBuffer(10, ReplayBuffer(1)), SuccessBuffer(10, ReplayBuffer(1))
     no = flags(False, False)
     one.push(steps([1, 2]), None, no, no)
     other.set_state(one.get_state())

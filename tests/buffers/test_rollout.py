@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied.buffers.rollout import Segment
+from embodied.buffers.rollout import RolloutBuffer
 from embodied.core.tensors import Tensors
 
 
@@ -13,7 +13,7 @@ def numbers(values: list[float]) -> Tensors:
 
 
 def test_all_rows_at_once() -> None:
-    segment = Segment(2, 2)
+    segment = RolloutBuffer(2, 2)
     for t in range(3):  # one more than expected
         segment.add(numbers([t, 10.0 + t]), None)
     batch = segment.batch()
@@ -22,7 +22,7 @@ def test_all_rows_at_once() -> None:
 
 
 def test_rows_close_on_their_own() -> None:
-    segment = Segment(3, 1)
+    segment = RolloutBuffer(3, 1)
     segment.add(numbers([1.0, 2.0]), torch.tensor([0, 2]))
     segment.add(numbers([]), torch.empty(0, dtype=torch.int64))
     segment.add(numbers([3.0]), torch.tensor([2]))
@@ -38,7 +38,7 @@ def test_rows_close_on_their_own() -> None:
 
 def test_state_goes_on() -> None:
     for closed in (None, torch.tensor([0, 1])):
-        one, other = Segment(2, 2), Segment(2, 2)
+        one, other = RolloutBuffer(2, 2), RolloutBuffer(2, 2)
         one.add(numbers([1.0, 2.0]), closed)
         other.add(numbers([5.0, 5.0]), closed)
         other.set_state(one.get_state())

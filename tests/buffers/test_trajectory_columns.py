@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.buffers.trajectory_columns import Hindsight, following, of_episodes, returns_to_go
+from embodied.buffers.trajectory_columns import (
+    TrajectoryColumns,
+    columns_of_episodes,
+    next_actions,
+    returns_to_go,
+)
 from embodied.core.tensors import Tensors, cat, each
 from embodied.datasets.transitions import transitions
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from policies.random import Config as RandomConfig
 from policies.random import Random
 from tests.datasets.test_transitions import TWO
@@ -27,7 +32,7 @@ def test_returns_by_hand() -> None:
     found = returns_to_go(reward, discount, torch.tensor([3, 3]))
     assert found.tolist() == [1 + 0.5 * 4, 2 + 2, 4, 32, 48, 64]
     rows = transitions(TWO, 0.5)
-    assert of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"].tolist() == found.tolist()
+    assert columns_of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"].tolist() == found.tolist()
 
 
 def test_episodes_of_different_lengths() -> None:
@@ -45,9 +50,9 @@ def test_an_undiscounted_cut_counts_what_was_seen() -> None:
 
 def test_next_actions_by_hand() -> None:
     action = torch.arange(6.0)[:, None]
-    found = following(action, torch.tensor([2, 4])).flatten().tolist()
+    found = next_actions(action, torch.tensor([2, 4])).flatten().tolist()
     assert [None if math.isnan(x) else x for x in found] == [1, None, 3, 4, 5, None]
-    found = following(action, torch.tensor([2, 4]), 2).flatten().tolist()
+    found = next_actions(action, torch.tensor([2, 4]), 2).flatten().tolist()
     assert [None if math.isnan(x) else x for x in found] == [None, None, 4, 5, None, None]
 
 
@@ -61,20 +66,20 @@ def same(one: Tensors, other: Tensors) -> bool:
 def test_rows_come_out_when_their_episode_ends(chunk: int) -> None:
     """Counter's row 0 ends (3 steps), row 1 is cut (5): the same rows in their order, completed."""
 
-    def play(steps: int, hindsight: Hindsight | None) -> tuple[Rollout, list[Tensors]]:
+    def play(steps: int, hindsight: TrajectoryColumns | None) -> tuple[Collector, list[Tensors]]:
         torch.manual_seed(0)
         env = Counter(Config())
-        rollout = Rollout(env, Random(RandomConfig(chunk=chunk), env.spec), 0.5)
+        rollout = Collector(env, Random(RandomConfig(chunk=chunk), env.spec), 0.5)
         out = []
         for _ in range(steps):
             rows, step = rollout.step()
             if hindsight is not None:
-                rows = hindsight.push(rows, rollout.closed, step.ended)
+                rows = hindsight.push(rows, rollout.finished, step.ended)
             out.append(each(rows, torch.clone))
         return rollout, out
 
     _, plain = play(5, None)
-    _, late = play(5, Hindsight(BOTH))
+    _, late = play(5, TrajectoryColumns(BOTH))
     assert [len(rows.get("reward", [])) for rows in late] == (
         [0, 0, 3, 0, 5] if chunk == 1 else [0, 0, 2, 0, 3]
     )
@@ -96,16 +101,16 @@ def test_rows_come_out_when_their_episode_ends(chunk: int) -> None:
 def test_what_is_held_is_saved() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    rollout = Rollout(env, Random(RandomConfig(), env.spec), 0.5)
-    one, other = Hindsight(BOTH), Hindsight(BOTH)
+    rollout = Collector(env, Random(RandomConfig(), env.spec), 0.5)
+    one, other = TrajectoryColumns(BOTH), TrajectoryColumns(BOTH)
     state: dict[str, Any] = {}
     for t in range(10):
         rows, step = rollout.step()
         if t == 4:
             state = one.get_state()
             other.set_state(state)
-        out = one.push(dict(rows), rollout.closed, step.ended)
+        out = one.push(dict(rows), rollout.finished, step.ended)
         if t >= 4:
-            assert same(out, other.push(dict(rows), rollout.closed, step.ended))
-    other.set_state(Hindsight(BOTH).get_state())
+            assert same(out, other.push(dict(rows), rollout.finished, step.ended))
+    other.set_state(TrajectoryColumns(BOTH).get_state())
     assert not other.held

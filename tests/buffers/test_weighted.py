@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,17 +104,19 @@ def test_bad_weights_are_refused(bad: list[float]) -> None:
         Weighted({"row": torch.arange(2)}, torch.tensor(bad))
 
 
-@pytest.mark.parametrize("data", ["offline", "replay"])
+@pytest.mark.parametrize("data", ["offline", "off_policy"])
 def test_a_run_draws_by_weight(tmp_path: Path, demos: list[str], data: str) -> None:
-    node = settings(tmp_path, demos=demos, data=data, steps=40, start=0)
+    own = {} if data == "offline" else {"warmup_steps": 0}
+    node = settings(tmp_path, demos=demos, data=data, steps=40, **own)
     node["weighting"] = {"_target_": "embodied.buffers.weighted.Top", "share": 1 / 12}
     made = parts(node)
-    assert made.feed.notes == {"data/rows": 240, "data/effective_rows": 20}  # one episode of twelve
-    assert made.feed.episodes is not None
-    best = int(made.feed.episodes.steps["reward"].view(12, 20).sum(1).argmax())
-    source = made.loop.source  # pyright: ignore[reportAttributeAccessIssue]
-    rows = (source if data == "offline" else made.loop.demos).sample(50)  # pyright: ignore[reportAttributeAccessIssue]
-    mine = made.feed.episodes.episode(best)["action"]
+    # One episode of twelve.
+    assert made.loop.data_metrics == {"data/rows": 240, "data/effective_rows": 20}
+    assert made.episodes is not None
+    best = int(made.episodes.steps["reward"].view(12, 20).sum(1).argmax())
+    loop: Any = made.loop
+    rows = (loop.source if data == "offline" else loop.buffers.demos).sample(50)
+    mine = made.episodes.episode(best)["action"]
     assert (rows["action"][:, None] == mine).all(2).any(1).all()
     run(node)
     assert read_metrics(tmp_path)[0]["data/effective_rows"] == 20

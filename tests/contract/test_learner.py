@@ -65,7 +65,7 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     """Rows of the kind that it says it is fed."""
     n, generator = learner.batch_size, torch.Generator().manual_seed(seed)
     states = torch.randn(2, n, 3, generator=generator)
-    if learner.data == "rollout":
+    if learner.data == "on_policy":
         return segment(learner, generator)
     if learner.rows == "chunks":
         steps = learner.policy.chunk
@@ -131,7 +131,7 @@ def same(one: Tensors, other: Tensors) -> bool:
 @pytest.mark.parametrize("name", LEARNERS)
 def test_metrics_are_finite_detached_scalars(name: str) -> None:
     learner = make(name)
-    assert learner.data in ("offline", "replay", "rollout")
+    assert learner.data in ("offline", "off_policy", "on_policy")
     assert learner.batch_size % ROWS == 0
     metrics = learner.update(batch_for(learner))
     assert metrics

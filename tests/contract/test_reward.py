@@ -18,13 +18,14 @@ from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import parse
 from embodied.core.env import VecEnv
-from embodied.core.reward import HasComponents, ObservesSteps, Reward, Scheduled, Stateful
+from embodied.core.reward import HasComponents, Reward, Stateful
 from embodied.core.seeding import seed_everything
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.training.config import RunConfig
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 from embodied.training.logger import Log
-from embodied.training.train import Parts, train
+from embodied.training.train import train
 from tests.training.test_train import flat
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -58,9 +59,11 @@ def node(name: str, folder: Path, *more: str) -> dict[str, Any]:
     reward learns from beforehand is recorded here."""
     experiment = experiment_of(name)
     assert experiment is not None, f"no experiment in configs/experiment uses reward={name}"
-    words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x", "start=32"]
+    words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x"]
     words += [f"output={folder}", "save_every=0", "eval.num_envs=1"]
     made = compose("train", [*words, f"steps={WHOLE}", "eval.episodes=1", *more]).node
+    if made["data"]["regime"] == "off_policy":
+        made["data"]["warmup_steps"] = 32
     made["env"]["num_envs"] = min(4, made["env"].get("num_envs", 4))
     reward = made["reward"]
     if (unmet := _server(reward)) is not None:
@@ -109,27 +112,25 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
     return out
 
 
-def parts_of(name: str, folder: Path) -> tuple[Parts, Reward]:
+def parts_of(name: str, folder: Path) -> tuple[RunComponents, Reward]:
     made = node(name, folder)
     seed_everything(0)
-    parts = Parts(parse(RunConfig, made, "run"))
+    parts = RunComponents(read_config(made))
     loop: Any = parts.loop
-    return parts, loop.reward
+    return parts, loop.rewards.reward
 
 
-def play(parts: Parts, steps: int = 3) -> Tensors:
+def play(parts: RunComponents, steps: int = 3) -> Tensors:
     """Rows of the first steps, as the loops hand them to a reward."""
     loop: Any = parts.loop
     kept: list[Tensors] = []
     count = 0
     while len(kept) < steps:
-        rows, step = loop.rollout.step()
+        rows, step = loop.collector.step()
         count += parts.env.num_envs
-        if rows and isinstance(loop.reward, ObservesSteps):
-            closed = loop.rollout.closed
-            loop.reward.observe_step(rows, loop.every if closed is None else closed, step)
-        if isinstance(loop.reward, Scheduled):
-            loop.reward.set_step(count)
+        finished = loop.collector.finished
+        loop.rewards.observe_step(rows, loop.env_ids if finished is None else finished, step)
+        loop.rewards.set_step(count)
         if rows:
             kept.append(tt.each(rows, torch.clone))
     return tt.cat(kept)

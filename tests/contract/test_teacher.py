@@ -255,8 +255,8 @@ class Game:
         self.env, self.random = self.world(inner), np.random.default_rng(seed)
         node = NODES[name] | {"steps": 3, "free": 0.34}
         self.teacher: Any = build(node, spec=self.env.spec, env=self.env, seed=seed)
-        self.control = self.teacher.against(self.env, lambda: self.world(inner))
-        self.explore = self.teacher.beside(self.env, self.move, None)
+        self.control = self.teacher.antagonist_env(self.env, lambda: self.world(inner))
+        self.explore = self.teacher.protagonist_env(self.env, None)
         self.explore.reset(seed)
 
     @staticmethod
@@ -276,7 +276,7 @@ class Game:
         """Explore's rewards, ends and observations."""
         seen: list[Tensor] = []
         for _ in range(steps):
-            step = self.explore.step(self.actions())
+            step = self.teacher.after_step(self.explore.step(self.actions()), self.move)
             seen += [step.reward, step.ended, *step.obs.values()]
         return seen
 

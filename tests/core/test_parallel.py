@@ -124,12 +124,13 @@ def test_one_process_is_not_changed() -> None:
 @pytest.mark.parametrize("kind", ["replay", "chunks", "rollout"])
 def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path: Path) -> None:
     """Chunks end at different times in different processes, and yet they update together."""
-    node = settings(tmp_path / "run", steps=480, normalize=kind != "rollout")
+    node = settings(tmp_path / "run", steps=480, normalize=True)
     if kind == "chunks":
         node["policy"]["chunk"] = 3
     if kind == "rollout":
         node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
         node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
+        node["data"] = "on_policy"
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     torchrun(__file__, "train", tmp_path)
     digests = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
@@ -165,13 +166,13 @@ def run(folder: Path) -> None:
     from embodied.training import train as module
 
     made: list[Any] = []
-    build_parts = module.Parts.__init__
+    build_parts = module.RunComponents.__init__
 
     def remember(self: Any, config: Any) -> None:
         build_parts(self, config)
         made.append(self)
 
-    module.Parts.__init__ = remember
+    module.RunComponents.__init__ = remember
     node = yaml.safe_load((folder / "node.yaml").read_text())
     rank = distributed.rank()
     train(node, Log(Path(node["output"]), silent=rank > 0))

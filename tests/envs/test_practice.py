@@ -15,7 +15,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from envs.reset_free import state_machine
 from envs.reset_free.state_machine import Facts, Mode, States
 from envs.reset_free.wrapper import Config, Practice
@@ -237,7 +237,7 @@ def test_actions_change_by_so_much_at_most() -> None:
     assert push(env, 0.2)[0].log["executed"].item() == pytest.approx(0.2)
     env.reset(mask=torch.tensor([True]))
     assert push(env, 1.0)[0].log["executed"].item() == 0.5, "from rest"
-    rollout = Rollout(env, Random(RandomConfig(), env.spec), gamma=1.0)
+    rollout = Collector(env, Random(RandomConfig(), env.spec), gamma=1.0)
     for _ in range(20):
         row, step = rollout.step()
         assert torch.equal(row["action"], step.log["executed"]), "what was done is learned from"
@@ -405,7 +405,7 @@ def test_practice_goes_on_exactly_where_it_was() -> None:
     """Saved in the middle of a rollout with a primitive's steps in it, and played again."""
     torch.manual_seed(4)
     env = race(1)
-    rollout = Rollout(env, Random(RandomConfig(), env.spec), 0.99, seed=0)
+    rollout = Collector(env, Random(RandomConfig(), env.spec), 0.99, seed=0)
     for _ in range(30):
         rollout.step()
     saved, generator = rollout.get_state(), torch.get_rng_state()

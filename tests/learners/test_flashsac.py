@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from tests.learners.test_sac import score
 from tests.toy_envs import Reach
 
@@ -165,7 +165,7 @@ def test_learns_to_reach() -> None:
         "batch_size": 128,
     }
     learner = build(node | rates, policy=policy, spec=env.spec)
-    replay, rollout = Replay(20_000), Rollout(env, policy.warmup_policy(), 0.95, seed=0)
+    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
             rollout.act_with(policy)

@@ -15,9 +15,9 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.learners.on_policy.ppo import Ppo, clip_norm, value_error
-from embodied.training.collector import Rollout
-from embodied.training.on_policy import RolloutLoop
-from embodied.training.trainer import Every, Keeper
+from embodied.training.collector import Collector
+from embodied.training.on_policy import OnPolicyLoop
+from embodied.training.trainer import Every, Trainer
 from envs.gym import Config as GymConfig
 from envs.gym import Gym
 from tests.toy_envs import Config, Counter, Reach
@@ -349,7 +349,7 @@ def test_only_the_played_part_of_a_chunk_counts() -> None:
         spec=env.spec,
         execute=2,
     )
-    loop = RolloutLoop(Rollout(env, learner.policy, learner.gamma, execute=2), learner)
+    loop = OnPolicyLoop(Collector(env, learner.policy, learner.gamma, execute=2), learner)
     table: list[Tensors] = []
     inner = learner._learn
     learner._learn = lambda rows, size: (table.append(rows), inner(rows, size))[1]
@@ -358,9 +358,9 @@ def test_only_the_played_part_of_a_chunk_counts() -> None:
     assert learner.policy.log_std.shape == (3,) and learner.policy.log_std[2] == 0
 
 
-def steps(loop: RolloutLoop, count: int) -> None:
+def steps(loop: OnPolicyLoop, count: int) -> None:
     nothing = Every(0, 0, 0)
-    keeper = Keeper(cast(Any, Silent()), count, nothing, lambda _: None, lambda _: None)
+    keeper = Trainer(cast(Any, Silent()), count, nothing, lambda _: None, lambda _: None)
     loop.run(keeper)
 
 
@@ -380,7 +380,7 @@ def train(env: VecEnv, policy: dict[str, Any], count: int, **settings: Any) -> P
         policy=build(policy, spec=env.spec),
         spec=env.spec,
     )
-    steps(RolloutLoop(Rollout(env, learner.policy, learner.gamma, seed=0), learner), count)
+    steps(OnPolicyLoop(Collector(env, learner.policy, learner.gamma, seed=0), learner), count)
     return learner
 
 

@@ -15,7 +15,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.learners.offline.qchunking import QChunking
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from tests.toy_envs import Config, Counter
 
 GAMMA = 0.9
@@ -90,7 +90,7 @@ def recorded() -> Episodes:
 def lived(chunk: int) -> Tensors:
     """Rows of the running world."""
     learner = make(chunk)
-    rollout = Rollout(Counter(Config()), learner.policy, GAMMA)
+    rollout = Collector(Counter(Config()), learner.policy, GAMMA)
     parts = [rows for _ in range(20) if (rows := rollout.step()[0])]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 

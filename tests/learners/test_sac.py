@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.buffers.replay import Replay
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.off_policy.sac import Sac, actor_loss, critic_loss, temperature_slope
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -231,7 +231,7 @@ def test_learns_to_reach() -> None:
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
     node = {"_target_": "embodied.learners.off_policy.sac.Sac", **settings, **lrs}
     learner = build(node, policy=policy, spec=env.spec)
-    replay, rollout = Replay(20_000), Rollout(env, policy.warmup_policy(), 0.95, seed=0)
+    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
             rollout.act_with(policy)

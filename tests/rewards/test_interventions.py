@@ -14,7 +14,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from policies.scripted.intervener import Config as WatcherConfig
 from policies.scripted.intervener import ProgressIntervener
 from tests.toy_envs import Config as CounterConfig
@@ -79,7 +79,7 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     world = Plain(CounterConfig(ends=(3, 100)))
     env = InterventionWrapper(world, Scripted(plan), pays=True)
     policy = build({"_target_": "policies.random.Random"}, spec=env.spec)
-    rollout = Rollout(env, policy, 0.9)
+    rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
     paid = torch.stack([made["reward"] for made, _ in rows])
     # Row 1 is taken in the second step: the first one pays. Row 0 in the third: the second does.
@@ -100,7 +100,7 @@ def test_chunks_cannot_be_taken_over_from() -> None:
     )
     policy = build({"_target_": "policies.random.Random", "chunk": 2}, spec=env.spec)
     with pytest.raises(ConfigError, match="execute=1"):
-        Rollout(env, policy, 0.9).step()
+        Collector(env, policy, 0.9).step()
 
 
 def test_a_demonstration_is_nobodys_complaint() -> None:

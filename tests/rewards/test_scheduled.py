@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.buffers.mixture import Relabel
-from embodied.buffers.replay import Replay
+from embodied.buffers.relabel import Relabel
+from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Scheduled
 from embodied.rewards.handcrafted.scheduled import ScheduledWeights
@@ -52,7 +52,7 @@ def rows() -> dict[str, torch.Tensor]:
 
 def test_stored_rows_are_rewarded_with_the_weights_of_now() -> None:
     """r = 2 - 1/2 (w_p 0.25 + w_a 4 * 0.334^2); a row that ended the world has none."""
-    replay, reward = Replay(4), build(NODE)
+    replay, reward = ReplayBuffer(4), build(NODE)
     replay.add(rows())
     source = Relabel(replay, reward)
     for step, position, action in ((0, 5.0, 0.01), (200_000, 7.2, 0.0196)):

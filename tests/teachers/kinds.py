@@ -14,9 +14,9 @@ from torch import Tensor
 
 from embodied.bench.teachers import ready
 from embodied.core.build import build, resolve
-from embodied.core.env import VecEnv
+from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.levels.two_agent import Beside
+from embodied.core.wrapper import Wrapper
 from embodied.teachers.resets.reset_distribution import AS_USUAL
 from embodied.teachers.resets.reset_wrapper import Placed
 from embodied.teachers.student_estimates import Estimates
@@ -143,13 +143,25 @@ class Levels(Box):
         """With a second student that stands still, or a first that learns at once."""
         teacher = build(node, **self.context(), seed=0)
         if "rival" in teacher.needs:
-            other = teacher.against(self.maze, lambda: Maze(self.maze.config))
+            other = teacher.antagonist_env(self.maze, lambda: Maze(self.maze.config))
             other.reset(1)
             still = torch.zeros(2, dtype=torch.int64)
-            return teacher, Beside(self.maze, teacher, lambda obs=None: other.step(still), None)
+            env = teacher.protagonist_env(self.maze, None)
+            return teacher, TwoAgents(env, teacher, lambda obs=None: other.step(still))
         if "estimates" not in teacher.needs:
             return teacher, Taught(self.maze, teacher)
         return teacher, _Told(self.maze, teacher, None, Estimates(teacher))
+
+
+class TwoAgents(Wrapper):
+    """After each step the teacher steps the second agent."""
+
+    def __init__(self, env: VecEnv, teacher: Any, step_second: Any) -> None:
+        super().__init__(env)
+        self.teacher, self.step_second = teacher, step_second
+
+    def step(self, action: Tensor) -> Step:
+        return self.teacher.after_step(self.env.step(action), self.step_second)
 
 
 class _Told(Taught):

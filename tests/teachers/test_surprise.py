@@ -16,6 +16,7 @@ from embodied.teachers.exploration.adversarial_surprise import Surprise
 from envs.toy.rooms import Config, Rooms
 from envs.wrappers.episodic_density import CLOCK, KNOWN, Familiar
 from envs.wrappers.episodic_density import Config as FamiliarConfig
+from tests.teachers.kinds import TwoAgents
 
 NODE = {
     "_target_": "embodied.teachers.exploration.adversarial_surprise.Surprise",
@@ -34,14 +35,15 @@ def world(**settings: Any) -> Familiar:
 def game(env: Familiar, **settings: Any) -> tuple[Surprise, Any, Any, list[Tensors | None]]:
     """A teacher, the worlds of Control and Explore, and what Control was told to see."""
     teacher: Surprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
-    control = teacher.against(env, world)
+    control = teacher.antagonist_env(env, world)
     told: list[Tensors | None] = []
 
     def play(obs: Tensors | None = None) -> None:
         told.append(obs)
         control.step(STILL)
 
-    return teacher, control, teacher.beside(env, play, None), told
+    explore = TwoAgents(teacher.protagonist_env(env, None), teacher, play)
+    return teacher, control, explore, told
 
 
 def test_what_is_known_by_hand() -> None:
@@ -144,7 +146,7 @@ def test_a_saved_game_goes_on() -> None:
 
 def test_other_worlds_and_settings_are_refused() -> None:
     rooms = Rooms(Config(num_envs=2))
-    with pytest.raises(ConfigError, match="needs a world that knows what it has shown"):
+    with pytest.raises(ConfigError, match="episodic density"):
         build(NODE, env=rooms, seed=0)
     for settings in ({"turns": 3}, {"steps": 1}, {"free": 1.0}):
         with pytest.raises(ConfigError, match="teacher"):

@@ -6,19 +6,19 @@ import torch
 
 from embodied.core import tensors as tt
 from embodied.core.build import build
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from tests.toy_envs import Config, Counter
 
 GAMMA = 0.5
 
 
-def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Rollout:
+def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
     policy = build({"_target_": "policies.random.Random", "chunk": chunk}, spec=env.spec)
-    return Rollout(env, policy, GAMMA, n_step)
+    return Collector(env, policy, GAMMA, n_step)
 
 
-def gather(run: Rollout, steps: int) -> dict[str, list[float]]:
+def gather(run: Collector, steps: int) -> dict[str, list[float]]:
     parts = [rows for rows, _ in (run.step() for _ in range(steps)) if rows and len(rows["reward"])]
     rows = tt.cat(parts)
     order = torch.argsort(rows["obs/state"].flatten(), stable=True)

@@ -12,14 +12,14 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import ConfigError
 from embodied.core.seeding import seed_everything
 from embodied.evaluation.task_grid import FILE, TaskGridEval
 from embodied.teachers.task_wrapper import Taught
-from embodied.training.config import RunConfig
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 from embodied.training.logger import Log
-from embodied.training.train import Parts
-from embodied.training.trainer import Every, Keeper
+from embodied.training.trainer import Every, Trainer
 from envs.maze.render import GOAL
 from tests.training.test_teaching import run
 
@@ -73,11 +73,12 @@ def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) ->
 def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
     """After an update, running episodes have as many steps as the world has counted."""
     seed_everything(0)
-    parts = Parts(parse(RunConfig, {**node(name), "output": str(tmp_path)}, "run"))
+    parts = RunComponents(read_config({**node(name), "output": str(tmp_path)}))
     log = Log(tmp_path, silent=True)
-    with Keeper(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
+    with Trainer(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
         parts.loop.run(keeper)
-    estimates, world = parts.feed.estimates, parts.feed.env
+    loop: Any = parts.loop
+    estimates, world = loop.estimates, loop.collector.env
     assert estimates is not None and isinstance(world, Taught) and not estimates.ended
     numbers, steps = (world.memory[key].tolist() for key in ("ticket", "length"))
     lengths = dict(zip(numbers, steps, strict=True))
@@ -90,7 +91,7 @@ def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
 
 def test_a_student_that_expects_nothing_is_refused(tmp_path: Path) -> None:
     scaled = {**NODE["learner"], "scale_rewards": True}
-    with pytest.raises(ConfigError, match="what the student expected"):
+    with pytest.raises(ConfigError, match="advantages and values"):
         run(tmp_path / "a", node("plr"), learner=scaled)
 
 
@@ -105,7 +106,7 @@ def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
 def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
     run(tmp_path / "run", node("dr"))
     lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
-    parts = Parts(parse(RunConfig, {**node("dr"), "output": str(tmp_path)}, "run"))
+    parts = RunComponents(read_config({**node("dr"), "output": str(tmp_path)}))
     assert isinstance(parts.eval_env, TaskGridEval)
     held: Any = parts.eval_env.held_out
     tasks = torch.tensor([line["task"] for line in lines])

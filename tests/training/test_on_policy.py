@@ -13,11 +13,13 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each
+from embodied.datasets.collect import CollectConfig, collect
 from embodied.learners.learner import Learner
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from embodied.training.logger import Log
-from embodied.training.on_policy import RolloutLoop
-from embodied.training.trainer import Every, Keeper
+from embodied.training.on_policy import OnPolicyLoop
+from embodied.training.reward_pipeline import RewardPipeline
+from embodied.training.trainer import Every, Trainer
 from tests.toy_envs import Config, Counter
 from tests.training.test_train import flat, run, same, settings, weights
 
@@ -27,7 +29,7 @@ allow("tests")
 class Listener(Learner):
     """Keeps what it is fed."""
 
-    data = "rollout"
+    data = "on_policy"
     gamma = 0.5
 
     def __init__(self, policy: Policy, horizon: int) -> None:
@@ -65,7 +67,7 @@ class Twice:
 
 def listen(
     steps: int, chunk: int = 1, horizon: int = 2, reward: Any = None
-) -> tuple[list[Tensors], RolloutLoop]:
+) -> tuple[list[Tensors], OnPolicyLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
     node = {
@@ -74,9 +76,10 @@ def listen(
         "hidden": [4],
     }
     learner = Listener(build(node, spec=env.spec), horizon)
-    loop = RolloutLoop(Rollout(env, learner.policy, learner.gamma), learner, reward)
+    collector = Collector(env, learner.policy, learner.gamma)
+    loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
     nothing = Every(0, 0, 0)
-    keeper = Keeper(cast(Log, Silent()), steps, nothing, lambda _: None, lambda _: None)
+    keeper = Trainer(cast(Log, Silent()), steps, nothing, lambda _: None, lambda _: None)
     loop.run(keeper)
     assert keeper.step == steps
     return learner.batches, loop
@@ -173,7 +176,7 @@ def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
     }
 
     def node(folder: str, **changes: Any) -> dict[str, Any]:
-        return settings(tmp_path / folder, learner=learner, start=0, **kind, **changes)
+        return settings(tmp_path / folder, learner=learner, **kind, **changes)
 
     run(node("whole", steps=400))
     run(node("half", steps=200))
@@ -185,9 +188,17 @@ def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
         assert flat(whole) == flat(half)
 
 
+def _recorded(folder: Path) -> Path:
+    env, random = {"_target_": "tests.toy_envs.Reach"}, {"_target_": "policies.random.Random"}
+    out = str(folder / "demos")
+    collect(CollectConfig(env, random, 4, out, 4, success_only=False), lambda kept, played: None)
+    return folder / "demos"
+
+
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", normalize=True)
+    node = settings(tmp_path / "run", demos=str(_recorded(tmp_path)))
     node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
-    with pytest.raises(ConfigError, match="running normaliser"):
+    node["data"] = "on_policy"
+    with pytest.raises(ConfigError, match="demos have no use in on-policy"):
         run(node)

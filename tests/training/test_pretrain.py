@@ -11,10 +11,11 @@ import torch
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.datasets.collect import CollectConfig, collect
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
-from embodied.training.off_policy import ReplayLoop
-from embodied.training.train import Parts, RunConfig, parse
-from embodied.training.trainer import Keeper
+from embodied.training.off_policy import OffPolicyLoop
+from embodied.training.trainer import Trainer
 from tests.training.test_train import flat, run, same, settings, weights
 
 
@@ -38,11 +39,11 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def node(folder: Path, demos: Any, **changes: Any) -> dict[str, Any]:
-    return settings(folder, demos=demos, start=0, pretrain=60, steps=120, **changes)
+    return settings(folder, demos=demos, warmup_steps=0, pretrain_steps=60, steps=120, **changes)
 
 
-def parts(made: dict[str, Any]) -> Parts:
-    return Parts(parse(RunConfig, made, "run"))
+def parts(made: dict[str, Any]) -> RunComponents:
+    return RunComponents(read_config(made))
 
 
 def test_the_clock_counts_updates_and_then_steps(tmp_path: Path, demos: list[str]) -> None:
@@ -65,7 +66,7 @@ def test_resume_is_exact_before_and_after(
     run(node(tmp_path / "whole", demos, demo_fraction=fraction))
     half = node(tmp_path / "half", demos, demo_fraction=fraction)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keeper, "running", property(lambda self: self.step < cut))
+        patch.setattr(Trainer, "running", property(lambda self: self.step < cut))
         run(half)
     assert checkpoint.find(tmp_path / "half").name == f"{cut:08d}"
     run(half | {"resume": str(tmp_path / "half")})
@@ -80,10 +81,10 @@ def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str]
     """Cal-QL's rows wait for their returns: those of running episodes are saved as they wait."""
     calql = {"_target_": "embodied.learners.offline.calql.CalQl", "hidden": [32], "samples": 2}
     learner = calql | {"batch_size": 16}
-    run(node(tmp_path / "whole", demos, learner=learner, data="replay"))
-    half = node(tmp_path / "half", demos, learner=learner, data="replay")
+    run(node(tmp_path / "whole", demos, learner=learner, data="off_policy"))
+    half = node(tmp_path / "half", demos, learner=learner, data="off_policy")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keeper, "running", property(lambda self: self.step < cut))
+        patch.setattr(Trainer, "running", property(lambda self: self.step < cut))
         run(half)
     run(half | {"resume": str(tmp_path / "half")})
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
@@ -97,27 +98,28 @@ def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str]
 def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> None:
     """240 rows of 12 episodes, the older set first, then what the run adds, beside them."""
     made = parts(node(tmp_path / "run", demos, demo_fraction=None))
-    assert isinstance(made.loop, ReplayLoop)
-    assert made.loop.source is made.loop.replay is made.loop.demos
-    assert len(made.loop.replay) == 240 and made.loop.replay.capacity == 240 + 300
-    assert made.feed.episodes is not None
-    first = made.loop.replay.take(torch.arange(240))
-    assert torch.equal(first["action"], made.feed.episodes.steps["action"])
-    mean = made.feed.episodes.steps["obs/state"].mean(0)
+    assert isinstance(made.loop, OffPolicyLoop)
+    buffers = made.loop.buffers
+    assert buffers.source is buffers.replay is buffers.demos
+    assert len(buffers.replay) == 240 and buffers.replay.capacity == 240 + 300
+    assert made.episodes is not None
+    first = buffers.replay.take(torch.arange(240))
+    assert torch.equal(first["action"], made.episodes.steps["action"])
+    mean = made.episodes.steps["obs/state"].mean(0)
     fitted = made.learner.policy.state_dict()["encoder.norm.mean"]
     torch.testing.assert_close(fitted, mean)  # before any update
 
 
 def test_several_sets_are_read_as_one(tmp_path: Path, demos: list[str]) -> None:
-    both = parts(node(tmp_path / "run", demos)).feed.episodes
-    one, two = (parts(node(tmp_path / "run", path)).feed.episodes for path in demos)
+    both = parts(node(tmp_path / "run", demos)).episodes
+    one, two = (parts(node(tmp_path / "run", path)).episodes for path in demos)
     assert both is not None and one is not None and two is not None
     assert len(both) == 12 and both.length.tolist() == [20] * 12
     assert both.start.tolist() == [20 * number for number in range(12)]
     for number, (part, at) in {3: (one, 3), 4: (two, 0), 11: (two, 7)}.items():
         whole, own = both.episode(number), part.episode(at)
         assert same(whole, own)
-    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).feed.episodes
+    first = parts(node(tmp_path / "run", demos, demo_episodes=2)).episodes
     assert first is not None and same(first.episode(3), two.episode(1))  # two of each
 
 
@@ -137,17 +139,17 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pretrain": 10}, "pretrain learns from demonstrations"),
-        ({"pretrain": 10, "demos": "{}", "data": "offline"}, "set steps instead"),
+        ({"pretrain_steps": 10}, "updates from demonstrations"),
+        ({"pretrain_steps": 10, "demos": "{}", "data": "offline"}, "no use in offline"),
         ({"data": "offline"}, "needs demonstrations"),
         (
             {
-                "data": "replay",
+                "data": "off_policy",
                 "learner": {
                     "_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning"
                 },
             },
-            "cannot be fed from a replay",
+            "cannot use a replay buffer",
         ),
     ],
 )

@@ -11,15 +11,15 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
 from embodied.learners.off_policy.sac import Sac
-from embodied.training.collector import Rollout
+from embodied.training.collector import Collector
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
 from tests.training.test_train import run, same, settings, weights
 
 KINDS: dict[str, dict[str, Any]] = {
-    "prioritised": {"replay": {"_target_": "embodied.buffers.prioritized.Prioritised"}},
-    "mapped": {"replay": {"_target_": "embodied.buffers.memmap.MemoryMapped"}},
+    "prioritized": {"replay": {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}},
+    "mapped": {"replay": {"_target_": "embodied.buffers.memmap.MemmapReplayBuffer"}},
     "successes": {"success_fraction": 0.5},
 }
 
@@ -48,14 +48,14 @@ def Near(num_envs: int = 4) -> Reach:
 
 
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", **KINDS["prioritised"])
+    node = settings(tmp_path / "run", **KINDS["prioritized"])
     node["policy"] = {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}
     node["learner"] = {
         "_target_": "embodied.learners.off_policy.td3.Td3",
         "hidden": [8],
         "batch_size": 8,
     }
-    with pytest.raises(ConfigError, match="does not say how far off"):
+    with pytest.raises(ConfigError, match="no error per transition"):
         run(node)
 
 
@@ -98,7 +98,7 @@ def test_an_intervention_marks_its_decision() -> None:
     for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
         env = Watched(CounterConfig(ends=(100, 100)))
         node = {"_target_": "policies.random.Random", "chunk": chunk}
-        rollout = Rollout(env, build(node, spec=env.spec), 0.9)
+        rollout = Collector(env, build(node, spec=env.spec), 0.9)
         out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
         marks = [rows["intervened"].tolist() for rows in out]
         assert marks == (expected or [[False, False], [True, False]] + 2 * [[False, False]])

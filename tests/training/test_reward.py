@@ -12,12 +12,14 @@ from torch import Tensor
 
 from embodied.compose import compose
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, allow, build, parse
+from embodied.core.build import ConfigError, allow, parse
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.training.config import RunConfig
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.demonstrations import rows_for
 from embodied.training.logger import read_metrics
-from embodied.training.train import Parts
+from embodied.training.off_policy import OffPolicyLoop
 from tests.training.test_train import flat, run, same, settings, weights
 
 allow("tests")
@@ -93,7 +95,12 @@ def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
     """The quadrotor's experiment, interrupted before its weights grow and ended after."""
 
     def node(folder: str, *more: str) -> dict[str, Any]:
-        words = ["experiment=quadrotor_hover", "size=debug", "reward.every=150", "ratio=0.2"]
+        words = [
+            "experiment=quadrotor_hover",
+            "size=debug",
+            "reward.every=150",
+            "data.utd_ratio=0.2",
+        ]
         return compose("train", [*words, f"output={tmp_path / folder}", "name=x", *more]).node
 
     run(node("whole", "steps=240"))
@@ -114,16 +121,17 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     double = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled", "factor": -2.0}
     more = {"demos": str(tmp_path / "demos"), "demo_fraction": None, "reward": double}
     node = settings(tmp_path / "run", **more)
-    feed = Parts(parse(RunConfig, node, "run")).feed
-    assert feed.episodes is not None
-    rows = feed._rows(feed.episodes)
-    paid = feed._paid(rows, build(double))
-    assert torch.equal(paid["reward"], -2 * rows["reward"]) and rows["reward"].abs().sum() > 0
+    made = RunComponents(read_config(node))
+    assert made.episodes is not None and isinstance(made.loop, OffPolicyLoop)
+    rows = rows_for(made.episodes, made.policy, made.learner, None)
+    stored = made.loop.buffers.replay.take(torch.arange(len(rows["reward"])))
+    assert torch.equal(stored["reward"], -2 * rows["reward"]) and rows["reward"].abs().sum() > 0
     with pytest.raises(ConfigError, match="embodied reward label"):
-        run(settings(tmp_path / "off", **more, data="offline"))
+        offline = {key: value for key, value in more.items() if key != "demo_fraction"}
+        run(settings(tmp_path / "off", **offline, data="offline"))
     looks = {
         "_target_": "embodied.rewards.vision_language.clip.Clip",
         "prompt": "the ball is there",
     }
-    with pytest.raises(ConfigError, match="do not show what this reward looks at"):
+    with pytest.raises(ConfigError, match="which this reward observes"):
         run(settings(tmp_path / "clip", **{**more, "reward": looks}))

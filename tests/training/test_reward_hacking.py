@@ -15,7 +15,7 @@ from embodied.core.tensors import Tensors
 from embodied.reports import run_report
 from embodied.training import reward_hacking
 from embodied.training.logger import Log, read_metrics
-from embodied.training.reward_hacking import evaluations, rings, rung, watch
+from embodied.training.reward_hacking import diverging, evaluations, ever_diverged, log_evaluation
 from tests.training.test_train import run, settings
 
 allow("tests")
@@ -27,7 +27,7 @@ class Payer:
     def __init__(self) -> None:
         self.next = 0.0
 
-    def paid(self) -> dict[str, Tensor]:
+    def mean_reward(self) -> dict[str, Tensor]:
         return {reward_hacking.PROXY: torch.tensor(self.next)}
 
 
@@ -52,13 +52,13 @@ UP = [(0.0, 0.9), (1.0, 0.8), (2.0, 0.7), (3.0, 0.6)]
     ],
 )
 def test_three_evaluations_apart(pairs: list[tuple[float, float]], expected: bool) -> None:
-    assert rings(history(pairs)) is expected
+    assert diverging(history(pairs)) is expected
 
 
 def play(folder: Path, pairs: list[tuple[float, float]], first: int = 0) -> Log:
     log, loop = Log(folder), Payer()
     for step, (loop.next, won) in enumerate(pairs, first):
-        watch(loop, log, 100 * (step + 1), {"eval/success": won, "eval/episodes": 10.0})
+        log_evaluation(loop, log, 100 * (step + 1), {"eval/success": won, "eval/episodes": 10.0})
     return log
 
 
@@ -80,13 +80,15 @@ def test_the_history_goes_on_in_another_process(
     play(tmp_path, UP[:2])
     play(tmp_path, UP[2:], first=2)
     assert len(capsys.readouterr().err.splitlines()) == 1
-    assert rung(evaluations(tmp_path)) and not rung(evaluations(tmp_path, step=300))
+    assert ever_diverged(evaluations(tmp_path)) and not ever_diverged(
+        evaluations(tmp_path, step=300)
+    )
 
 
 def test_a_world_without_success_or_reward_has_none(tmp_path: Path) -> None:
     log = Log(tmp_path)
-    watch(Payer(), log, 100, {"eval/return": 1.0})
-    watch(object(), log, 200, {"eval/success": 1.0})
+    log_evaluation(Payer(), log, 100, {"eval/return": 1.0})
+    log_evaluation(object(), log, 200, {"eval/success": 1.0})
     assert not any("reward/alarm" in row for row in read_metrics(tmp_path))
 
 

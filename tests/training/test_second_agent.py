@@ -9,21 +9,22 @@ import pytest
 import torch
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import ConfigError, build
 from embodied.core.seeding import seed_everything
-from embodied.training.config import RunConfig
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 from embodied.training.logger import Log
-from embodied.training.train import Parts, train
-from embodied.training.trainer import Every, Keeper
+from embodied.training.train import train
+from embodied.training.trainer import Every, Trainer
 from tests.training.test_level_teaching import MEMORY, NODE, node
 from tests.training.test_teaching import run
 
 RIVALS = ("paired",)
 
 
-def parts_of(tmp_path: Path, taught: dict[str, Any]) -> Parts:
+def parts_of(tmp_path: Path, taught: dict[str, Any]) -> RunComponents:
     seed_everything(0)
-    return Parts(parse(RunConfig, {**taught, "output": str(tmp_path)}, "run"))
+    return RunComponents(read_config({**taught, "output": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("policy", [NODE["policy"], MEMORY], ids=["plain", "memory"])
@@ -43,14 +44,15 @@ def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) ->
 def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
     """960 steps are 120 of each of the two students' four rows."""
     parts = parts_of(tmp_path, node(name))
-    rival = parts.feed.rival
+    loop: Any = parts.loop
+    rival = loop.second_agent
     assert rival is not None
     before = [p.clone() for p in rival.learner.parameters()]
     first = [p.clone() for p in parts.learner.parameters()]
     assert any(not torch.equal(a, b) for a, b in zip(before, first, strict=True))  # two beginners
     steps: list[int] = []
     log = Log(tmp_path, silent=True)
-    with Keeper(log, 960, Every(0, 0, 0), steps.append, lambda step: None) as keeper:
+    with Trainer(log, 960, Every(0, 0, 0), steps.append, lambda step: None) as keeper:
         parts.loop.run(keeper)
     assert keeper.step == 960 and parts.learner.done == rival.learner.done == 480  # type: ignore
     for learner, old in ((rival.learner, before), (parts.learner, first)):
@@ -60,14 +62,14 @@ def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
     assert "teacher_regret" in keeper.updates[-1]
 
 
-def test_what_cannot_have_a_rival_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
     reward = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled"}
-    for changes in ({"init": "somewhere"}, {"reward": reward}):
-        settings = parse(RunConfig, {**node("paired"), "output": str(tmp_path)} | changes, "run")
-        parts = parts_of(tmp_path, node("dr"))
-        parts.feed.config = settings
-        with pytest.raises(ConfigError, match="second student, from nothing"):
-            parts.feed.loop()
+    random = {"_target_": "policies.categorical.Categorical", "hidden": [8]}
+    base = build(random, spec=build(NODE["env"]).spec)
+    checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
+    for changes in ({"init": str(tmp_path / "base")}, {"reward": reward}):
+        with pytest.raises(ConfigError, match="second agent, from scratch"):
+            parts_of(tmp_path, node("paired", **changes))
 
 
 ROOMS: dict[str, Any] = {
@@ -110,8 +112,9 @@ def test_a_game_resumes_exactly(tmp_path: Path) -> None:
 def test_control_begins_where_explore_stopped(tmp_path: Path) -> None:
     """What it sees is what the body sees then, and its turns are its episodes."""
     parts = parts_of(tmp_path, ROOMS)
-    rival: Any = parts.feed.rival
-    rollout, rooms = rival.loop.rollout, parts.env.env.env  # type: ignore[attr-defined]
+    loop: Any = parts.loop
+    rival = loop.second_agent
+    rollout, rooms = rival.loop.collector, parts.env.env.env  # type: ignore[attr-defined]
     told: list[tuple[bool, bool]] = []
     act = rollout.actor
 
@@ -121,7 +124,6 @@ def test_control_begins_where_explore_stopped(tmp_path: Path) -> None:
         return act(obs, first)
 
     rollout.actor = _Noting(act, noting)
-    loop: Any = parts.loop
     for _ in range(10):
         loop.advance()
     assert told == [(True, True), *[(False, True)] * 4] * 2

@@ -26,8 +26,7 @@ NODE: dict[str, Any] = {
         "every": 20,
     },
     "steps": 480,
-    "start": 32,
-    "ratio": 0.1,
+    "data": {"warmup_steps": 32, "utd_ratio": 0.1},
     "eval": {"episodes": 4, "num_envs": 4},
     "video": False,
 }
@@ -39,8 +38,7 @@ PPO = {
         "batch_size": 16,
         "epochs": 1,
     },
-    "start": 0,
-    "ratio": 1.0,
+    "data": "on_policy",
 }
 
 
@@ -69,7 +67,7 @@ def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict
 
 
 def test_an_offline_learner_has_no_use_for_a_teacher(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="plays nothing"):
+    with pytest.raises(ConfigError, match="teacher has no use in offline"):
         run(tmp_path / "run", NODE, data="offline")
 
 

@@ -23,16 +23,22 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import NotFinite, Step
 from embodied.core.errors import RobotError
 from embodied.core.spec import SpecMismatch
+from embodied.training.config import OffPolicy, regime_of, settings_of
 from embodied.training.logger import Log
 from embodied.training.train import train
-from embodied.training.trainer import Keeper
+from embodied.training.trainer import Trainer
 from tests.toy_envs import Reach
 
 allow("tests")
 
 
-def settings(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {
+DATA = {"warmup_steps": 80, "utd_ratio": 0.25, "replay_size": 300}
+
+
+def settings(folder: Path, data: str | None = None, **changes: Any) -> dict[str, Any]:
+    """A small run; settings of off-policy training are put into its `data`."""
+    own = {key: changes.pop(key) for key in settings_of(OffPolicy) if key in changes}
+    node: dict[str, Any] = {
         "env": {"_target_": "tests.toy_envs.Reach", "num_envs": 4},
         "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [32, 32]},
         "learner": {
@@ -43,14 +49,14 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "name": "reach",
         "output": str(folder),
         "steps": 400,
-        "start": 80,
-        "ratio": 0.25,
         "log_every": 100,
-        "replay_size": 300,
         "eval": {"episodes": 4, "num_envs": 4},
         "video": False,
         **changes,
     }
+    regime = regime_of(node | {"data": data})
+    node["data"] = {"regime": regime, **(DATA if regime == "off_policy" else {}), **own}
+    return node
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -146,16 +152,16 @@ def test_the_seed_decides(tmp_path: Path) -> None:
 
 def test_interrupt_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGINT in the middle of a run ends in a checkpoint from which the rest is the same run."""
-    advance = Keeper.advance
+    advance = Trainer.advance
 
-    def interrupting(self: Keeper, *args: Any) -> None:
+    def interrupting(self: Trainer, *args: Any) -> None:
         advance(self, *args)
         if self.step == 200:
             os.kill(os.getpid(), signal.SIGINT)
 
     run(settings(tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "advance", interrupting)
+        patch.setattr(Trainer, "advance", interrupting)
         with pytest.raises(KeyboardInterrupt):
             run(settings(tmp_path / "cut"))
     assert checkpoint.find(tmp_path / "cut").name == "00000200"
@@ -168,7 +174,8 @@ def test_killed_while_saving_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, '.')\n"
         "from tests.training.test_train import *\n"
-        f"run(settings(Path({str(tmp_path / 'run')!r}), steps=10**6, save_every=4, start=8))\n"
+        f"folder = Path({str(tmp_path / 'run')!r})\n"
+        "run(settings(folder, steps=10**6, save_every=4, warmup_steps=8))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     folder = tmp_path / "run" / "checkpoints"
@@ -226,7 +233,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
 def test_nan_from_an_environment_stops_the_run(tmp_path: Path) -> None:
     node = settings(tmp_path / "run")
     node["env"] = {"_target_": "tests.training.test_train.Broken", "num_envs": 4}
-    with pytest.raises(NotFinite, match=r"reward is not finite in rows \[0, 1, 2, 3\]"):
+    with pytest.raises(NotFinite, match=r"reward .*\[0, 1, 2, 3\]"):
         run(node)
 
 

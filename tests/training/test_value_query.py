@@ -1,4 +1,4 @@
-"""A student that is asked what episodes are worth: its own values of their first observations."""
+"""The learner's values of the initial observations of tasks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import build, parse
+from embodied.core.build import build
 from embodied.core.seeding import seed_everything
-from embodied.training.config import RunConfig
-from embodied.training.train import Parts
-from embodied.training.value_query import SEED, Asked, asked
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.value_query import SEED, TaskValueEstimator, task_value_estimator
 from tests.training.test_level_teaching import MEMORY
 from tests.training.test_level_teaching import NODE as MAZES
 from tests.training.test_teaching import NODE, PPO, run
@@ -23,9 +23,9 @@ SPDL = yaml.safe_load(Path("configs/teacher/selfpaced.yaml").read_text())
 ASKING = {**NODE, **PPO, "teacher": {**SPDL, "value": "critic", "every": 20, "signal": "return"}}
 
 
-def parts_of(folder: Path, node: dict[str, Any]) -> Parts:
+def parts_of(folder: Path, node: dict[str, Any]) -> RunComponents:
     seed_everything(0)
-    return Parts(parse(RunConfig, {**node, "output": str(folder)}, "run"))
+    return RunComponents(read_config({**node, "output": str(folder)}))
 
 
 @pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
@@ -34,8 +34,8 @@ def test_values_are_the_critics_of_first_observations(
 ) -> None:
     """More tasks than rows; with memory, of one that has seen nothing yet."""
     parts = parts_of(tmp_path, {**MAZES, "policy": policy})
-    student = asked(MAZES["env"], parts.learner, parts.device)
-    assert isinstance(student, Asked)
+    student = task_value_estimator(MAZES["env"], parts.learner, parts.device)
+    assert isinstance(student, TaskValueEstimator)
     env: Any = build(MAZES["env"])
     tasks = env.levels.random(6, np.random.default_rng(0))
     found = student.values(tasks)
@@ -61,4 +61,4 @@ def test_a_teacher_asks_in_a_run_and_a_resume_is_exact(tmp_path: Path) -> None:
 
 def test_who_does_not_know_is_not_asked(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, NODE | {"teacher": None})
-    assert asked(NODE["env"], parts.learner, parts.device) is None
+    assert task_value_estimator(NODE["env"], parts.learner, parts.device) is None

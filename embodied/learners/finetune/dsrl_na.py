@@ -66,7 +66,7 @@ class DsrlNa(GradientLearner):
     Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
     """
 
-    data = "replay"
+    data = "off_policy"
     policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic

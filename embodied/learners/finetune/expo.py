@@ -62,7 +62,7 @@ class Expo(GradientLearner):
     temperature once, on the last one. `online` learns; `policy`, which acts, shares its edit policy
     and critics and follows its base."""
 
-    data = "replay"
+    data = "off_policy"
     policy: Edit  # pyright: ignore[reportIncompatibleVariableOverride]
     online: Edit
 

@@ -33,7 +33,7 @@ class Config:
 class HgDagger(Learner):
     """Fed from a replay; rows without the column `intervened` are all somebody's."""
 
-    data = "replay"
+    data = "off_policy"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class Bresa(GradientLearner):
     """`update` takes the rows of single ticks, which say `violated` (bool), and `executed` where it
     is not the action; trains the task, then the safety critic, then the recovery."""
 
-    data = "replay"
+    data = "off_policy"
     policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
     seen: Tensor
     done: Tensor

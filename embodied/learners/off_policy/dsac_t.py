@@ -85,7 +85,7 @@ class Config:
 class DsacT(GradientLearner):
     """`update` is one critic step and, when it is due, one of everything else on the same rows."""
 
-    data = "replay"
+    data = "off_policy"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     target_policy: Gaussian
     critic: Critic

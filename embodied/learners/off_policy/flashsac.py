@@ -97,7 +97,7 @@ class BlockCritic(nn.Module):
 class Flashsac(GradientLearner):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
-    data = "replay"
+    data = "off_policy"
     policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: BlockCritic
     target: BlockCritic

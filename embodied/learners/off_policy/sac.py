@@ -60,7 +60,7 @@ class Config:
 class Sac(GradientLearner):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
-    data = "replay"
+    data = "off_policy"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic

@@ -69,7 +69,7 @@ class Config:
 class Td3(GradientLearner):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
-    data = "replay"
+    data = "off_policy"
     policy: Deterministic  # pyright: ignore[reportIncompatibleVariableOverride]
     target_policy: Deterministic
     critic: Critic

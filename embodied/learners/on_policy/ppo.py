@@ -96,7 +96,7 @@ class Config:
 class Ppo(GradientLearner):
     """`update` makes `epochs` passes over one batch [T, B] of the newest decisions."""
 
-    data = "rollout"
+    data = "on_policy"
     rates: Tensor
     pace: Tensor
 

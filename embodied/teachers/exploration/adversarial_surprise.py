@@ -25,7 +25,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import Diary
-from embodied.teachers.levels.two_agent import Play
+from embodied.teachers.levels.two_agent import StepSecondAgent
 
 
 @runtime_checkable
@@ -64,15 +64,23 @@ class Surprise:
             raise ConfigError(f"teacher.free={config.free:g} should be at least 0, below 1")
         self.config, self.games, self.dropped = config, 0, 0
         self.control: Control | None = None
+        self.explore: Explore | None = None
         self.found = self.paid = 0.0
 
-    def against(self, env: VecEnv, fresh: Callable[[], VecEnv]) -> VecEnv:
+    def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
         self.control = Control(env, self.config)
         return self.control
 
-    def beside(self, env: VecEnv, play: Play, diary: Diary | None) -> VecEnv:
-        assert self.control is not None, "`against` comes first"
-        return Explore(env, self, self.control, play)
+    def protagonist_env(self, env: VecEnv, log: Diary | None) -> VecEnv:
+        assert self.control is not None, "`antagonist_env` comes first"
+        self.explore = Explore(env, self, self.control)
+        return self.explore
+
+    def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
+        """With the last step of Explore's turn, Control plays its own."""
+        explore = self.explore
+        assert explore is not None, "`protagonist_env` comes first"
+        return explore.pass_turn(step, step_second) if explore.turn_over else step
 
     def over(self, found: Tensor, paid: Tensor) -> None:
         """A game has ended: the world's own rewards [B], and what Control was paid in its last
@@ -126,11 +134,11 @@ class Control(Wrapper):
 
 
 class Explore(Wrapper):
-    """The world as Explore meets it; with the last step of a turn Control's whole turn passes."""
+    """Explore's environment: its own turns, each an episode; between them Control's turn passes."""
 
-    def __init__(self, env: VecEnv, teacher: Surprise, control: Control, play: Play) -> None:
+    def __init__(self, env: VecEnv, teacher: Surprise, control: Control) -> None:
         super().__init__(env)
-        self.teacher, self.control, self.play = teacher, control, play
+        self.teacher, self.control = teacher, control
         zeros = torch.zeros(self.num_envs, device=self.device)
         # All rows are as far; a tensor, as it is saved with them.
         self.memory = {"age": zeros.long(), "turn": zeros.long(), "own": zeros}
@@ -143,16 +151,24 @@ class Explore(Wrapper):
         return self.env.reset(seed, task, mask)
 
     def step(self, action: Tensor) -> Step:
-        memory, config = self.memory, self.teacher.config
+        """A step of Explore's turn; the one that ends it gets its reward from `pass_turn`."""
+        memory = self.memory
         cast(Any, self.env).count(False)
         step = self.env.step(action)
         memory["age"], memory["own"] = memory["age"] + 1, memory["own"] + step.reward
-        if int(memory["age"][0]) < config.steps:
-            return turned(step, torch.zeros_like(step.reward), False)
-        control = self.control
+        return turned(step, torch.zeros_like(step.reward), False)
+
+    @property
+    def turn_over(self) -> bool:
+        return int(self.memory["age"][0]) >= self.teacher.config.steps
+
+    def pass_turn(self, step: Step, step_second: StepSecondAgent) -> Step:
+        """Control's whole turn, after `step`, the last of Explore's; `step` with Explore's reward
+        and with what it observes next."""
+        memory, config, control = self.memory, self.teacher.config, self.control
         control.begin(step.obs)
         for _ in range(config.steps):
-            self.play(step.obs if control.age == 0 else None)
+            step_second(step.obs if control.age == 0 else None)
         memory["age"], memory["turn"] = torch.zeros_like(memory["age"]), memory["turn"] + 2
         memory["own"] = memory["own"] + control.own
         following, obs = {k: v.clone() for k, v in step.next_obs.items()}, control.last

@@ -20,12 +20,12 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import VecEnv
+from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.episode_log import Diary
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import Leveled, LevelSpace
-from embodied.teachers.levels.two_agent import Beside, Play
+from embodied.teachers.levels.two_agent import StepSecondAgent
 from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import Taught
 from embodied.teachers.teacher import Outcome
@@ -124,11 +124,16 @@ class Regretful(Leveled, Networked):
     def metrics(self) -> dict[str, float]:
         return {**super().metrics(), **self.how, "rounds": float(self.round)}
 
-    def against(self, env: VecEnv, fresh: Callable[[], VecEnv]) -> VecEnv:
-        return Taught(fresh(), self.rival)
+    def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
+        return Taught(make_env(), self.rival)
 
-    def beside(self, env: VecEnv, play: Play, diary: Diary | None) -> VecEnv:
-        return Beside(env, self, play, diary)
+    def protagonist_env(self, env: VecEnv, log: Diary | None) -> VecEnv:
+        return Taught(env, self, log)
+
+    def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
+        """Both agents step alike, each in its own environment."""
+        step_second()
+        return step
 
 
 class Desk:

@@ -1,0 +1,136 @@
+"""The buffers of off-policy training: replay, demonstrations and successful episodes, mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from embodied.buffers.augment import augmented
+from embodied.buffers.mixture import Mixture
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import Source
+from embodied.buffers.success import SuccessBuffer
+from embodied.buffers.trajectory_columns import TrajectoryColumns
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.learners.learner import Learner
+from embodied.training.config import OffPolicy, RunConfig
+from embodied.training.demonstrations import metrics_of, source_of
+from embodied.training.reward_pipeline import RewardPipeline
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """`rows`: transitions of `episodes`, as the replay buffer's transitions are."""
+
+    episodes: Episodes
+    rows: Tensors
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """`source`: what updates sample from; `demos`: what updates before the first step sample from.
+
+    `columns` completes transitions whose columns need the rest of their episode. `success` gets the
+    transitions of successful episodes. `metrics`: what to log of the data.
+    """
+
+    replay: ReplayBuffer
+    source: Source
+    demos: Source
+    columns: TrajectoryColumns | None = None
+    success: SuccessBuffer | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def build_buffers(
+    config: RunConfig,
+    learner: Learner,
+    rewards: RewardPipeline,
+    demonstrations: Demonstrations | None,
+    device: torch.device,
+) -> Buffers:
+    """`demonstrations` are mixed into every batch, or put into the replay buffer."""
+    assert isinstance(config.data, OffPolicy)
+    data = config.data
+    replay, source, demos = _replay_and_demos(config, data, demonstrations, device)
+    metrics = metrics_of(demos)
+    success: SuccessBuffer | None = None
+    if share := data.success_fraction:
+        _require_complete_rows(learner, replay)
+        success = SuccessBuffer(data.replay_size, replay, device)
+        source = Mixture([source, success], (1 - share, share))
+    # Rewards are given images as they are, before they are shifted.
+    source, demos = (
+        augmented(rewards.sampled(each), rewards.env.spec, data.random_shift)
+        for each in (source, demos)
+    )
+    columns = TrajectoryColumns(learner.columns) if learner.columns else None
+    return Buffers(replay, source, demos, columns, success, metrics)
+
+
+def _replay_and_demos(
+    config: RunConfig,
+    data: OffPolicy,
+    demonstrations: Demonstrations | None,
+    device: torch.device,
+) -> tuple[ReplayBuffer, Source, Source]:
+    """The replay buffer, what updates sample from, and what they do before the first step."""
+    if demonstrations is None:
+        replay = _new_replay(config, data.replay_size, device)
+        return replay, replay, replay
+    rows, share = demonstrations.rows, data.demo_fraction
+    if share is None:
+        replay = _new_replay(config, data.replay_size + tt.length(rows), device)
+        replay.add(rows)
+        return replay, replay, replay
+    replay = _new_replay(config, data.replay_size, device)
+    demos = source_of(rows, demonstrations.episodes, config, device)
+    if replay.columns:
+        raise ConfigError(
+            "this replay buffer cannot be mixed with demonstrations: data.demo_fraction=null"
+        )
+    return replay, Mixture([replay, demos], (1 - share, share)), demos
+
+
+def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> ReplayBuffer:
+    rank = f"-{distributed.rank()}" if distributed.world() > 1 else ""
+    return build(
+        config.replay or {"_target_": "embodied.buffers.replay.ReplayBuffer"},
+        capacity=capacity,
+        device=device,
+        folder=Path(config.output) / f"replay{rank}",
+    )
+
+
+def _require_complete_rows(learner: Learner, replay: ReplayBuffer) -> None:
+    if learner.columns or learner.n_step > 1 or replay.columns:
+        raise ConfigError(
+            "data.success_fraction needs transitions that are complete when they are stored, and "
+            "replay=uniform: with this learner, or n_step above 1, they are not"
+        )
+
+
+def require_usable(config: RunConfig, learner: Learner) -> None:
+    """ConfigError in one line where a setting of `config.data` has no effect in this run."""
+    assert isinstance(config.data, OffPolicy)
+    data, demos = config.data, config.demos is not None
+    if learner.rows == "chunks":
+        raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
+    if data.pretrain_steps and not demos:
+        raise ConfigError("data.pretrain_steps are updates from demonstrations: demos=DIR")
+    if not demos and data.demo_fraction != OffPolicy.demo_fraction:
+        raise ConfigError("data.demo_fraction is the share of demonstrations: demos=DIR")
+    if config.weighting is not None and data.demo_fraction is None:
+        raise ConfigError("a weighting needs demonstrations kept apart: data.demo_fraction=0.5")
+    if data.normalize and not demos and not data.warmup_steps:
+        raise ConfigError(
+            "data.normalize fits normalizers to demonstrations or to the warm-up: demos=DIR or "
+            "data.warmup_steps=1000"
+        )

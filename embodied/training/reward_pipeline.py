@@ -1,0 +1,208 @@
+"""RewardPipeline: the one place where a run's reward is applied.
+
+    frozen reward     off-policy: transitions and demonstrations are rewarded as they are stored
+    learned reward    off-policy: transitions are rewarded as they are sampled
+    on-policy         every batch is rewarded when it is complete
+
+A reward that learns is updated after each of the learner's updates, from the same batch with the
+environment's own rewards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.buffers.relabel import ENV_REWARD, Relabel
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import Source
+from embodied.core import distributed
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step, VecEnv
+from embodied.core.reward import (
+    AugmentsEnv,
+    HasComponents,
+    ObservesSteps,
+    Reward,
+    Scheduled,
+    Stateful,
+    accept_old_methods,
+    extra_columns,
+)
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+from embodied.training import reward_hacking
+from embodied.training.config import RunConfig
+
+RECENT = 16  # steps whose transitions are kept for the means of a frozen reward's components
+PIECE = 4096  # transitions of demonstrations that are rewarded at once
+
+
+class RewardPipeline:
+    """`reward` (None: the environment's own) in `env`, which has the observations that it needs.
+
+    `reward_only_keys`: those observations' columns; a frozen reward's are not stored.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        reward: Reward | None = None,
+        reward_only_keys: frozenset[str] = frozenset(),
+    ) -> None:
+        self.env, self.reward, self.reward_only_keys = env, reward, reward_only_keys
+        self.recent: deque[Tensors] = deque(maxlen=RECENT)
+        self.new_rows = 0  # stored since `mean_of_stored` was called
+        self.last_batch: tuple[Tensors, Tensor] | None = None  # transitions and their rewards
+
+    @property
+    def frozen(self) -> bool:
+        """Whether there is a reward, and it does not learn."""
+        return self.reward is not None and self.reward.frozen
+
+    @property
+    def learned(self) -> bool:
+        return self.reward is not None and not self.reward.frozen
+
+    def set_step(self, step: int) -> None:
+        """`step` environment steps are done."""
+        if isinstance(self.reward, Scheduled):
+            self.reward.set_step(step)
+
+    def observe_step(self, rows: Tensors, env_ids: Tensor, step: Step) -> None:
+        """Transitions `rows` [n] of parallel envs `env_ids` [n] were completed by `step`."""
+        if rows and isinstance(self.reward, ObservesSteps):
+            self.reward.observe_step(rows, env_ids, step)
+
+    def before_storing(self, rows: Tensors) -> Tensors:
+        """The transitions as they are stored."""
+        if not rows or self.reward is None or not self.reward.frozen:
+            return rows
+        if isinstance(self.reward, HasComponents):
+            self.recent.append(tt.each(rows, torch.clone))
+        kept = {key: value for key, value in rows.items() if key not in self.reward_only_keys}
+        return {**kept, "reward": self.reward(rows)}
+
+    def count_stored(self, rows: int) -> None:
+        self.new_rows += rows
+
+    def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:
+        """Demonstrations' transitions with the reward's extra columns, and rewarded if frozen."""
+        flags = {key: torch.ones(tt.length(rows), dtype=torch.bool) for key in self.extra_columns}
+        rows = {**rows, **flags}
+        if self.reward is None or not self.reward.frozen:
+            return rows
+        if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
+            raise ConfigError(
+                f"the demonstrations have no {min(missing)}, which this reward observes: leave "
+                "them out, or choose a reward of what they contain"
+            )
+        if learner.columns:
+            raise ConfigError(
+                "this learner's demonstrations hold returns of the recorded reward: reward=null"
+            )
+        parts: list[Tensor] = []
+        for at in range(0, tt.length(rows), PIECE):
+            piece = {key: leaf[at : at + PIECE].to(device) for key, leaf in rows.items()}
+            parts.append(self.reward(piece).to(rows["reward"]))
+        return {**rows, "reward": torch.cat(parts)}
+
+    @property
+    def extra_columns(self) -> tuple[str, ...]:
+        """Columns (bool) that the reward needs of every transition; true in demonstrations."""
+        return extra_columns(self.reward)
+
+    def sampled(self, source: Source) -> Source:
+        """The transitions of `source`, rewarded as they are sampled where the reward learns."""
+        if self.reward is None or self.reward.frozen:
+            return source
+        return Relabel(source, self.reward)
+
+    def update(self, batch: Tensors, env_reward: Tensor | None) -> dict[str, Tensor]:
+        """Let the reward learn from a batch that was sampled; its metrics."""
+        if self.reward is None or self.reward.frozen:
+            return {}
+        rows = batch if env_reward is None else {**batch, "reward": env_reward}
+        return _named(self.reward.update(rows))
+
+    def on_policy_batch(self, batch: Tensors, step: int) -> dict[str, Tensor]:
+        """Replace `batch["reward"]` [T, B] by the reward's; the metrics of what it learned."""
+        reward = self.reward
+        if reward is None:
+            return {}
+        self.set_step(step)
+        at = batch["valid"].flatten().nonzero().flatten()
+        grid = {k: v for k, v in batch.items() if not k.startswith("carry/")}
+        rows = tt.each(grid, lambda value: value.flatten(0, 1)[at])
+        rewards = torch.zeros_like(batch["reward"]).flatten()
+        rewards[at] = reward(rows).to(rewards.dtype)
+        self.last_batch = rows, rewards[at]
+        batch["reward"] = rewards.view_as(batch["reward"])
+        return {} if reward.frozen else _named(reward.update(rows))
+
+    def mean_of_batch(self) -> dict[str, Tensor]:
+        """Mean rewards, and of each component, of the last on-policy batch."""
+        if self.reward is None or self.last_batch is None:
+            return {}
+        return reward_hacking.describe(self.reward, *self.last_batch)
+
+    @torch.no_grad()
+    def mean_of_stored(self, replay: ReplayBuffer) -> dict[str, Tensor]:
+        """Mean rewards, and of each component, of the transitions stored since the last call."""
+        count, self.new_rows = min(self.new_rows, reward_hacking.NEWEST, len(replay)), 0
+        if self.reward is None or not count:
+            return {}
+        back = torch.arange(count, device=replay.device) + 1
+        rows = replay.take((replay.cursor - back) % replay.capacity)
+        if not self.reward.frozen:
+            return reward_hacking.describe(self.reward, rows, self.reward(rows))
+        recent = tt.cat(self.recent) if self.recent else None
+        parts = {} if recent is None else reward_hacking.describe(self.reward, recent)
+        return {**parts, reward_hacking.PROXY: rows["reward"].mean()}
+
+    def get_state(self) -> dict[str, Any] | None:
+        return self.reward.get_state() if isinstance(self.reward, Stateful) else None
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        """Continue exactly from `get_state`."""
+        if isinstance(self.reward, Stateful) and state is not None:
+            self.reward.set_state(state)
+
+
+def _named(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"reward_{key}": value for key, value in metrics.items()}
+
+
+def pop_env_reward(batch: Tensors) -> Tensor | None:
+    """The environment's own rewards, taken out of a batch that was relabelled."""
+    return batch.pop(ENV_REWARD, None)
+
+
+def build_reward(
+    config: RunConfig, env: VecEnv, learner: Learner, device: torch.device
+) -> RewardPipeline:
+    """The pipeline of `config.reward`; its environment has the observations that it needs."""
+    if config.reward is None:
+        return RewardPipeline(env)
+    built = build(
+        config.reward,
+        spec=env.spec,
+        gamma=learner.gamma,
+        num_envs=env.num_envs,
+        device=device,
+        seed=distributed.own_seed(config.seed),
+        folder=Path(config.output) / "reward",
+    )
+    reward: Reward = accept_old_methods(built)
+    if isinstance(reward, ObservesSteps) and learner.n_step > 1:
+        raise ConfigError("this reward observes every step: learner.n_step=1")
+    augmented = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
+    added = set(augmented.spec.obs) - set(env.spec.obs)
+    keys = frozenset(f"{when}/{name}" for name in added for when in ("obs", "next_obs"))
+    return RewardPipeline(augmented, reward, keys)

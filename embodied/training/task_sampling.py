@@ -1,0 +1,108 @@
+"""Task sampling: a teacher wired to the training environment, the learner and a second agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from embodied.core import distributed
+from embodied.core.build import ConfigError, build
+from embodied.core.env import HasLevels, VecEnv
+from embodied.core.reward import Stateful
+from embodied.core.wrapper import find_protocol
+from embodied.learners.learner import Learner
+from embodied.teachers.episode_log import FILE, Diary
+from embodied.teachers.levels.two_agent import TwoAgentTeacher
+from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.student_estimates import Estimates
+from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.teacher import Teacher
+from embodied.training.config import OnPolicy, RunConfig
+from embodied.training.second_agent import SecondAgent
+from embodied.training.value_query import task_value_estimator
+
+
+@dataclass(frozen=True)
+class TaskSampling:
+    """`env`: the training environment, whose episodes have the teacher's tasks.
+
+    `stateful`: what an exact resume restores, by name. `estimates`: where the learner's advantages
+    and values go, for a teacher that needs them. `second_agent`: what the training loop steps
+    beside the first agent.
+    """
+
+    env: VecEnv
+    stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
+    estimates: Estimates | None = None
+    second_agent: SecondAgent | None = None
+
+
+class SecondAgentBuilder(Protocol):
+    """Builds the second agent of a two-agent teacher."""
+
+    def __call__(
+        self, config: RunConfig, teacher: TwoAgentTeacher, env: VecEnv, device: torch.device
+    ) -> SecondAgent: ...
+
+
+def build_task_sampling(
+    config: RunConfig,
+    env: VecEnv,
+    learner: Learner,
+    device: torch.device,
+    build_second_agent: SecondAgentBuilder | None = None,
+) -> TaskSampling:
+    """The environment as it is, or with the tasks of `config.teacher`.
+
+    `build_second_agent`: None where the training regime has no second agents.
+    """
+    if config.teacher is None:
+        return TaskSampling(env)
+    teacher = _teacher(config, env, learner, device)
+    log = Diary(Path(config.output) / FILE) if distributed.rank() == 0 else None
+    estimates: Estimates | None = None
+    second: SecondAgent | None = None
+    if "estimates" in teacher.needs:
+        _require_estimates(config, learner)
+        estimates = Estimates(teacher)
+    if "rival" in teacher.needs:
+        if build_second_agent is None or config.finetune or config.init or config.reward:
+            raise ConfigError(
+                "this teacher trains a second agent, from scratch and on the environment's own "
+                "reward: an on-policy learner without init, finetune or reward"
+            )
+        two_agent = cast(TwoAgentTeacher, teacher)
+        second = build_second_agent(config, two_agent, env, device)
+        env = two_agent.protagonist_env(env, log)
+    elif "states" in teacher.needs:
+        env = cast(ResetDistribution, teacher).around(env, log)
+    else:
+        env = Taught(env, teacher, log, estimates)
+    parts = {"teacher": teacher, "diary": log, "estimates": estimates, "rival": second}
+    stateful = {name: part for name, part in parts.items() if part is not None}
+    return TaskSampling(env, stateful, estimates, second)
+
+
+def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Teacher:
+    assert config.teacher is not None
+    levelled = find_protocol(env, HasLevels)
+    return build(
+        config.teacher,
+        spec=env.spec,
+        env=env,
+        seed=distributed.own_seed(config.seed),
+        folder=Path(config.output),
+        levels=None if levelled is None else levelled.levels,
+        student=task_value_estimator(config.env, learner, device),
+    )
+
+
+def _require_estimates(config: RunConfig, learner: Learner) -> None:
+    if not isinstance(config.data, OnPolicy) or learner.estimates is None:
+        raise ConfigError(
+            "this teacher needs the student's advantages and values in the environment's own "
+            "reward: an on-policy learner that has `estimates` (with learner.scale_rewards=false)"
+        )
