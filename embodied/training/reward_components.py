@@ -51,7 +51,7 @@ def _episode(
         won: bool | None = None
         for _ in range(LONGEST):
             rows, step = rollout.step()
-            at = _first_of(rollout.closed, env.num_envs)
+            at = _first_of(rollout.finished, env.num_envs)
             if rows and at is not None:
                 kept.append({key: value[at : at + 1] for key, value in rows.items()})
             if "success" in step.log:

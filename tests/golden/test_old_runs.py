@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from embodied import moved
 from embodied.compose import PACKAGED, compose, options
 from embodied.core.build import ConfigError, resolve
 from tests.golden import fingerprint, runs
@@ -84,4 +85,4 @@ def test_every_option_of_then_can_be_chosen(setting: str) -> None:
         words += ["demonstrator.run=old_run_sac"] if option == "trained" else []
         assert compose("collect", words).node["demonstrator"]
     else:
-        assert option in options(group, [PACKAGED])
+        assert moved.option(group, option) in options(group, [PACKAGED])

@@ -116,7 +116,6 @@ class Parted:
 PPO: dict[str, Any] = {
     "policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
     "learner": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 10, "batch_size": 20},
-    "start": 0,
 }
 
 
