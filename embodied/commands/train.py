@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from embodied.commands import add_overrides, device_of
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, nearest
 
 if TYPE_CHECKING:
     from embodied.training.config import RunConfig
