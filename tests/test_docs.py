@@ -251,7 +251,7 @@ UNFINISHED = [
     "bridge",
     "crazyflie",
     "deploy",
-    "evidence",
+
     "extending",
     "franka",
     "robot_learning",
