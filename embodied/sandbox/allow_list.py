@@ -1,11 +1,10 @@
-"""The language of reward programs: a small, straight-line part of Python over tensors.
+"""Allow-list of the reward language: a small, straight-line subset of Python over tensors.
 
-What is written is parsed, checked against an allow-list and translated before it is compiled:
-calls, of methods too, become calls of our own table's functions, whole numbers become floats, and
-`x += y` becomes `x = x + y`. The translation has no attribute access, no names but its own and no
-control flow that depends on data, so that what it costs depends on the number of rows alone.
-Attribute names are allow-listed because evaluating without builtins is no protection: one walk over
-`__subclasses__` leaves it.
+A program is parsed, checked against the allow-list and translated before it is compiled: calls,
+also of methods, become calls of functions in our table, integers become floats, and `x += y`
+becomes `x = x + y`. The translation has no attribute access, no foreign names and no data-dependent
+control flow, so that its cost depends on the number of rows alone. Attribute names are allow-listed
+because evaluating without builtins is no protection: `__subclasses__` leads out of it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ RESERVED = MODULES | BUILTINS | {"range"}
 
 
 class Rejected(ValueError):
-    """A program that may not be used: `layer` says what stopped it (source, syntax, language,
+    """A program that must not be used. `layer`: the check that failed (source, syntax, language,
     signature, process, result)."""
 
     def __init__(self, layer: str, reason: str) -> None:
@@ -45,7 +44,7 @@ class Rejected(ValueError):
 
 @dataclass(frozen=True)
 class Checked:
-    """A program that obeys the language: `inputs` are the parameters of its entry, in order."""
+    """A program that passed the allow-list; `inputs`: the parameters of its entry, in order."""
 
     source: str
     tree: ast.Module
@@ -53,14 +52,14 @@ class Checked:
 
     @property
     def digest(self) -> str:
-        """The content address of the source."""
+        """sha256 of the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
 
 def check(source: str, known: Iterable[str] | None = None, entry: str = ENTRY) -> Checked:
-    """`source` as a program with a function `entry`; its parameters must be among `known`.
+    """`source` as a program with a function `entry`, whose parameters must be among `known`.
 
-    Rejected names the layer, the line and what to write instead.
+    Raises Rejected with the layer, the line, and what to write instead.
     """
     _text(source)
     tree = _parsed(source)
@@ -138,7 +137,7 @@ def _functions(tree: ast.Module) -> dict[str, Function]:
 
 
 def _stored(node: ast.FunctionDef) -> Iterable[str]:
-    """Names that are assigned in a function, its loops' included."""
+    """Names that are assigned in a function, including loop variables."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
             yield part.id
@@ -157,7 +156,7 @@ def _docstring(node: ast.stmt) -> bool:
 
 
 def _no_recursion(calls: dict[str, set[str]]) -> None:
-    """SyntaxError where a function can reach itself."""
+    """SyntaxError if a function calls itself, directly or not."""
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         if name in above:

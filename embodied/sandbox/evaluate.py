@@ -1,4 +1,4 @@
-"""A checked program as a function of tensors, and what its answer has to look like."""
+"""Evaluation of a checked program, and validation of its output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embodied.sandbox.table import TABLE
 from embodied.sandbox.values import PREFIX, own
 
 COMPONENTS = 32
-MESSAGE = 1500  # characters of an error that are shown
+MESSAGE = 1500  # most characters of an error
 PATHS = re.compile(r"(?:/[\w.+-]+){2,}")
 
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What a program answered: `total` [N] and `components` [N] each, float32."""
+    """Output of a program: `total` [N] and `components` [N] each, float32."""
 
     total: Tensor
     components: Tensors
@@ -34,7 +34,8 @@ Compiled = Callable[..., Any]
 def compiled(
     checked: Checked, device: torch.device | str = "cpu", entry: str = "reward"
 ) -> Compiled:
-    """The program's entry as a Python function, with no builtins and no names but the table's."""
+    """The program's entry as a Python function, without builtins and with the table's names
+    only."""
 
     def tensor(data: Any) -> Tensor:
         if isinstance(data, Tensor):
@@ -50,20 +51,20 @@ def compiled(
 def call(
     function: Compiled, inputs: Sequence[Tensor], rows: int, layer: str = "result"
 ) -> ProgramOutput:
-    """Ask the program once; Rejected where its answer has the wrong form, and at `layer` where it
-    fails."""
+    """Call the program once; Rejected at `layer` if it raises, at "result" if its output is
+    malformed."""
     try:
         with torch.no_grad():
             answer = function(*inputs)
     except Rejected:
         raise
-    except Exception as error:  # whatever the program did wrong is the answer to its author
+    except Exception as error:  # any error of the program is reported to its author
         raise Rejected(layer, described(error)) from error
     return formed(answer, rows)
 
 
 def described(error: BaseException) -> str:
-    """An error of a program, with the program's own line; no paths, no control characters."""
+    """A program's error with its line number; without paths and control characters."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<program>":
@@ -74,13 +75,13 @@ def described(error: BaseException) -> str:
 
 
 def clean(text: str) -> str:
-    """Untrusted text, fit to be shown and to be sent to a model as data."""
+    """Untrusted text, made safe to print and to send to a model as data."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return PATHS.sub("...", printable)[:MESSAGE]
 
 
 def formed(answer: Any, rows: int) -> ProgramOutput:
-    """`total` or `(total, {name: component})`, each [rows]; Rejected otherwise."""
+    """Validate `total` or `(total, {name: component})`, each [rows]; Rejected otherwise."""
     total, parts = answer, {}
     if isinstance(answer, tuple):
         if len(answer) != 2:
@@ -107,15 +108,15 @@ def _column(name: str, value: Any, rows: int) -> Tensor:
     return value.detach().float()
 
 
-def require_sound(paid: ProgramOutput, most: float) -> None:
-    """Rejected where a number is not finite, or the reward is larger than `most`."""
-    for name, value in {"the reward": paid.total, **paid.components}.items():
+def require_sound(output: ProgramOutput, most: float) -> None:
+    """Rejected if a value is not finite, or the reward exceeds `most`."""
+    for name, value in {"the reward": output.total, **output.components}.items():
         bad = ~torch.isfinite(value)
         if bad.any():
             row = int(bad.nonzero()[0])
             raise Rejected(
                 "result", f"{name} is {value[row].item()} in {int(bad.sum())} of {len(bad)} rows"
             )
-    peak = float(paid.total.abs().max()) if len(paid.total) else 0.0
+    peak = float(output.total.abs().max()) if len(output.total) else 0.0
     if peak > most:
         raise Rejected("result", f"the reward reaches {peak:.4g}; at most {most:g} is allowed")

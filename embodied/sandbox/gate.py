@@ -1,10 +1,10 @@
-"""The sandbox: programs that were written by a model become rewards only after three layers.
+"""Sandbox for reward programs that were written by a model, with three layers.
 
-(1) the language (`sandbox_language`), (2) the gate: a locked process of its own for every new
-program (`sandbox_worker`, `sandbox_lock`), (3) what it answers. "trusted" then evaluates the
-translated program here, in slices of no more rows than the gate ran: a program is straight-line, so
-that its time and memory depend on the number of rows alone and were measured at the gate. "strict"
-keeps it in its process. Threat model: docs/sandbox.md.
+(1) the allow-list of the language (`allow_list`), (2) the gate: every new program first runs in its
+own locked process (`worker`, `lock`), (3) validation of its output. "trusted" then evaluates the
+translated program in this process, in slices of no more rows than the gate used: programs are
+straight-line, so their time and memory depend on the number of rows alone and were measured by the
+gate. "strict" keeps the program in its process. Threat model: docs/sandbox.md.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from embodied.sandbox.evaluate import (
 )
 from embodied.sandbox.process import Limits, Worker
 
-SLICE = 2048  # rows of the gate's largest call, and of a call afterwards
+SLICE = 2048  # rows of the gate's largest call, and of each later call
 Mode = Literal["trusted", "strict"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the gate saw: rows tried, microseconds a row, and of each term (the reward is "")
-    minimum, mean and maximum."""
+    """Results of the gate: rows tested, microseconds per row, and minimum, mean and maximum of each
+    component (the total is "")."""
 
     digest: str
     rows: int
@@ -50,11 +50,11 @@ class Report:
 
 
 class Sandbox:
-    """A template process from which a locked child is forked for every program.
+    """A template process that forks a locked child for every program.
 
-    Use it as a context manager. `status` says what protects. ConfigError from "strict" where the
-    system has no filter for system calls, or the child's test of itself fails. `raw` (tests only)
-    runs plain Python in the child, without the language.
+    A context manager. `status` describes the protection in force. ConfigError for "strict" if the
+    system has no system-call filter, or the child's self-test fails. `raw` (tests only) runs plain
+    Python in the child, without the language.
     """
 
     def __init__(self, limits: Limits | None = None, mode: Mode = "trusted", raw: bool = False):
@@ -81,7 +81,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End the template; its children end with it."""
+        """Stop the template and its children."""
         self.link.close()
         try:
             self.template.wait(5)
@@ -90,15 +90,15 @@ class Sandbox:
             self.template.wait()
 
     def worker(self) -> Worker:
-        """A fresh locked process."""
+        """A new locked process."""
         return Worker(self.link, self.limits)
 
     def gate(self, source: str, inputs: dict[str, Tensor], real: bool = True) -> Gated:
-        """`source` as a reward of `inputs` ([N, ...] by name), or Rejected. What is made up and not
-        of the world (`real` false) says nothing about how large or finite rewards are.
+        """`source` as a reward function of `inputs` ([N, ...] by name); Rejected if it fails. For
+        random inputs (`real` false) the size of rewards is not checked.
 
-        Asked twice for these rows, and once for SLICE rows made of them: the answers must be sound,
-        the same both times, and those of a row must not depend on the other rows.
+        It is called twice on these rows and once on SLICE rows sampled from them: the outputs must
+        be valid, deterministic, and independent of the other rows.
         """
         checked = check(source, inputs)
         rows = [inputs[name].cpu() for name in checked.inputs]
@@ -111,7 +111,7 @@ class Sandbox:
             _require_same(
                 "it answers differently when asked again", first, worker.ask(source, rows, count)
             )
-            # Other rows first, and in other shares.
+            # In another order and in other proportions.
             order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()
             began = time.perf_counter()
             many = worker.ask(source, [row[order] for row in rows], SLICE)
@@ -132,7 +132,7 @@ class Sandbox:
 
     def _test(self) -> str:
         if not _readable(self.link, 60) or self.link.recv(64) != b"ready":
-            raise ConfigError("the sandbox's process did not start")
+            raise ConfigError("the sandbox process did not start")
         worker = self.worker()
         state = worker.state
         worker.close()
@@ -147,7 +147,7 @@ class Sandbox:
 
 
 class Gated:
-    """A program that passed the gate: rewards of rows, in slices of at most SLICE."""
+    """A program that passed the gate; evaluates rows in slices of at most SLICE."""
 
     def __init__(
         self, checked: Checked, report: Report, limits: Limits, worker: Worker | None = None
@@ -156,16 +156,16 @@ class Gated:
         self.made: dict[torch.device, Compiled] = {}
 
     def __call__(self, inputs: dict[str, Tensor]) -> ProgramOutput:
-        """Rewards of `inputs` [N, ...] on their device; Rejected where they are not sound."""
+        """Output for `inputs` [N, ...], on their device; Rejected if it is invalid."""
         values = [inputs[name] for name in self.checked.inputs]
         count = len(values[0]) if values else len(next(iter(inputs.values())))
         parts = [
             self._slice([value[at : at + SLICE] for value in values], min(SLICE, count - at))
             for at in range(0, max(count, 1), SLICE)
         ]
-        paid = parts[0] if len(parts) == 1 else _joined(parts)
-        require_sound(paid, self.limits.peak)
-        return paid
+        output = parts[0] if len(parts) == 1 else _joined(parts)
+        require_sound(output, self.limits.peak)
+        return output
 
     def _slice(self, values: list[Tensor], count: int) -> ProgramOutput:
         if self.held is None:
@@ -174,9 +174,9 @@ class Gated:
                 self.made[device] = compiled(self.checked, device)
             return call(self.made[device], values, count)
         device = values[0].device if values else torch.device("cpu")
-        paid = self.held.ask(self.checked.source, [v.cpu() for v in values], count)
-        parts = {name: part.to(device) for name, part in paid.components.items()}
-        return ProgramOutput(paid.total.to(device), parts)
+        output = self.held.ask(self.checked.source, [v.cpu() for v in values], count)
+        parts = {name: part.to(device) for name, part in output.components.items()}
+        return ProgramOutput(output.total.to(device), parts)
 
     def close(self) -> None:
         if self.held is not None:
@@ -184,7 +184,7 @@ class Gated:
 
 
 def _environment() -> dict[str, str]:
-    """What the template needs to find Python's packages, and nothing else."""
+    """Environment variables of the template: what Python needs to find its packages."""
     paths = os.pathsep.join(filter(None, sys.path))
     return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -209,9 +209,9 @@ def _require_same(reason: str, a: ProgramOutput, b: ProgramOutput, within: float
             raise Rejected("result", reason)
 
 
-def _taken(paid: ProgramOutput, order: Tensor) -> ProgramOutput:
+def _taken(output: ProgramOutput, order: Tensor) -> ProgramOutput:
     return ProgramOutput(
-        paid.total[order], {name: part[order] for name, part in paid.components.items()}
+        output.total[order], {name: part[order] for name, part in output.components.items()}
     )
 
 
@@ -223,8 +223,8 @@ def _joined(parts: Sequence[ProgramOutput]) -> ProgramOutput:
     )
 
 
-def _statistics(paid: ProgramOutput) -> dict[str, tuple[float, float, float]]:
+def _statistics(output: ProgramOutput) -> dict[str, tuple[float, float, float]]:
     return {
         name: (float(v.min()), float(v.mean()), float(v.max()))
-        for name, v in {"": paid.total, **paid.components}.items()
+        for name, v in {"": output.total, **output.components}.items()
     }

@@ -1,7 +1,7 @@
-"""Lock the calling process: limits, no privileges, no open files, and a system-call filter.
+"""Locks the calling process: resource limits, no privileges, no open files, a system-call filter.
 
-Linux on x86-64 and aarch64 gets a seccomp-BPF allow-list, installed through prctl with ctypes only;
-elsewhere the state says that there is none, and strict mode does not start.
+On Linux (x86-64, aarch64) the filter is a seccomp-BPF allow-list, installed with prctl via ctypes.
+Elsewhere there is none, and strict mode does not start.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ CALLS = {  # the machine's audit number, what may be called, and mmap and mprote
 
 
 def lock(handles: Sequence[int], limits: dict[str, float]) -> dict[str, Any]:
-    """Leave this process nothing but time, memory and `handles` (read, write, print), which become
-    3, 4 and 1. Returns what is in force: {"seccomp": ..., "user": ...}."""
+    """Restrict this process to computing and to `handles` (requests, answers, print), which become
+    file descriptors 3, 4 and 1. Returns what is in force: {"seccomp": ..., "user": ...}."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _only(handles)
     os.environ.clear()
     os.chdir(tempfile.mkdtemp(prefix="program-"))
-    os.rmdir(os.getcwd())  # nobody can put anything into a folder that is gone
+    os.rmdir(os.getcwd())  # a deleted folder cannot be written to
     user = _drop()
     _limit(limits)
     return {"seccomp": _seccomp(), "user": user}
 
 
 def _only(handles: Sequence[int]) -> None:
-    """Keep three descriptors: requests as 3, answers as 4, print as 1 and 2; 0 reads nothing."""
+    """Keep three descriptors: requests as 3, answers as 4, print as 1 and 2; 0 is empty."""
     requests, answers, printed = handles
     high = [os.dup2(h, 200 + i) for i, h in enumerate((requests, answers, printed))]
     null = os.open(os.devnull, os.O_RDONLY)
@@ -64,7 +64,7 @@ def _only(handles: Sequence[int]) -> None:
 
 
 def _drop() -> str:
-    """Become nobody where this is root."""
+    """Switch to the user `nobody` if this is root."""
     if os.geteuid() != 0:
         return "own"
     os.setgroups([])
@@ -85,7 +85,7 @@ def _limit(limits: dict[str, float]) -> None:
 
 
 def _seccomp() -> str:
-    """Install the filter; "on", or why there is none."""
+    """Install the filter; "on", or why it is not available."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in CALLS:
         return f"not available on {sys.platform} {machine}"
@@ -103,8 +103,8 @@ def _seccomp() -> str:
 
 
 def _filter(arch: int, calls: Sequence[int], mapping: Sequence[int]) -> bytes:
-    """BPF: another machine's calls kill; listed calls pass; memory may be mapped, never made
-    executable; all else is refused."""
+    """BPF program: calls of another architecture kill; listed calls pass; memory may be mapped but
+    not made executable; everything else returns EPERM."""
     lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     for call in calls:
         lines += [(EQUAL, 0, 1, call), (RETURN, 0, 0, ALLOW)]
@@ -121,7 +121,7 @@ def _filter(arch: int, calls: Sequence[int], mapping: Sequence[int]) -> bytes:
 
 
 def self_test() -> list[str]:
-    """What this locked process could still do and must not; [] is right."""
+    """Forbidden operations that still succeed in this process; [] if the lock holds."""
     return [name for name, attempt in ATTEMPTS.items() if _succeeds(attempt)]
 
 

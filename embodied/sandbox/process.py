@@ -1,4 +1,4 @@
-"""One locked process, as the training process sees it: asked over pipes, never waited for long."""
+"""Worker: the training process's handle of one locked process, over pipes with timeouts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from embodied.sandbox.worker import HEADER, pack, unpack
 
 @dataclass(frozen=True)
 class Limits:
-    """`wall` s an answer may take, `cpu` s a program may compute in all, `memory` bytes beyond what
-    the worker has, `output` bytes it may print, `peak`: the largest |reward|, `cost`: the most
-    microseconds a row in large batches."""
+    """Limits of a program. `wall`: seconds per answer; `cpu`: seconds in total; `memory`: bytes
+    beyond the worker's own; `output`: bytes printed; `peak`: largest |reward|; `cost`: microseconds
+    per row in large batches."""
 
     wall: float = 2.0
     cpu: int = 5
@@ -36,7 +36,7 @@ class Limits:
 
 
 class Worker:
-    """One locked process; `state` is what it said of itself."""
+    """One locked process; `state` is its report on its own lock."""
 
     def __init__(self, link: socket.socket, limits: Limits) -> None:
         self.link, self.limits = link, limits
@@ -53,8 +53,8 @@ class Worker:
         self.state, _ = self._answer(time.monotonic() + 10 * self.limits.wall, 1 << 16)
 
     def ask(self, source: str, inputs: Sequence[Tensor], rows: int) -> ProgramOutput:
-        """The program's answer for `inputs` [rows, ...]; Rejected at layer "process" where it
-        breaks a limit (the process is gone then)."""
+        """The program's output for `inputs` [rows, ...]; Rejected at layer "process" if it exceeds
+        a limit, in which case the process is gone."""
         if self.pid is None:
             raise Rejected("process", "it was stopped before")
         until = time.monotonic() + self.limits.wall
@@ -73,7 +73,7 @@ class Worker:
         return ProgramOutput(values[0], dict(zip(names, values[1:], strict=True)))
 
     def close(self) -> str:
-        """Kill the process and all it started; says how it had ended."""
+        """Kill the process and its children; returns how it had ended."""
         if self.pid is None:
             return ""
         order = json.dumps({"order": "end", "pid": self.pid}).encode()
@@ -121,7 +121,7 @@ class Worker:
         return bytes(got)
 
     def _wait(self, read: list[int], write: list[int], until: float) -> None:
-        """Until one is ready; what the program prints is counted and thrown away."""
+        """Wait until a handle is ready; printed output is counted and discarded."""
         while True:
             left = until - time.monotonic()
             if left <= 0:

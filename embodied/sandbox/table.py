@@ -1,7 +1,7 @@
-"""The functions that a reward program may call, by the names that people and models write.
+"""Functions that a reward program may call, by the names that people and models write.
 
-NumPy's names mean torch's functions (`np.linalg.norm` is `torch.linalg.vector_norm`), and methods
-(`x.norm(dim=-1)`) are the same functions of their first argument. What is not here cannot be named.
+NumPy names map to torch functions (`np.linalg.norm` to `torch.linalg.vector_norm`), and methods
+(`x.norm(dim=-1)`) to the same functions. Anything else cannot be named.
 """
 
 from __future__ import annotations

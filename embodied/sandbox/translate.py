@@ -1,4 +1,4 @@
-"""Statements of reward programs, from what is said to what is compiled, each kind by name."""
+"""Translation of statements of reward programs, by kind of AST node."""
 
 from __future__ import annotations
 

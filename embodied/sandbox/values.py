@@ -1,4 +1,4 @@
-"""Expressions of reward programs, from what is said to what is compiled, each kind by name."""
+"""Translation of expressions of reward programs, by kind of AST node."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def own(name: str) -> str:
 
 
 def counter(name: str) -> str:
-    """The name of a loop's counter in a compiled program: outside of its loop it has none."""
+    """The name of a loop variable in a compiled program; outside of its loop it is undefined."""
     return f"{PREFIX}at_{name}"
 
 

@@ -1,8 +1,8 @@
-"""The locked child of the sandbox: one process a program, that can compute and nothing else.
+"""The sandbox's locked process: one per program, able to compute and nothing else.
 
-`python -m embodied.sandbox.worker` is a template: it loads torch once and never runs a
-program itself. For each program it forks a child, which locks itself (`sandbox_lock`) and only then
-reads what it is to do. Frames are a length, a JSON header and raw arrays; nothing is ever pickled.
+`python -m embodied.sandbox.worker` is a template: it imports torch once and never runs a program.
+For each program it forks a child, which locks itself (`lock`) before it reads any request. Frames
+are a length, a JSON header and raw arrays; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool
 
 
 def pack(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
-    """One frame; the header is told shapes and types of the arrays."""
+    """One frame; shapes and dtypes of the arrays are added to the header."""
     told = header | {"arrays": [[str(a.dtype), list(a.shape)] for a in arrays]}
     text = json.dumps(told).encode()
     body = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
@@ -36,7 +36,7 @@ def pack(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
 
 
 def unpack(text: bytes, body: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The inverse of `pack`; ValueError where it is not a frame of ours."""
+    """The inverse of `pack`; ValueError for an invalid frame."""
     header = json.loads(text)
     arrays: list[np.ndarray] = []
     at = 0
@@ -52,8 +52,9 @@ def unpack(text: bytes, body: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def template(given: int, raw: bool) -> None:
-    """Serve the parent over the Unix socket `given`: "new" with two pipes and the limits makes a
-    child, "end PID" kills its group and says how it ended. The parent's end of file is the end."""
+    """Serve the parent over the Unix socket `given`: "new", with pipes and limits, forks a child;
+    "end PID" kills its process group and returns its exit status. Ends at the parent's end of file.
+    """
     torch.set_num_threads(1)
     _warm()
     link = socket.socket(fileno=given)
@@ -76,7 +77,7 @@ def template(given: int, raw: bool) -> None:
 
 
 def _warm() -> None:
-    """Do once what torch does lazily: it may not open files later."""
+    """Trigger torch's lazy initialisation, while files can still be opened."""
     checked = check("def reward(x):\n    return torch.exp(-torch.norm(x, dim=-1))")
     run.call(run.compiled(checked), [torch.rand(4096, 3)], 4096)
 
@@ -92,7 +93,7 @@ def _end(pid: int) -> int:
 
 
 def _child(handles: Sequence[int], limits: dict[str, float], raw: bool) -> None:
-    """Never returns. `handles`: requests to read, answers to write, where it prints."""
+    """Runs in the child and never returns. `handles`: requests, answers, print."""
     try:
         state = lock(handles, limits)
         requests, answers = 3, 4
@@ -103,7 +104,7 @@ def _child(handles: Sequence[int], limits: dict[str, float], raw: bool) -> None:
             if frame is None:
                 os._exit(0)
             write(answers, _answer(*unpack(*frame), programs, raw))
-    except BaseException:  # a program in raw mode may raise anything; nobody can hear it
+    except BaseException:  # a program in raw mode may raise anything
         os._exit(3)
     finally:
         os._exit(4)
@@ -117,27 +118,27 @@ def _answer(
         if source not in programs:
             programs[source] = _raw(source) if raw else run.compiled(check(source))
         inputs = [torch.from_numpy(array.copy()) for array in arrays]
-        paid = run.call(programs[source], inputs, order["rows"], "process" if raw else "result")
+        output = run.call(programs[source], inputs, order["rows"], "process" if raw else "result")
         for value, array in zip(inputs, arrays, strict=True):
             if not np.array_equal(value.numpy(), array, equal_nan=value.is_floating_point()):
                 raise Rejected("result", "it changes its inputs")
     except Rejected as error:
         return pack({"layer": error.layer, "reason": run.clean(error.reason)})
-    except Exception as error:  # raw programs only: what they raise is their answer
+    except Exception as error:  # raw programs only
         return pack({"layer": "process", "reason": run.described(error)})
-    columns = [paid.total, *paid.components.values()]
-    return pack({"names": list(paid.components)}, [column.numpy() for column in columns])
+    columns = [output.total, *output.components.values()]
+    return pack({"names": list(output.components)}, [column.numpy() for column in columns])
 
 
 def _raw(source: str) -> Any:
-    """Plain Python, for the tests that show that the process holds by itself."""
+    """Plain Python, for tests which show that the process alone is sufficient."""
     names: dict[str, Any] = {}
     exec(compile(source, "<program>", "exec"), names)
     return names["reward"]
 
 
 def read(handle: int) -> tuple[bytes, bytes] | None:
-    """One frame, waiting for it; None at the end."""
+    """Read one frame, blocking; None at the end of file."""
     start = _exactly(handle, HEADER.size)
     if start is None:
         return None

@@ -1,7 +1,7 @@
-"""Captions of facts: what can be said of a picture, in how many ways, and in which order.
+"""Facts about images and their captions: many phrasings, held-out ones, and ordered ladders.
 
-A fact is true or false of a scene and has many phrasings, some of which are never trained on. A
-ladder is a quantity in words: facts from worst to best, exactly one of which is true.
+A fact is true or false of a scene and has many phrasings, some of which are never used in training.
+A ladder is a quantity in words: facts from worst to best, exactly one of which is true.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HELD = 7  # every so many phrasings, one is held out
+HELD = 7  # one in HELD phrasings is held out
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`phrases` are trained on, `held_out` are for evaluation only."""
+    """`phrases` are for training, `held_out` for evaluation only."""
 
     name: str
     phrases: tuple[str, ...]
@@ -28,9 +28,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ladder:
-    """`rungs` from worst to best; `edges` are the values of the quantity between them, rising or
-    falling; `ends` the values at which the first and the last rung are as bad and good as can be.
-    """
+    """`rungs`: facts from worst to best; `edges`: the values of the quantity between them,
+    increasing or decreasing; `ends`: the values at which the scale of the first and the last rung
+    ends."""
 
     name: str
     rungs: tuple[Fact, ...]
@@ -46,14 +46,14 @@ class Ladder:
             raise ValueError(f"ladder {self.name}: edges {self.edges} do not fit its rungs")
 
     def rung(self, quantity: Tensor) -> Tensor:
-        """The number [n] (int64) of the rung on which each of `quantity` [n] stands."""
+        """Index [n] (int64) of the rung of each `quantity` [n]."""
         sign = 1.0 if self.ends[1] > self.ends[0] else -1.0
         edges = sign * torch.tensor(self.edges, dtype=quantity.dtype)
         return torch.bucketize(sign * quantity, edges, right=True)
 
     def place(self, quantity: Tensor) -> Tensor:
-        """`quantity` [n] as a place between the rungs' middles, from 0 to the last rung's number;
-        it grows with every step in the right direction between the ends."""
+        """`quantity` [n] as a position from 0 to the index of the last rung; strictly increasing in
+        the right direction between the ends."""
         marks = torch.tensor((self.ends[0], *self.edges, self.ends[1]), dtype=quantity.dtype)
         at = self.rung(quantity)
         share = ((quantity - marks[at]) / (marks[at + 1] - marks[at])).clamp(0, 1)
@@ -63,7 +63,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """All that can be said of one world. `blank` says that there is nothing to be seen."""
+    """All facts of one environment."""
 
     ladders: tuple[Ladder, ...]
     plain: tuple[Fact, ...]
@@ -75,9 +75,9 @@ class CaptionSet:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Pictures uint8 [N, s, s, 3] of one world; `facts` [N, F] (bool) in the order of
-    `words.facts`; `places` [N, L] on its ladders; `track` [N] (int64): which scripted episode a
-    picture is of, in order, or -1; `moved` names the ladder that the tracks climb."""
+    """Images uint8 [N, s, s, 3] of one environment; `facts` [N, F] (bool) in the order of
+    `words.facts`; `places` [N, L] on its ladders; `track` [N] (int64): index of the scripted
+    episode, or -1; `moved`: the ladder that the tracks climb."""
 
     world: str
     words: CaptionSet
@@ -92,8 +92,8 @@ class Scenes:
 
 
 def fact(name: str, phrases: Sequence[str]) -> Fact:
-    """A fact with every seventh of its phrasings (by their own hash, so that it is the same in
-    every run) held out; at least three are trained on, and one is not."""
+    """A fact with every seventh phrasing held out (chosen by hash, so that it is the same in every
+    run); at least three are for training, and one is held out."""
     ordered = sorted(set(phrases), key=lambda text: (zlib.crc32(text.encode()), text))
     if len(ordered) < 4:
         raise ValueError(f"fact {name} needs at least four phrasings, it has {len(ordered)}")
@@ -102,7 +102,7 @@ def fact(name: str, phrases: Sequence[str]) -> Fact:
 
 
 def fill_templates(templates: Sequence[str], **words: Sequence[str]) -> list[str]:
-    """Every template with every combination of the words for its slots."""
+    """Every template with every combination of words for its slots."""
     return [
         template.format(**dict(zip(words, chosen, strict=True)))
         for template in templates
@@ -133,7 +133,7 @@ def fact_matrix(
 
 
 def ladder_positions(words: CaptionSet, quantities: dict[str, Tensor]) -> Tensor:
-    """Places [n, L] on the ladders."""
+    """Positions [n, L] on the ladders."""
     places = [each.place(quantities[each.name]) for each in words.ladders]
     first = next(iter(quantities.values()))
     return torch.stack(places, 1).float() if places else torch.zeros(len(first), 0)

@@ -1,7 +1,7 @@
-"""Contrastive: CLIP and SigLIP from a folder (or, by name, from the hub) as an `ImageText`.
+"""CLIP and SigLIP from a folder or the Hugging Face hub, as an `ImageText`.
 
-CLIP (Radford et al., 2021), SigLIP (Zhai et al., 2023), through `transformers`; pictures are
-prepared here, in torch, as the model's own preprocessor_config.json says.
+CLIP (Radford et al., 2021), SigLIP (Zhai et al., 2023), through `transformers`; images are
+preprocessed here, in torch, as the model's preprocessor_config.json specifies.
 """
 
 # pyright: basic
@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.vision import simclip
 from embodied.vision.image_text import ImageText, views_of
 
-MODES = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}  # PIL's numbers for how to resize
+MODES = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}  # PIL's resampling filters
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BATCH = 64
 
@@ -83,7 +83,7 @@ def resized(chw: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 
 class Contrastive:
-    """A dual encoder of `transformers`, frozen, in float32."""
+    """A frozen dual encoder of `transformers`, in float32."""
 
     def __init__(self, model: Any, tokenizer: Any, prepare: Preparation, name: str) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -103,7 +103,7 @@ class Contrastive:
 
     @torch.no_grad()
     def texts(self, sentences: Sequence[str]) -> Tensor:
-        # SigLIP was trained on texts filled up to their full length.
+        # SigLIP was trained with texts padded to the maximum length,
         tokens = self.tokenizer(
             list(sentences),
             padding=True if self.kind == "clip" else "max_length",
@@ -113,12 +113,12 @@ class Contrastive:
         )
         taken = {key: tokens[key] for key in ("input_ids", "attention_mask") if key in tokens}
         if self.kind != "clip":
-            taken.pop("attention_mask", None)  # its filling is read, as in training
+            taken.pop("attention_mask", None)  # and attends to the padding
         said = self.model.get_text_features(**{k: v.to(self._device) for k, v in taken.items()})
         return functional.normalize(_pooled(said), dim=1)
 
     def _images(self, pictures: Tensor) -> Tensor:
-        """Of several views the mean of what each looks like."""
+        """The mean embedding of several views."""
         views = pictures.chunk(views_of(pictures), dim=2)
         seen = torch.stack([self._view(view) for view in views])
         return functional.normalize(seen.mean(0), dim=1)
@@ -133,8 +133,8 @@ class Contrastive:
 
 
 def open_image_text(name: str, device: torch.device | str = "cpu") -> ImageText:
-    """The encoder that `name` means: "simclip", a folder (ours, or a CLIP or SigLIP as
-    `save_pretrained` writes it), or "owner/model" on the hub. ConfigError says what is wrong."""
+    """The encoder called `name`: "simclip", a folder (with a SimClip, CLIP or SigLIP), or
+    "owner/model" on the hub. ConfigError if it cannot be opened."""
     if name == "simclip":
         return simclip.load(device=device)
     folder = Path(name).expanduser()
@@ -142,7 +142,7 @@ def open_image_text(name: str, device: torch.device | str = "cpu") -> ImageText:
         return simclip.load(folder, device)
     if not folder.exists() and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
         raise ConfigError(
-            f"there is no model at {name}: give a folder with a CLIP or SigLIP, "
+            f"no model at {name}: use a folder with a CLIP or SigLIP, "
             'owner/model on the hub, or "simclip"'
         )
     return _opened(str(folder) if folder.exists() else name, folder.exists(), device)
@@ -160,7 +160,7 @@ def _opened(name: str, local: bool, device: torch.device | str) -> Contrastive:
         kinds = {"clip": transformers.CLIPModel, "siglip": transformers.SiglipModel}
         if config.model_type not in kinds:
             raise ConfigError(
-                f"{name} is a {config.model_type}; an encoder of pictures and texts is one of "
+                f"{name} is a {config.model_type}; supported image-text encoders: "
                 f"{', '.join(kinds)}"
             )
         kind = kinds[config.model_type]
@@ -177,7 +177,7 @@ def _opened(name: str, local: bool, device: torch.device | str) -> Contrastive:
 
 
 def _preprocessor(name: str, local: bool) -> dict[str, Any]:
-    """What preprocessor_config.json says; nothing where there is none."""
+    """The model's preprocessor_config.json; {} without one."""
     if local:
         path = Path(name) / "preprocessor_config.json"
         return json.loads(path.read_text()) if path.exists() else {}
@@ -190,7 +190,7 @@ def _preprocessor(name: str, local: bool) -> dict[str, Any]:
 
 
 def _pooled(features: Any) -> Tensor:
-    """The vector of each row, however this version of `transformers` hands it over."""
+    """The embedding of each row, for all versions of `transformers`."""
     return getattr(features, "pooler_output", features)
 
 
@@ -199,7 +199,7 @@ def _sides(size: int | Mapping[str, int]) -> tuple[int, int]:
 
 
 def _shorter(size: Sequence[int], short: int) -> tuple[int, int]:
-    """(height, width) with the shorter side `short` and the same aspect, rounded down."""
+    """(height, width) with the shorter side `short` and the same aspect ratio, rounded down."""
     height, width = size
     if height <= width:
         return short, int(short * width / height)
@@ -207,7 +207,7 @@ def _shorter(size: Sequence[int], short: int) -> tuple[int, int]:
 
 
 def _cut(pictures: Tensor, crop: tuple[int, int]) -> Tensor:
-    """The middle of pictures [N, 3, H, W]; what is missing at the edges is black."""
+    """The centre crop of images [N, 3, H, W], zero-padded."""
     height, width = pictures.shape[-2:]
     tall, wide = max(crop[0] - height, 0), max(crop[1] - width, 0)
     if tall or wide:

@@ -1,7 +1,7 @@
-"""Corpus: scenes of all worlds as batches of pictures, captions and the facts behind them.
+"""Training batches for SimClip: scenes of all environments with captions and facts.
 
-Pictures are reduced once to what of them is not learned (`Towers.look.moments`), as they are and in
-other lights; captions are drawn anew in every step.
+The fixed features of all images are computed once (`Towers.look.moments`), with and without
+augmentation; captions are sampled anew in every step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LINKS = (" and ", ", ", " while ", "; ", " with ")
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` of `batch` pictures; AdamW with warm-up and a cosine;
-    then `polish` steps of pictures alone; `order` is c;
-    `variants` of every picture are drawn from: itself, and in other lights."""
+    """`steps` of `batch` images with AdamW, warm-up and cosine decay; then `polish` steps of the
+    image head; `order`: weight c of the ladder loss; `variants`: versions of every image, augmented
+    but for the first."""
 
     steps: int = 2500
     batch: int = 160
@@ -46,12 +46,13 @@ class Plan:
 
 
 class Corpus:
-    """All worlds' scenes with one numbering of facts, and every phrasing's facts."""
+    """Scenes of all environments with a common numbering of facts, and the facts of every
+    phrasing."""
 
     def __init__(self, worlds: Sequence[Scenes], held_out: bool = False) -> None:
         self.worlds = list(worlds)
         facts = [fact for scenes in worlds for fact in scenes.words.facts]
-        self.count = len(facts) + 1  # the last one: there is nothing to be seen
+        self.count = len(facts) + 1  # the last one: an empty image
         self.first = [0]
         for scenes in worlds:
             self.first.append(self.first[-1] + len(scenes.words.facts))
@@ -61,7 +62,7 @@ class Corpus:
         for number, each in enumerate(self.phrases):
             for phrase in each:
                 self.means.setdefault(phrase, set()).add(number)
-        # A rare fact is as worth telling as a common one.
+        # Rare facts are sampled as often as common ones.
         self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in worlds]
 
     def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
@@ -84,13 +85,13 @@ class Corpus:
             self.moments.append(load_file(path)["moments"])
 
     def facts(self, world: int, index: Tensor) -> Tensor:
-        """Facts [n, count] (bool) of pictures `index` [n]."""
+        """Facts [n, count] (bool) of images `index` [n]."""
         known = torch.zeros(len(index), self.count, dtype=torch.bool)
         known[:, self.first[world] : self.first[world + 1]] = self.worlds[world].facts[index]
         return known
 
-    def told(self, world: int, index: Tensor, random: torch.Generator) -> list[list[str]]:
-        """A caption for every picture: one to three phrases that are true of it."""
+    def caption(self, world: int, index: Tensor, random: torch.Generator) -> list[list[str]]:
+        """A caption for every image: one to three true phrases."""
         weights = self.worlds[world].facts[index] * self.rare[world]
         most = int((weights > 0).sum(1).min())
         chosen = torch.multinomial(weights, min(3, most), generator=random)
@@ -101,12 +102,12 @@ class Corpus:
         ]
 
     def phrase(self, fact: int, random: torch.Generator) -> str:
-        """One of a fact's phrasings."""
+        """A random phrasing of a fact."""
         each = self.phrases[fact]
         return each[int(torch.randint(len(each), (1,), generator=random))]
 
     def shares(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """Of which facts each sentence speaks [M, count], rows that sum to one (or to nothing)."""
+        """Facts that each sentence states [M, count], rows that sum to one (or to zero)."""
         shares = torch.zeros(len(sentences), self.count)
         for row, sentence in enumerate(sentences):
             for phrase in sentence:
@@ -115,8 +116,8 @@ class Corpus:
         return shares
 
     def hold(self, captions: Sequence[Sequence[str]], facts: Tensor) -> Tensor:
-        """Which captions [M] are true of pictures with `facts` [n, count]: [n, M] (bool). A phrase
-        that means several facts (in several worlds) is true where one of them is."""
+        """Which captions [M] are true of images with `facts` [n, count]: [n, M] (bool). An
+        ambiguous phrase is true if one of its facts is."""
         true = torch.ones(len(facts), len(captions), dtype=torch.bool)
         for column, caption in enumerate(captions):
             for phrase in caption:
@@ -126,10 +127,10 @@ class Corpus:
 
 @dataclass(slots=True)
 class Batch:
-    """`colour_moments` [n, F] of pictures, `captions` with who they are `true` of [n, M]; `rungs`:
-    sentences of each ladder of the first `own` pictures' world, worst first, and their `places`
-    [own, L]; the last `blank` pictures are of nothing. `stated` [M + rungs, F]: which facts each
-    sentence states, as shares; `ranks`: the numbers of the rungs' facts, nothing's first."""
+    """`moments` [n, F]: image features; `captions`, and of which images they are `true` [n, M];
+    `rungs`: sentences of each ladder of the first `own` images' environment, worst first, and their
+    `places` [own, L]; the last `blank` images are empty. `stated` [M + rungs, F]: facts stated by
+    each sentence; `ranks`: indices of the rungs' facts, the empty one first."""
 
     moments: Tensor
     captions: list[str]
@@ -143,8 +144,8 @@ class Batch:
 
 
 def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
-    """The batch of one step: three quarters from one world, so that its captions have to be told
-    apart; a few pictures of nothing, a few sentences about nothing."""
+    """The batch of one step: three quarters from one environment, so that its captions must be
+    distinguished, with some empty images and unrelated sentences."""
     random = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     sizes = torch.tensor([float(len(scenes)) for scenes in corpus.worlds])
     main = int(torch.multinomial(sizes, 1, generator=random))
@@ -156,7 +157,7 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
         variant = torch.randint(plan.variants, (count,), generator=random)
         seen.append(corpus.moments[world][variant, index])
         facts.append(corpus.facts(world, index))
-        captions += corpus.told(world, index[: max(count // 3, 1)], random)
+        captions += corpus.caption(world, index[: max(count // 3, 1)], random)
         if len(seen) == 1:
             places = corpus.worlds[world].places[index]
     seen.append(corpus.nothing[torch.randint(len(corpus.nothing), (blank,), generator=random)])
@@ -189,7 +190,7 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
 
 
 def rungs_of(corpus: Corpus, world: int) -> list[list[int]]:
-    """The numbers of the facts of each of a world's ladders."""
+    """Indices of the facts of each ladder of an environment."""
     found, number = [], corpus.first[world]
     for ladder in corpus.worlds[world].words.ladders:
         found.append(list(range(number, number + len(ladder.rungs))))
@@ -198,13 +199,14 @@ def rungs_of(corpus: Corpus, world: int) -> list[list[int]]:
 
 
 def join_phrases(phrases: Sequence[str], random: torch.Generator) -> str:
-    """Phrases as one sentence."""
+    """Phrases joined to one sentence."""
     link = LINKS[int(torch.randint(len(LINKS), (1,), generator=random))]
     return link.join(phrases)
 
 
 def drop_views(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
-    """Every fourth picture [N, F] without the views after its first, which has `single` numbers."""
+    """Images [N, F] with all views but the first removed from every fourth; one view has `single`
+    features."""
     moments[torch.rand(len(moments), generator=random) < 0.25, single:] = torch.nan
     return moments
 
@@ -217,7 +219,7 @@ def unrelated_sentence(random: torch.Generator) -> str:
 
 
 def blank_images(count: int, side: int, views: int, random: torch.Generator) -> Tensor:
-    """Pictures of nothing: one colour, darkness, noise, uint8 [count, side, views side, 3]."""
+    """Empty images: one colour, black, or noise, uint8 [count, side, views side, 3]."""
     colour = torch.randint(256, (count, 1, 1, 3), generator=random)
     colour[::3] = 0
     noise = torch.randint(-60, 61, (count, side, views * side, 3), generator=random)
@@ -229,7 +231,7 @@ def blank_images(count: int, side: int, views: int, random: torch.Generator) -> 
 def colour_moments(
     towers: Towers, pictures: Tensor, variant: int, random: torch.Generator
 ) -> Tensor:
-    """What is not learned of pictures, [N, F] in half precision; those of variant 0 as they are."""
+    """Fixed features of images, [N, F] in half precision; augmented unless `variant` is 0."""
     device = towers.t.device
     parts = [
         towers.look.moments(
@@ -241,12 +243,12 @@ def colour_moments(
 
 
 def augment(pictures: Tensor, random: torch.Generator) -> Tensor:
-    """Another light, other colours, some noise, and for every fifth a coarser picture."""
+    """Random brightness, tint and noise; every fifth image at lower resolution."""
     count, (side, width) = len(pictures), pictures.shape[1:3]
     gain = 0.8 + 0.4 * torch.rand(count, 1, 1, 1, generator=random)
     tint = 0.92 + 0.16 * torch.rand(count, 1, 1, 3, generator=random)
     shift = 24 * torch.rand(count, 1, 1, 1, generator=random) - 12
-    # One grain for all, each with its own strength: drawing one for each costs more than a step.
+    # One noise image for all, with random strengths: one for each would cost more than a step.
     grain = torch.randn(1, *pictures.shape[1:], generator=random)
     strength = 8 * torch.rand(count, 1, 1, 1, generator=random) - 4
     changed = pictures.float() * (gain * tint) + (shift + strength * grain)

@@ -1,7 +1,7 @@
-"""Grade: what an encoder can tell apart on scenes and in words it was not trained on.
+"""Evaluation of SimClip on held-out scenes and phrasings, and its model card.
 
-Retrieval and single facts do not certify a reward: whether its number follows true progress along
-scripted ways to success is measured by itself, with the ladder and with the plain cosine.
+Retrieval and single facts are not sufficient for a reward: whether the score follows true progress
+along scripted successful episodes is measured separately, for the ladder and for the plain cosine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import BLANK, SimClip, Towers, save, words_of
 
-SAID = 5  # phrasings a fact is asked in
-GAP = 3  # white pixels between the pictures of the sheet
+SAID = 5  # phrasings per fact
+GAP = 3  # white pixels between images
 
 
 def publish(
@@ -35,9 +35,9 @@ def publish(
     plan: Plan,
     minutes: float,
 ) -> list[str]:
-    """Grade `towers` and write weights, card and sheet to `out`; what to print of it.
+    """Evaluate `towers` and write weights, card and contact sheet to `out`; returns lines to print.
 
-    `fresh` are scenes of another seed, `tracks` scripted ways to success.
+    `fresh` are scenes of another seed, `tracks` scripted successful episodes.
     """
     card = card_of(trained, plan, minutes)
     model = SimClip(towers, card, "cpu")
@@ -52,7 +52,7 @@ def publish(
 
 
 def card_of(trained: Sequence[Scenes], plan: Plan, minutes: float) -> dict[str, Any]:
-    """What the model has to know of its own training: words and orders of captions."""
+    """What the model must know at inference: vocabulary and ladders."""
     corpus = Corpus(trained)
     ladders = {
         f"{scenes.world}: {ladder.name}": [spread(rung.phrases, SAID) for rung in ladder.rungs]
@@ -69,13 +69,13 @@ def card_of(trained: Sequence[Scenes], plan: Plan, minutes: float) -> dict[str, 
 
 
 def spread(phrases: Sequence[str], count: int) -> list[str]:
-    """`count` of `phrases`, evenly over them."""
+    """`count` of `phrases`, evenly spaced."""
     step = max(len(phrases) // count, 1)
     return list(phrases[::step][:count])
 
 
 def evaluate(model: SimClip, fresh: Scenes, tracks: Scenes) -> dict[str, Any]:
-    """All figures of one world."""
+    """All metrics of one environment."""
     seen = model.images(fresh.pictures)
     worst, facts = fact_auc(model, seen, fresh)
     return {
@@ -88,8 +88,8 @@ def evaluate(model: SimClip, fresh: Scenes, tracks: Scenes) -> dict[str, Any]:
 
 
 def fact_auc(model: SimClip, seen: Tensor, fresh: Scenes) -> tuple[list[str], dict[str, float]]:
-    """Area under the curve of every fact that holds in some pictures and not in others, with
-    phrasings that were trained on and with held-out ones; and which facts are told apart worst."""
+    """AUC of every fact that is true in some images and false in others, with training and with
+    held-out phrasings; and the worst facts."""
     scores: dict[str, dict[str, float]] = {"auc": {}, "auc_held_out": {}}
     for column, fact in enumerate(fresh.words.facts):
         true = fresh.facts[:, column]
@@ -105,8 +105,8 @@ def fact_auc(model: SimClip, seen: Tensor, fresh: Scenes) -> tuple[list[str], di
 
 
 def rung_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
-    """How often the most likely rung is the true one, and at most one beside it, over all ladders,
-    asked in held-out phrasings."""
+    """Accuracy of the most likely rung, and within one rung, over all ladders, in held-out
+    phrasings."""
     right, beside, column = [], [], 0
     for ladder in fresh.words.ladders:
         count = len(ladder.rungs)
@@ -123,8 +123,8 @@ def rung_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, floa
 
 
 def retrieval_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str, float]:
-    """How often, of the captions of a hundred pictures (all that holds in each, in held-out
-    phrasings), the nearest one to a picture is true of it; and how often by chance."""
+    """How often the nearest of the captions of 100 images (all true facts, held-out phrasings) is
+    true of an image; and the chance level."""
     count = min(100, len(seen))
     held = fresh.facts[:count]
     captions = [
@@ -140,9 +140,9 @@ def retrieval_accuracy(model: SimClip, seen: Tensor, fresh: Scenes) -> dict[str,
 
 
 def progress_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
-    """Spearman's correlation of ladder and cosine with the true place on the ladder that success
-    climbs, mean over the tracks; the share of steps in which the ladder hardly moves; and what it
-    says of a picture of nothing, and of the tracks' beginnings."""
+    """Spearman's correlation of the ladder's score and of the cosine with true progress, averaged
+    over the tracks; the fraction of steps with constant score; the scores of an empty image and of
+    initial states."""
     names = [ladder.name for ladder in tracks.words.ladders]
     column = names.index(tracks.moved[0])
     ladder = tracks.words.ladders[column]
@@ -175,7 +175,7 @@ def progress_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
 
 
 def placed(model: SimClip, seen: Tensor, rungs: Tensor) -> Tensor:
-    """The expected place of each picture on a ladder, in [0, 1]."""
+    """Expected position of each image on a ladder, in [0, 1]."""
     return (model.scale * seen @ rungs.T).softmax(1) @ torch.linspace(0, 1, len(rungs))
 
 
@@ -188,15 +188,15 @@ def mean(values: Sequence[float]) -> float:
 
 
 def contact_sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
-    """For each world the pictures that are most (first row) and least (second row) as the best
-    rung says, uint8 [h, w, 3]."""
+    """Per environment, the images with the highest (first row) and lowest (second row) score of the
+    best rung, uint8 [h, w, 3]."""
     rows = []
     for scenes in worlds:
         ladder = next(each for each in scenes.words.ladders if each.name in scenes.moved)
         rungs = [mean_embedding(model, spread(rung.phrases, SAID)) for rung in ladder.rungs]
         score = placed(model, model.images(scenes.pictures), torch.stack(rungs))
         order = score.argsort(descending=True)
-        # Neighbours in rank look alike: every fourth of the best and of the worst.
+        # Neighbours in rank look alike: every fourth image.
         rows += [
             scenes.pictures[order[: 4 * count : 4]],
             scenes.pictures[order.flip(0)[: 4 * count : 4]],
@@ -208,7 +208,7 @@ def contact_sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> T
 
 
 def card_markdown(card: dict[str, Any]) -> str:
-    """The card for people."""
+    """The model card as Markdown."""
     plan, columns = card["plan"], ("auc", "auc_held_out", "rung", "rung_beside", "retrieval")
     lines = [
         "# simclip",

@@ -1,4 +1,4 @@
-"""ImageText: pictures and sentences in one space, where what belongs together is close."""
+"""ImageText: the interface of dual encoders of images and text."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from torch import Tensor
 
 
 def views_of(pictures: Tensor) -> int:
-    """How many square views stand side by side in pictures [N, H, W, 3]; 1 where W is no multiple
-    of H."""
+    """Number of square views side by side in images [N, H, W, 3]; 1 if W is not a multiple of H."""
     height, width = pictures.shape[1:3]
     return width // height if height and width % height == 0 else 1
 
 
 class ImageText(Protocol):
-    """A dual encoder, frozen. `name` says which one, for provenance and caches."""
+    """A frozen dual encoder. `name` identifies it, for provenance and caches."""
 
     name: str
     size: int
-    """D, of an embedding."""
+    """Dimension D of an embedding."""
     side: int
-    """Pictures are brought to side x side pixels inside."""
+    """Images are resized to side x side pixels."""
 
     def images(self, pictures: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] to unit vectors [N, D] (float32); where W is a multiple of H, views
-        of one scene stand side by side."""
+        """uint8 [N, H, W, 3] to unit vectors [N, D] (float32); if W is a multiple of H, it contains
+        several views of one scene."""
         ...
 
     def texts(self, sentences: Sequence[str]) -> Tensor:

@@ -1,8 +1,9 @@
-"""SimClip: a small image-text dual encoder for our own simulated worlds, shipped with the package.
+"""SimClip: a small image-text dual encoder for our simulated environments, shipped with the
+package.
 
-Contrastive towers as in CLIP (Radford et al., 2021), pairs judged one by one as in SigLIP (Zhai et
-al., 2023): p(sentence j is true of picture i) = sigmoid(e^t <x_i, y_j> + b). What it knows was
-distilled from simulator states: it grounds the sentences of its card, not language at large.
+Contrastive towers as in CLIP (Radford et al., 2021), with the pairwise sigmoid of SigLIP (Zhai et
+al., 2023): p(sentence j is true of image i) = sigmoid(e^t <x_i, y_j> + b). It is distilled from
+simulator states: it understands the sentences of its model card, not language in general.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from embodied.vision.image_text import views_of
 HOME = Path(__file__).with_name("weights")
 WORD = re.compile(r"[a-z0-9]+")
 BLANK = "there is nothing to be seen"
-FAMILIAR = 0.6  # of a sentence's words have to be known to read it at all
+FAMILIAR = 0.6  # fraction of a sentence's words that must be known
 HUES, GREYS, CELLS = 12, 6, 6
-LIKE = 0.7  # cosine of a sentence and a rung that mean the same
+LIKE = 0.7  # least cosine of a sentence and a rung with the same meaning
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Pictures of up to `views` views, `side` x `side` pixels each; `buckets` for hashed pieces of
-    words; `size` D."""
+    """Images of up to `views` views of `side` x `side` pixels; `buckets` for hashed subwords;
+    embeddings of dimension `size`."""
 
     side: int = 96
     views: int = 1
@@ -47,25 +48,24 @@ class Shape:
 
 
 def pieces(word: str, buckets: int) -> list[int]:
-    """The buckets of a word and of its runs of three and four letters, so that "touches" is near
-    "touching"."""
+    """Hash buckets of a word and its 3- and 4-grams, so that "touches" is similar to "touching"."""
     marked = f"<{word}>"
     runs = [marked[i : i + n] for n in (3, 4) for i in range(len(marked) - n + 1)]
     return [1 + zlib.crc32(run.encode()) % (buckets - 1) for run in (marked, *runs)]
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of a sentence, in small letters."""
+    """The words of a sentence, in lower case."""
     return WORD.findall(sentence.lower())
 
 
 class ColourMoments(nn.Module):
-    """Where which colours are: a picture [N, 3, side, side] in [0, 1] as [N, F].
+    """Colour features of images: [N, 3, side, side] in [0, 1] to [N, F].
 
-    Pixels are shared out, softly, among twelve hues (by saturation, so that a mixed edge pixel
-    counts in part and centres are exact below a pixel) and six greys; of each colour its mass, mean
-    place, spread, and its mass in 6 x 6 cells. Nothing here is learned: simulated things have
-    plain colours, and a convolution takes a hundred times as long to find a ball of four pixels.
+    Pixels are softly assigned to twelve hues (weighted by saturation, so that edge pixels count
+    partly and centroids are accurate below a pixel) and six greys; for each colour its mass,
+    centroid, spread, and mass in 6 x 6 cells. Nothing is learned: simulated objects have plain
+    colours, and a CNN needs a hundred times longer to find a ball of four pixels.
     """
 
     powers: Tensor
@@ -99,7 +99,7 @@ class ColourMoments(nn.Module):
         return torch.cat([shape.flatten(1), cells.flatten(1)], 1)
 
     def colours(self, pixels: Tensor) -> Tensor:
-        """How much of each colour is in each of `pixels` [N, 3, P], [N, HUES + GREYS, P]."""
+        """The weight of each colour in each of `pixels` [N, 3, P]: [N, HUES + GREYS, P]."""
         red, green, blue = pixels.unbind(1)
         plane = torch.stack([red - green, (red + green) / 2 - blue], 1)
         saturation = plane.norm(dim=1, keepdim=True)
@@ -155,7 +155,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Sentences to [N, D]: words from their pieces, a transformer over them, their mean."""
+    """Sentences to [N, D]: words from hashed subwords, a transformer, mean pooling."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class TextTower(nn.Module):
 
 
 class Towers(nn.Module):
-    """Both towers, and how close is close: logits e^t <x, y> + b."""
+    """Both towers, and the logits' scale and offset: e^t <x, y> + b."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -212,13 +212,13 @@ class Towers(nn.Module):
         return functional.normalize(self.read(sentences), dim=1)
 
     def logits(self, pictures: Tensor, sentences: Tensor) -> Tensor:
-        """Of every picture's embedding with every sentence's, [N, M]."""
+        """Logits [N, M] of image embeddings with sentence embeddings."""
         return self.t.exp() * pictures @ sentences.T + self.b
 
 
 def resize_views(pictures: Tensor, side: int) -> Tensor:
-    """uint8 [N, H, W, 3] as float32 [N, 3, side, V side] in [0, 1] of V views; the aspect of a
-    single one is not kept."""
+    """uint8 [N, H, W, 3] as float32 [N, 3, side, V side] in [0, 1] of V views; a single view is
+    resized to a square."""
     chw, size = pictures.permute(0, 3, 1, 2).float() / 255, (side, views_of(pictures) * side)
     if chw.shape[-2:] == size:
         return chw
@@ -226,7 +226,7 @@ def resize_views(pictures: Tensor, side: int) -> Tensor:
 
 
 class SimClip:
-    """The towers with their card, frozen: an `ImageText`."""
+    """The frozen towers with their model card: an `ImageText`."""
 
     def __init__(self, towers: Towers, card: dict[str, Any], device: torch.device | str) -> None:
         self.towers = towers.to(device).eval().requires_grad_(False)
@@ -248,13 +248,13 @@ class SimClip:
         return self.towers.sentences(sentences)
 
     def familiar(self, sentence: str) -> float:
-        """The share of a sentence's words that were trained on."""
+        """Fraction of a sentence's words that were in the training captions."""
         words = words_of(sentence)
         return sum(word in self.known for word in words) / max(len(words), 1)
 
     def ladder(self, sentence: str) -> list[list[str]] | None:
-        """Captions from worst to best (several phrasings each) that lead to what `sentence` says;
-        None where no order that this model was taught ends in, or begins with, its meaning."""
+        """Captions from worst to best (several phrasings each) that end in the meaning of
+        `sentence`; None if no ladder of the model ends in, or starts with, it."""
         if self.familiar(sentence) < FAMILIAR:
             return None
         best, found = LIKE, None
@@ -268,12 +268,12 @@ class SimClip:
 
 
 def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
-    """The model in `folder` (simclip.safetensors, simclip.json); ConfigError where it is not."""
+    """The model in `folder` (simclip.safetensors, simclip.json); ConfigError if it is missing."""
     weights, about = folder / "simclip.safetensors", folder / "simclip.json"
     for path in (weights, about):
         if not path.exists():
             raise ConfigError(
-                f"{path} is missing; make it with: embodied reward train-encoder out={folder}"
+                f"{path} is missing; train it with: embodied reward train-encoder out={folder}"
             )
     card = json.loads(about.read_text())
     towers = Towers(Shape(**card["shape"]))
@@ -282,7 +282,7 @@ def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
 
 
 def save(folder: Path, towers: Towers, card: dict[str, Any]) -> None:
-    """Write weights (half precision) and card, each under a temporary name first."""
+    """Write weights (half precision) and card; atomic."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().half().contiguous().cpu() for k, v in towers.state_dict().items()}
     digest = 0

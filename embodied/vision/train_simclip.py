@@ -1,14 +1,14 @@
-"""Contrast: train picture and sentence towers on scenes whose facts are known.
+"""Contrastive training of SimClip's image and text towers on scenes with known facts.
 
-Sentence j is positive for picture i iff every fact that it states holds in i, each pair judged by
-itself (sigmoid loss, Zhai et al., 2023): in-batch "negatives" are mostly true captions here. And
-the rungs of a ladder, as logits over themselves, have to give the picture's place between them:
+Sentence j is positive for image i iff all facts that it states hold in i, with a pairwise sigmoid
+loss (Zhai et al., 2023): most in-batch "negatives" would be true captions here. In addition, the
+rungs of a ladder, as logits, must give the image's position between them:
 
     L = mean_i sum_j softplus(-z_ij (e^t <x_i, y_j> + b)) + c CE(softmax_k e^t <x_i, y_k>, place_i)
 
-Both towers are led to one another by anchors, one vector a fact: a picture is to be near the rungs
-it stands on, a sentence near the facts that it states (cross-entropies over anchors). Without them
-each tower waits for the other. The anchors are not kept.
+Anchors, one vector per fact, align the towers: an image is pulled to the rungs that it stands on, a
+sentence to the facts that it states (cross-entropies over anchors). Without them training hardly
+starts. The anchors are discarded afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from embodied.vision.simclip import Shape, Towers
 def contrastive_loss(
     towers: Towers, batch: Batch, order: float, anchors: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the module's docstring; `anchors` [F, D]."""
+    """The loss above, and its parts; `anchors` [F, D]."""
     device = towers.t.device
     seen = functional.normalize(towers.look.of(batch.moments.to(device)), dim=1)
     ladders = [text for each in batch.rungs for text in each]
@@ -57,8 +57,8 @@ def contrastive_loss(
 
 
 def rung_weights(places: Tensor, count: int) -> Tensor:
-    """Weights [n, count] on the rungs around each of `places` [n], of which rung 0 says that there
-    is nothing to be seen: place 0 is rung 1."""
+    """Weights [n, count] of the rungs around each position in `places` [n]; rung 0 is the empty
+    image, and position 0 is rung 1."""
     places = places.clamp(0, count - 2)
     low = places.floor().long().clamp(max=max(count - 3, 0))
     share = (places - low)[:, None]
@@ -74,7 +74,7 @@ def train(
     told: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
     device: torch.device | str = "cpu",
 ) -> Towers:
-    """Train for `plan.steps` steps; goes on from `kept` if it is there, and keeps what it has there
+    """Train for `plan.steps` steps. Resumes from the checkpoint `kept` if it exists, and writes it
     every `plan.save_every` steps."""
     torch.manual_seed(plan.seed)
     towers, corpus = Towers(shape).to(device), Corpus(worlds)
@@ -111,8 +111,7 @@ def train(
 def train_image_head(
     towers: Towers, corpus: Corpus, plan: Plan, told: Callable[[int, dict[str, float]], None]
 ) -> None:
-    """Pictures alone, against sentences that stay where they are: their embeddings are computed
-    once, and a step costs a tenth."""
+    """Train the image head against fixed sentence embeddings, which costs a tenth per step."""
     device = towers.t.device
     with torch.no_grad():
         said = [towers.sentences(phrases) for phrases in corpus.phrases]
@@ -133,8 +132,8 @@ def train_image_head(
 def image_head_loss(
     towers: Towers, corpus: Corpus, plan: Plan, marks: Tensor, random: torch.Generator
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of one batch of one world's pictures, and of nothing, against one sentence of every
-    fact `marks` [F, D]."""
+    """Loss of a batch of one environment's images, and empty ones, against one sentence `marks` [F,
+    D] per fact."""
     sizes = torch.tensor([float(len(scenes)) for scenes in corpus.worlds])
     world = int(torch.multinomial(sizes, 1, generator=random))
     index = torch.randint(len(corpus.worlds[world]), (plan.batch,), generator=random)
@@ -159,7 +158,7 @@ def image_head_loss(
 
 
 def lr_factor(step: int, plan: Plan, steps: int) -> float:
-    """The learning rate's share: a warm-up, then half a cosine."""
+    """Learning-rate factor: linear warm-up, then cosine decay."""
     if step < plan.warm:
         return (step + 1) / plan.warm
     done = (step - plan.warm) / max(steps - plan.warm, 1)
@@ -169,7 +168,7 @@ def lr_factor(step: int, plan: Plan, steps: int) -> float:
 def save_checkpoint(
     path: Path, towers: Towers, anchors: Tensor, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
-    """Write everything that is needed to go on; a killed process leaves the old file."""
+    """Write everything that a resume needs; atomic."""
     part, state = path.with_suffix(".part"), {"towers": towers.state_dict(), "step": step}
     torch.save({**state, "anchors": anchors.data, "optimizer": optimizer.state_dict()}, part)
     part.rename(path)

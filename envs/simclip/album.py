@@ -1,4 +1,4 @@
-"""An album of pictures with what is true of them, every rung of a ladder seen about as often."""
+"""SceneStore: images with their facts, balanced over the rungs of a ladder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[int], None]
 
 @dataclass
 class SceneStore:
-    """What was kept so far: pictures, named elements, track numbers."""
+    """The images collected so far, with named elements and track numbers."""
 
     told: SceneFacts
     size: int
@@ -33,13 +33,13 @@ class SceneStore:
         return self.kept >= self.wanted
 
     def rungs(self, named: dict[str, Tensor]) -> Tensor:
-        """The rung of each row on the ladder that success climbs."""
+        """Each row's rung on the ladder that measures success."""
         quantities, _ = self.told.read(named)
         ladder = next(each for each in self.told.words.ladders if each.name == self.told.climbs)
         return ladder.rung(quantities[self.told.climbs])
 
     def rare(self, named: dict[str, Tensor], most: int) -> Tensor:
-        """Up to `most` rows whose rung is not seen too often already, in random order."""
+        """Up to `most` rows whose rungs are underrepresented, in random order."""
         rungs, chosen = self.rungs(named), []
         ladder = next(each for each in self.told.words.ladders if each.name == self.told.climbs)
         fair = 1.5 * self.kept / len(ladder.rungs) + 16
@@ -73,10 +73,10 @@ class SceneStore:
 
 
 def picked(named: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Those rows of named elements [n]."""
+    """The rows `index` of named elements [n]."""
     return {key: value[index] for key, value in named.items()}
 
 
 def numbers(mask: Tensor) -> list[int]:
-    """Where `mask` [n] is true."""
+    """Indices where `mask` [n] is true."""
     return mask.nonzero().flatten().tolist()

@@ -1,7 +1,7 @@
-"""Facts of the FR3's tasks, read from the state observation, and how they are said.
+"""Facts of the FR3 tasks, computed from the state observation, and their phrasings.
 
-Distances are ladders of seven rungs, from very far to touching; where the last rung begins is what
-the task calls success.
+Distances are ladders of seven rungs, from very far to touching; the last rung is the task's success
+criterion.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ APART = ("{a} is {r} {b}", "{b} is {r} {a}", "here {a} is {r} {b}", "a picture o
 
 @dataclass(frozen=True)
 class SceneFacts:
-    """What can be said of a world, and how its observation is read: `read(named)` takes the
-    elements [n] of the state by name and returns the ladders' quantities and the flags of plain
-    facts, by name. `climbs` names the ladder that success climbs."""
+    """The facts of an environment and how to compute them: `read(named)` maps the state's elements
+    [n] by name to the ladders' quantities and the flags of plain facts, by name. `climbs`: the
+    ladder that measures success."""
 
     words: CaptionSet
     read: Callable[[dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
@@ -46,7 +46,7 @@ def distances(
     others: tuple[str, ...],
     more: tuple[tuple[str, ...], ...] = (),
 ) -> Ladder:
-    """The ladder of how near two things are (m); `more` says the last rungs in further ways."""
+    """The ladder of the distance of two things (m); `more`: further phrasings of the last rungs."""
     rungs = [fill_templates(APART, a=ones, r=near, b=others) for near in NEAR]
     for back, extra in enumerate(more, start=1):
         rungs[-back] += list(extra)
@@ -63,7 +63,7 @@ def length(vector: Tensor) -> Tensor:
 
 
 def _sides(name: str, things: tuple[str, ...]) -> tuple[Fact, ...]:
-    """Where on the table something is, as the camera sees it."""
+    """Facts about where on the table something is, as seen by the camera."""
     said = ("{a} is on the {s} of the table", "{a} stands {s}", "{s}: {a}", "{a} is to the {s}")
     sides = {"left": ("left", "left side"), "right": ("right", "right side")}
     return tuple(fact(f"{name} {k}", fill_templates(said, a=things, s=v)) for k, v in sides.items())

@@ -1,4 +1,4 @@
-"""Facts of the small worlds: a pendulum, a cart and pole, a wall with two gaps, a locked room."""
+"""Facts of the small environments: a pendulum, a cart-pole, a wall with two gaps, a locked room."""
 
 from __future__ import annotations
 

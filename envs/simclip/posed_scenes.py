@@ -1,4 +1,4 @@
-"""Scenes of worlds that can be put into any state."""
+"""Scenes of environments that can be set to any state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envs.simclip.album import Progress, SceneStore
 
 
 def posed(world: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
-    """Worlds that can be put into any state."""
+    """Add scenes of an environment that can be set to any state."""
     put, way, names = POSES[world]
     node: dict[str, object] = {"_target_": "envs.toy.two_gap.TwoGap"}
     if world != "two_gap":

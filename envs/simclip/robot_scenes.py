@@ -1,4 +1,6 @@
-"""Scenes of the FR3's tasks: steady and clumsy scripts, and hands that wander."""
+"""Scenes of the FR3 tasks: from accurate and inaccurate scripted policies, and from random
+motions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from policies.scripted.fr3 import Scripted
 
 
 def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
-    """Steady and clumsy scripts, and hands that go to a place at any distance of a thing."""
+    """Add scenes of accurate and inaccurate scripted policies and of random motions."""
     rows = tracks if tracks else ROWS
     env = build(
         {"_target_": "envs.fr3.env.Fr3", "task": task, "num_envs": rows, "drawing": "light"}
@@ -64,7 +66,7 @@ def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress)
 
 
 class Wander:
-    """Hands on the way to a place near `thing`: from touching it to far away."""
+    """Random motion towards points at any distance from `thing`."""
 
     def __init__(self, rows: int, thing: str) -> None:
         self.thing, self.offset = thing, torch.zeros(rows, 3)
@@ -72,7 +74,7 @@ class Wander:
         self.renew(torch.ones(rows, dtype=torch.bool))
 
     def renew(self, rows: Tensor) -> None:
-        """Other places for `rows` [B] (bool)."""
+        """New target points for the envs `rows` [B] (bool)."""
         count = int(rows.sum())
         away = torch.randn(count, 3)
         # Distances from 1 to 35 cm, as many between 1 and 2 as between 10 and 20.

@@ -1,4 +1,4 @@
-"""Scenes of rooms with a key and a door: a planner that makes many mistakes, or none."""
+"""Scenes of rooms with a key and a door, from a planner with and without errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.scripted.minigrid import Planner
 
 
 def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
-    """A planner that makes many mistakes, or none."""
+    """Add scenes of a planner with many errors, or with none."""
     rows = tracks if tracks else ROWS
     env = build(
         {
@@ -57,8 +57,8 @@ def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
 
 
 def level(obs: Tensors) -> dict[str, Tensor]:
-    """Steps from the agent to the goal (across cells, doors and walls not minded), what it carries,
-    the door's state (3: it is on the doorstep), each [n]."""
+    """Steps from the agent to the goal (ignoring doors and walls), what it carries, and the door's
+    state (3: in the doorway), each [n]."""
     grid, agent = obs["privileged/grid"].long(), obs["privileged/agent"].long()
     height = grid.shape[2]
     kinds = grid[..., 0].flatten(1)

@@ -1,7 +1,7 @@
-"""Scenes: pictures of our worlds in random and scripted states, with the facts that hold in them.
+"""Scenes: images of our environments in random and scripted states, with their facts.
 
-States are picked so that every rung of the ladder that success climbs is seen about as often; the
-end of an episode is drawn before the world begins the next one.
+States are selected so that all rungs of the ladder that measures success are about equally
+frequent; the end of an episode is rendered before the environment resets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORLDS = (*(f"fr3_{task}" for task in FR3), *SMALL)
 
 
 def facts_of(world: str) -> SceneFacts:
-    """What can be said of a world; ConfigError for one that has no words yet."""
+    """The facts of an environment; ConfigError if it has none."""
     known = {**{f"fr3_{task}": told for task, told in FR3.items()}, **SMALL}
     if world not in known:
         raise ConfigError(f"nothing can be said of the world {world!r}{nearest(world, known)}")
@@ -35,8 +35,8 @@ def collect(
     tracks: int = 0,
     shown: Progress = lambda kept: None,
 ) -> Scenes:
-    """`count` pictures of `size` pixels in states of all kinds, or (with `tracks`) that many
-    scripted ways to success, every step of them; another `seed`, other scenes."""
+    """`count` images of `size` pixels in varied states, or (with `tracks`) that many scripted
+    successful episodes, every step of them; another `seed` gives other scenes."""
     album = SceneStore(facts_of(world), size, count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

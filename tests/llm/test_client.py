@@ -160,7 +160,7 @@ def test_trouble_passes(trouble: Told, calls: int) -> None:
     with serving(trouble, trouble, says("fine")) as server:
         model = chat(server)
         assert model.ask(ASK).text == "fine"
-        assert model.wire is not None and model.http.calls == calls
+        assert model.http is not None and model.http.calls == calls
     assert len(server.asked) == 3
 
 
@@ -291,5 +291,5 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
     assert opened.name == "m"
     with pytest.raises(ConfigError, match="must be an address"):
         open_chat({**node, "url": "127.0.0.1:9"})
-    with pytest.raises(ConfigError, match="no recorded cache"):
+    with pytest.raises(ConfigError, match="does not exist"):
         open_chat({"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"})

@@ -137,7 +137,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(EpisodeWriter, "add", stopping)
-        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        with pytest.raises(KeyboardInterrupt, match="run the same command"):
             command("label", str(source), *LABEL, f"out={out}")
     assert len(read_episodes(out)) == 1
     command("label", str(source), *LABEL, f"out={out}")

@@ -152,7 +152,7 @@ def test_two_views_look_like_their_mean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "just-a-word"])
 def test_a_wrong_path_is_one_clear_line(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no model at") as caught:
+    with pytest.raises(ConfigError, match="no model at") as caught:
         open_image_text(name)
     assert "\n" not in str(caught.value)
 

@@ -28,7 +28,7 @@ def test_a_caption_is_positive_where_every_fact_holds() -> None:
     assert true[:, 0].tolist() == scenes.facts[:, 6].tolist()
     assert true[:, 1].tolist() == scenes.facts[:, 7].tolist()
     assert not true[:, 2].any()  # the goal is behind the wall
-    told = corpus.told(0, every, torch.Generator().manual_seed(0))
+    told = corpus.caption(0, every, torch.Generator().manual_seed(0))
     assert bool(corpus.hold(told, facts).diagonal().all())
 
 
@@ -120,5 +120,5 @@ def test_wrong_settings_are_one_clear_line(words: list[str], said: str) -> None:
 
 
 def test_a_world_without_words_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing can be said of the world 'humanoid'"):
+    with pytest.raises(ConfigError, match="no captions for environment 'humanoid'"):
         facts_of("humanoid")

@@ -1,4 +1,4 @@
-"""Learn to see success in recorded episodes: train, calibrate on held-out ones, write it down."""
+"""Train and calibrate a success classifier on labelled episodes, for reward=classifier."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     given = _settings([word for word in args.words if "=" in word])
     out, seed = given.pop("out", None), int(given.pop("seed", 0))
     if not folders or out is None:
-        raise ConfigError("what to learn from, and where to: DATASET... out=DIR")
+        raise ConfigError("no dataset or no out=DIR: embodied reward classifier DATASET... out=DIR")
     known = [field.name for field in fields(Training)]
     for key in given:
         if key not in known:
@@ -66,8 +66,11 @@ def _settings(words: list[str]) -> dict[str, Any]:
 
 
 def _report(out: str, c: Calibration) -> None:
-    print(f"{out}: version 1, held out {c.successes} moments of success and {c.others} others")
+    print(f"{out}: version 1, held-out frames: {c.successes} positive, {c.others} negative")
     print(f"  temperature  {c.temperature:.2f}, log loss {c.loss_before:.3f} to {c.loss:.3f}")
-    print(f"  reliability  expected calibration error {c.error_before:.3f} to {c.error:.3f}")
-    print(f"  threshold    {c.threshold:.3f}: finds {c.found:.0%}, mistakes {c.mistaken:.2%}")
+    print(f"  calibration  expected calibration error {c.error_before:.3f} to {c.error:.3f}")
+    print(
+        f"  threshold    {c.threshold:.3f}: true positives {c.found:.0%}, false "
+        f"positives {c.mistaken:.2%}"
+    )
     print(f"next: embodied train ... reward.trained={out}")

@@ -1,4 +1,4 @@
-"""Compare two rewards on episodes of one world: distances, ranks, agreement with success."""
+"""Compare two rewards on episodes of one environment: distances, rank correlation, success AUC."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LINES = {
     "starc_pearson": "STARC distance (Pearson)",
     "rank_within": "rank correlation of steps, within episodes",
     "rank_returns": "rank correlation of episodes' sums",
-    "a_auc_last": "A: last step's reward tells success (AUC)",
-    "b_auc_last": "B: last step's reward tells success (AUC)",
-    "a_auc_return": "A: episode's sum tells success (AUC)",
-    "b_auc_return": "B: episode's sum tells success (AUC)",
+    "a_auc_last": "A: last step's reward against success (AUC)",
+    "b_auc_last": "B: last step's reward against success (AUC)",
+    "a_auc_return": "A: episode's return against success (AUC)",
+    "b_auc_return": "B: episode's return against success (AUC)",
     "a_plateau": "A: share of steps that hardly change",
     "b_plateau": "B: share of steps that hardly change",
     "a_falls": "A: share of steps that fall",
@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> None:
     names = [word for word in args.words if "=" not in word]
     wanted, words = take([word for word in args.words if "=" in word], "policy")
     if len(names) != 2:
-        raise ConfigError("say which two: embodied reward compare A B env=NAME (own: the world's)")
+        raise ConfigError(
+            "two rewards are needed: embodied reward compare A B env=NAME (own: the environment's)"
+        )
     plain = with_demonstrator([w for w in words if w[:2] not in ("a.", "b.")], args.config_dir)
     chosen = [
         choose(name, plain, [w[2:] for w in words if w.startswith(f"{letter}.")], args.config_dir)
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """`words`, and the demonstrator of the world or of its task, if there is one."""
+    """`words`, plus the demonstrator of the environment or of its task, if one exists."""
     import yaml
 
     from embodied.compose import options, search_folders
@@ -97,8 +99,8 @@ def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]
 def choose(
     name: str, words: Sequence[str], own: Sequence[str], folders: Sequence[str]
 ) -> tuple[Node, tuple[Node | None, Any]]:
-    """The settings of the comparison, and one reward: its node (None: the world's own) and what it
-    has learned (None: nothing)."""
+    """Settings of the comparison, and one reward: its node (None: the environment's) and its state
+    (None: untrained)."""
     import yaml
 
     from embodied.compose import compose
@@ -108,7 +110,9 @@ def choose(
     given: dict[str, Node] = {}
     if name == "own":
         if own:
-            raise ConfigError(f"the world's own reward has no {own[0]} here; set env.KEY=VALUE")
+            raise ConfigError(
+                f"the environment's reward has no setting {own[0]} here; set env.KEY=VALUE"
+            )
         return compose("compare", words, folders).node, (None, None)
     if path.is_dir():
         node, state = of_run(path)
@@ -123,7 +127,7 @@ def choose(
 def compared(
     env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
 ) -> dict[str, Any]:
-    """Everything that is measured, by name, with what it was measured on."""
+    """All measures by name, with the episodes they were computed on."""
     from embodied.reports.load_reward import make_reward
     from embodied.reports.policy_episodes import gather
     from embodied.reports.reward_comparison import compare
@@ -149,7 +153,7 @@ def compared(
 
 
 def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
-    """The policies whose episodes are asked about, by name."""
+    """The policies whose episodes are used, by name."""
     from embodied.core import checkpoint
     from embodied.core.build import build
 
@@ -167,7 +171,7 @@ def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
 
 
 def show(facts: dict[str, Any], names: Sequence[str]) -> None:
-    """The table, one measure a line."""
+    """Print the table, one measure per line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -175,7 +179,7 @@ def show(facts: dict[str, Any], names: Sequence[str]) -> None:
     print(
         f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
     )
-    print(f"played by {', '.join(facts['policies'])}")
+    print(f"policies: {', '.join(facts['policies'])}")
     table = Table("measure", "value", "95% interval")
     for key, words in LINES.items():
         value = facts.get(key)

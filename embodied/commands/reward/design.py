@@ -1,4 +1,4 @@
-"""Design a reward for a task that is said in words: programs are written, trained and improved."""
+"""Design a reward program for a task described in words, by search with training runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         design(config, own, lambda line: print(line, flush=True))
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"go on with: embodied reward design resume={folder}") from stop
+        raise KeyboardInterrupt(f"resume with: embodied reward design resume={folder}") from stop
     print(f"  report    {folder / 'report.md'}\n  program   {folder / 'best.py'}")
     print(
         f"next: embodied train {' '.join(own)} ... reward=program reward.file={folder / 'best.py'}"
@@ -69,7 +69,7 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     learn, words = take(words, "learn")
     said = [word for word in words if "=" not in word]
     if len(said) > 1:
-        raise ConfigError(f'the task is one sentence in quotes; "{said[1]}" came after it')
+        raise ConfigError(f'the task must be one quoted sentence; found "{said[1]}" after it')
     made = compose("design", [word for word in words if word not in said], folders)
     node, choices = made.node, made.choices
     if learn is not None:
@@ -82,7 +82,7 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     node["output"] = str(node["output"] or Path("outputs") / f"design-{name}")
     if (Path(node["output"]) / "design.jsonl").exists():
         raise ConfigError(
-            f"{node['output']} holds a design already: resume={node['output']}, or output=DIR"
+            f"{node['output']} already contains a design: resume={node['output']}, or output=DIR"
         )
     return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
 
@@ -99,10 +99,10 @@ def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
     import yaml
 
     if words:
-        raise ConfigError(f"a design goes on as it began; leave out {words[0]}")
+        raise ConfigError(f"settings cannot change on resume; omit {words[0]}")
     file = folder / "design.yaml"
     if not file.exists():
-        raise ConfigError(f"there is no design in {folder}")
+        raise ConfigError(f"no design found in {folder}")
     saved = yaml.safe_load(file.read_text())
     return saved["config"], saved["words"]
 
@@ -116,6 +116,6 @@ def _facts(node: Node, words: list[str]) -> dict[str, str]:
         "designer": str(node["designer"]["_target_"]).rpartition(".")[2],
         "chat": "none" if chat is None else str(chat.get("model") or chat.get("cache")),
         "budget": f"{node['rounds']} rounds of {node['samples']} programs, {budget['steps']:,} "
-        f"steps each, {budget['workers']} side by side",
+        f"steps each, {budget['workers']} in parallel",
         "folder": node["output"],
     }

@@ -1,4 +1,4 @@
-"""Label every step of a recorded dataset with a reward; what was recorded is kept beside it."""
+"""Label every step of a dataset with a reward; the recorded reward is kept as a second column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     name, words = take([word for word in args.words if "=" in word], "reward")
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
-        raise ConfigError("say what: embodied reward label DATASET reward=NAME out=DIR")
+        raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
     settings, state, origin = chosen(name, words, args.config_dir)
     source = Path(sources[0])
     try:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"what is in {out} is kept; the same command goes on") from stop
+        raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
     episodes = read_episodes(Path(out))
     means = ", ".join(f"{key} {value:.4g}" for key, value in summary(episodes).items())
     print(f"{out}: {len(episodes)} episodes, {means}, reward {about['hash'][:12]}")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def chosen(name: str, words: list[str], folders: list[str]) -> tuple[Node, Any, str | None]:
-    """Settings with the reward's node, what it has learned, and the hash of where that is."""
+    """Settings with the reward's node, its state, and the hash of the state's source."""
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.reports.load_reward import of_run

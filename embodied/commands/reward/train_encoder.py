@@ -1,4 +1,4 @@
-"""Train the small encoder of pictures and sentences that rewards use without a network."""
+"""Train SimClip, the small image-text encoder of the clip and preference rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="key=value",
-        help="out=DIR worlds=A,B steps=N pictures=N (of a small world) seed=N threads=N device=...",
+        help="out=DIR worlds=A,B steps=N pictures=N seed=N threads=N device=...",
     )
     parser.epilog = (
         "Draws scenes of our worlds, captions them from the simulators' states, trains, and\n"
@@ -66,36 +66,36 @@ def run(args: argparse.Namespace) -> None:
 
 
 def settings(words: list[str]) -> dict[str, str]:
-    """The settings with their defaults; ConfigError for what is not one."""
+    """The settings with their defaults; ConfigError for an unknown one."""
     given = {"worlds": "", "steps": "1800", "pictures": "3000", "seed": "0"}
     given |= {"threads": "1", "device": "cpu"}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in KEYS or not equals:
-            raise ConfigError(f'"{word}" is not understood{nearest(key, KEYS)}')
+            raise ConfigError(f'"{word}" is not a setting{nearest(key, KEYS)}')
         if key in ("steps", "pictures", "seed", "threads") and not value.isdigit():
-            raise ConfigError(f"{key}={value} should be a whole number")
+            raise ConfigError(f"{key}={value} must be an integer")
         given[key] = value
     if not given.get("out"):
-        raise ConfigError("where to? out=DIR")
+        raise ConfigError("no output folder: out=DIR")
     if int(given["steps"]) < 1 or int(given["pictures"]) < 50 or int(given["threads"]) < 1:
-        raise ConfigError("steps and threads should be at least 1, pictures at least 50")
+        raise ConfigError("steps and threads must be at least 1, pictures at least 50")
     if unknown := [w for w in given["worlds"].split(",") if w and w not in known()]:
         raise ConfigError(
-            f"nothing can be said of the world {unknown[0]!r}{nearest(unknown[0], known())}"
+            f"no captions for environment {unknown[0]!r}{nearest(unknown[0], known())}"
         )
     return given
 
 
 def known() -> list[str]:
-    """The worlds whose facts are told."""
+    """Environments that have captions."""
     from envs.simclip.scenes import WORLDS
 
     return list(WORLDS)
 
 
 def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
-    """Scenes of a world, from the folder if they are there; a `count` of 0 is twelve tracks."""
+    """Scenes of an environment, cached in the folder; a `count` of 0 means twelve tracks."""
     from safetensors.torch import load_file, save_file
 
     from embodied.vision.captions import Scenes
@@ -106,7 +106,9 @@ def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
     if path.exists():
         read = load_file(path)
         return Scenes(world, told.words, **read, moved=(told.climbs,))
-    print(f"{world}: {f'{count} pictures' if count else 'scripted ways to success'}", flush=True)
+    print(
+        f"{world}: {f'{count} pictures' if count else 'scripted successful episodes'}", flush=True
+    )
     scenes = collect(world, count or 10**9, side, seed, tracks=0 if count else 12)
     names = ("pictures", "facts", "places", "track")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,7 @@ def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
 
 
 class Report:
-    """A line every hundred steps: the losses, and how long it will take."""
+    """Prints the losses and the remaining time every hundred steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.began, self.first = steps, 0.0, 0

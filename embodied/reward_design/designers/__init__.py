@@ -1,1 +1,1 @@
-"""Who writes reward programs: Eureka, Text2Reward, Auto MC-Reward, a grammar."""
+"""Reward designers: Eureka, Text2Reward, Auto MC-Reward, and an evolutionary grammar."""

@@ -1,11 +1,12 @@
-"""Auto MC-Reward: a designer, a critic, and an analyser of failures (Li et al., 2023).
+"""Auto MC-Reward: a designer, a critic, and a trajectory analyser (Li et al., 2023).
 
     r = sgn(sparse) + 0.1 sgn(dense)
 
-The designer writes `sparse` and `dense`; their signs bound what can be gained by a mistake. The
-critic, a second question to the model, sees the program and how it fares on stored rows (refusals,
-how often dense is positive and negative), up to three times. After training, failed episodes' last
-steps are told to the analyser, whose advice goes to the next round. Programs have no memory here.
+The designer writes `sparse` and `dense`; taking signs bounds the effect of errors. The critic, a
+second request, gets the program and its results on stored transitions (rejections, how often dense
+is positive and negative), up to three times. After training, the analyser gets the last steps of
+failed episodes, and its advice goes into the next round. Unlike in the paper, programs are
+stateless.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ LEAST = 0.01  # share of steps in which dense has either sign
 
 @dataclass(frozen=True)
 class Config:
-    """`reviews`: rounds with the critic; of `failures` episodes the last `last` steps are told."""
+    """`reviews`: rounds with the critic; the analyser gets the last `last` steps of `failures`
+    episodes."""
 
     reviews: int = 3
     failures: int = 10
@@ -59,7 +61,7 @@ class Config:
 
 
 class AutoMc:
-    """Needs a chat."""
+    """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
         self.config, self.chat = config, chat
@@ -68,7 +70,8 @@ class AutoMc:
         return [self._one(board, number, board.seed + number * count + i) for i in range(count)]
 
     def say(self, board: Board, number: int) -> str:
-        """The analyser's advice on the round's best policy; "" where none failed, or none is."""
+        """The analyser's advice on the round's best policy; "" if no episode failed or no policy
+        exists."""
         best = newest_best(board, number + 1)
         if best is None:
             return ""
@@ -83,7 +86,7 @@ class AutoMc:
             return ""
 
     def _one(self, board: Board, number: int, seed: int) -> Proposal:
-        """A program that the critic has nothing to say against, or the last one."""
+        """A program that the critic accepts, or the last one."""
         messages = self.messages(board, number)
         reviews: list[str] = []
         while True:
@@ -117,7 +120,7 @@ class AutoMc:
         return replace(proposal, source=signed(proposal.source))
 
     def _critique(self, board: Board, proposal: Proposal, seed: int) -> str:
-        """What is wrong by measurement, else by the critic; "" where nothing is."""
+        """The problem found by the checks, else by the critic; "" if none."""
         if proposal.source is None:
             return f"There is no usable program: {proposal.problem}."
         verdict = board.judge(proposal.source)
@@ -139,7 +142,7 @@ class AutoMc:
 
 
 def signed(source: str) -> str:
-    """The program with its entry: the signs of its two parts."""
+    """The program with an entry that combines the signs of its two parts."""
     tree = ast.parse(source)
     given = {
         node.name: [arg.arg for arg in node.args.args]

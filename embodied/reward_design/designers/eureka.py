@@ -1,10 +1,10 @@
 """Eureka: a language model writes rewards, evolution selects (Ma et al., 2023).
 
-    K programs at temperature 1 -> training -> the best -> what its components did -> K programs
+    K programs at temperature 1 -> training -> the best -> reward reflection -> K programs
 
-The conversation has exactly four messages after the first round: role, world, the best answer of
-the newest round that had one, and the reflection on it. Where a whole round fails, the same is
-asked again.
+After the first round the conversation has exactly four messages: role, environment, the best answer
+of the newest round that has one, and the reflection on it. If a whole round fails, the request is
+repeated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from embodied.reward_design.reflection import reflect
 
 @dataclass(frozen=True)
 class Config:
-    """`temperature` of the model; `human`: words of a person that are added to each reflection."""
+    """`temperature` of the model; `human`: human feedback that is added to each reflection."""
 
     temperature: float = 1.0
     human: str = ""
 
 
 class Eureka:
-    """Needs a chat."""
+    """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
         self.config, self.chat = config, chat
@@ -40,7 +40,7 @@ class Eureka:
         return [prompts.ask(self.chat, messages, heat, seed, "eureka") for seed in seeds]
 
     def messages(self, board: Board, number: int) -> list[Message]:
-        """Two in the first round, four once a program has been trained."""
+        """Two messages in the first round, four once a program has been trained."""
         world = describe(board.spec, board.sentence, "table", board.about)
         system = "\n\n".join([prompts.ROLE, prompts.LANGUAGE, prompts.ENTRY, prompts.TIPS])
         first = [Message("system", system), Message("user", world)]
@@ -52,7 +52,7 @@ class Eureka:
         return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
 
     def say(self, board: Board, number: int) -> str:
-        """The reflection is made of the ledger; nothing more."""
+        """Nothing: the reflection follows from the journal."""
         return ""
 
 

@@ -1,10 +1,9 @@
-"""Grammar: reward programs without a language model, as sums of typed primitives that evolve.
+"""Grammar: reward programs without a language model, as evolving sums of typed primitives.
 
-A baseline for language models as reward designers, and what the search runs with on a closed
-machine. A round draws new programs and changes the best of the rounds before: a component that was
-constant over training is replaced, the largest one is scaled down, numbers and parts are changed,
-and two programs exchange terms. It knows the Spec, not the sentence; a draw that fails the gates is
-drawn again.
+A baseline for language models as reward designers, which also works offline. Each round samples new
+programs and mutates the best of earlier rounds: a constant component is replaced, the largest one
+scaled down, constants and terms are changed, and two programs exchange terms. It uses the Spec, not
+the sentence; programs that fail the checks are resampled.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from embodied.reward_design.designers.primitives import (
     WEIGHTS,
     Kinds,
     Term,
-    draw,
     kinds,
     restored,
+    sample_term,
     stored,
     written,
 )
@@ -33,8 +32,8 @@ STILL = 1e-3  # a component that moves less than this share of the largest one's
 
 @dataclass(frozen=True)
 class Config:
-    """`terms` at most; `draws`: programs tried at the gates for each that is proposed; `fresh`: the
-    share of a round that is drawn anew once there are parents."""
+    """`terms`: most terms of a program; `draws`: programs to check per proposal; `fresh`: fraction
+    of new programs once there are parents."""
 
     terms: int = 4
     draws: int = 40
@@ -42,7 +41,7 @@ class Config:
 
 
 class Grammar:
-    """A round depends on the seed and the ledger only."""
+    """A round depends on the seed and the journal only."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -59,7 +58,7 @@ class Grammar:
         return [self._one(board, have, parents, chance, taken) for _ in range(count)]
 
     def say(self, board: Board, number: int) -> str:
-        """Nothing: the ledger has it all."""
+        """Nothing: everything is in the journal."""
         return ""
 
     def _one(
@@ -70,10 +69,11 @@ class Grammar:
         chance: random.Random,
         taken: set[str | None],
     ) -> Proposal:
-        """The first of `draws` programs that passes the gates, or the last one with its problem."""
+        """The first of `draws` programs that passes the checks, or the last one with its
+        problem."""
         refused = 0
         for _ in range(self.config.draws):
-            terms, origin = self._drawn(have, parents, chance)
+            terms, origin = self._sample(have, parents, chance)
             source = written(terms)
             if source in taken:
                 continue
@@ -85,13 +85,13 @@ class Grammar:
             refused += 1
         return Proposal(None, {"designer": "grammar"}, f"{refused} programs failed the gates")
 
-    def _drawn(
+    def _sample(
         self, have: Kinds, parents: list[Candidate], chance: random.Random
     ) -> tuple[list[Term], dict[str, Any]]:
         origin: dict[str, Any] = {"designer": "grammar", "parents": []}
         if not parents or chance.random() < self.config.fresh:
             count = chance.randint(1, self.config.terms)
-            return [draw(have, chance) for _ in range(count)], origin
+            return [sample_term(have, chance) for _ in range(count)], origin
         parent = chance.choice(parents)
         terms = improved(restored(parent.origin["terms"]), parent, have, chance)
         origin["parents"] = [parent.id]
@@ -107,7 +107,7 @@ class Grammar:
 def improved(
     terms: list[Term], candidate: Candidate, have: Kinds, chance: random.Random
 ) -> list[Term]:
-    """What the components' statistics advise: replace one that is constant, scale down one that is
+    """Apply what the components' statistics suggest: replace a constant one, scale down one that is
     ten times the next."""
     seen = curves(candidate)
     moved = {name: max(v) - min(v) for name, v in seen.items() if v and name != "total"}
@@ -118,7 +118,7 @@ def improved(
     for number, term in enumerate(terms):
         name = f"{term.kind}_{number}"
         if name in moved and moved[name] < STILL * largest and chance.random() < 0.5:
-            term = draw(have, chance)
+            term = sample_term(have, chance)
         elif len(ranked) > 1 and sizes.get(name) == largest and largest > 10 * ranked[1]:
             term = replace(term, weight=term.weight / 3)
         result.append(term)
@@ -126,12 +126,12 @@ def improved(
 
 
 def mutated(terms: list[Term], have: Kinds, chance: random.Random) -> list[Term]:
-    """One change: a number of a term, a new term, a term less, a term anew."""
+    """One mutation: change a constant, add, remove or replace a term."""
     terms = list(terms)
     at = chance.randrange(len(terms))
     how = chance.choice(["weight", "scale", "level", "add", "drop", "new"])
     if how == "add":
-        return [*terms, draw(have, chance)]
+        return [*terms, sample_term(have, chance)]
     if how == "drop" and len(terms) > 1:
         del terms[at]
         return terms
@@ -140,19 +140,19 @@ def mutated(terms: list[Term], have: Kinds, chance: random.Random) -> list[Term]
         "scale": lambda t: replace(t, scale=chance.choice(SCALES)),
         "level": lambda t: replace(t, level=chance.choice(SCALES)),
     }
-    terms[at] = choices[how](terms[at]) if how in choices else draw(have, chance)
+    terms[at] = choices[how](terms[at]) if how in choices else sample_term(have, chance)
     return terms
 
 
 def crossed(a: list[Term], b: list[Term], chance: random.Random) -> list[Term]:
-    """Terms of both, each with an even chance; never none."""
+    """Crossover: each term of both with probability 1/2; at least one."""
     kept = [term for term in [*a, *b] if chance.random() < 0.5]
     distinct = list(dict.fromkeys(kept))
     return distinct if distinct else [chance.choice([*a, *b])]
 
 
 def drawn_at_random(variables: dict[str, Any], seed: int, terms: int = 4) -> str:
-    """One program of the grammar, as it comes: the control that no choice has touched."""
+    """A random program of the grammar: the control without selection."""
     chance = random.Random(f"control:{seed}")
     have = kinds(variables)
-    return written([draw(have, chance) for _ in range(chance.randint(1, terms))])
+    return written([sample_term(have, chance) for _ in range(chance.randint(1, terms))])

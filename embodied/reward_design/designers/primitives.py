@@ -1,7 +1,8 @@
-"""Typed reward primitives over a world's variables, and how a sum of them is written as a program.
+"""Typed reward primitives over an environment's variables, and programs that sum them.
 
-A way is a vector of the Spec (goal_from_tool) or the difference of two places; a number is a single
-element, or the height of a place. Each primitive says in code what it is; numbers inside are drawn.
+A displacement is a vector of the Spec (goal_from_tool) or the difference of two positions; a scalar
+is a single element, or the height of a position. Each primitive is defined by its code; its
+constants are sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ WAY, NUMBER, NOTHING = "way", "number", "nothing"
 
 @dataclass(frozen=True)
 class Term:
-    """`weight` times the primitive `kind` of `on` (and, of two, `to`), with `scale` and `level`."""
+    """`weight` times the primitive `kind` of `on` (and `to`, if it has two arguments), with `scale`
+    and `level`."""
 
     kind: str
     on: str
@@ -32,8 +34,8 @@ class Term:
 
 @dataclass(frozen=True)
 class Primitive:
-    """`wants`: what `on` and `to` are; `code` over {on}, {to}, {before} (as the step began),
-    {scale}, {level}."""
+    """`wants`: types of `on` and `to`; `code` over {on}, {to}, {before} (before the step), {scale}
+    and {level}."""
 
     wants: tuple[str, str]
     code: str
@@ -64,7 +66,7 @@ HELPERS = {
 
 @dataclass(frozen=True)
 class Kinds:
-    """The ways and numbers of a world, as code over what a program is given, with what it asks."""
+    """The displacements and scalars of an environment as code, with the variables they use."""
 
     ways: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -74,7 +76,7 @@ class Kinds:
         return {WAY: self.ways, NUMBER: self.numbers, NOTHING: ("",)}[kind]
 
     def usable(self) -> list[str]:
-        """Primitives for which everything is there."""
+        """Primitives whose arguments exist."""
         usable = [k for k, p in PRIMITIVES.items() if all(self.of(want) for want in p.wants)]
         if len(self.ways) < 2:
             usable = [k for k in usable if PRIMITIVES[k].wants != (WAY, WAY)]
@@ -82,8 +84,8 @@ class Kinds:
 
 
 def kinds(variables: dict[str, Variable]) -> Kinds:
-    """What can be said of a world. Ways that the Spec names are preferred to differences of
-    places."""
+    """The arguments that an environment offers. Displacements of the Spec are preferred to
+    differences."""
     points = [v.name for v in variables.values() if v.is_point]
     ways = [name for name in points if "_from_" in name]
     if not ways:
@@ -99,8 +101,8 @@ def kinds(variables: dict[str, Variable]) -> Kinds:
     return Kinds(tuple(ways), tuple(numbers), variables["action"].dtype == "float32")
 
 
-def draw(kinds: Kinds, chance: random.Random) -> Term:
-    """One term at random."""
+def sample_term(kinds: Kinds, chance: random.Random) -> Term:
+    """A random term."""
     kind = chance.choice(kinds.usable())
     on, to = (chance.choice(kinds.of(want)) for want in PRIMITIVES[kind].wants)
     if PRIMITIVES[kind].wants == (WAY, WAY):
@@ -109,7 +111,7 @@ def draw(kinds: Kinds, chance: random.Random) -> Term:
 
 
 def written(terms: list[Term]) -> str:
-    """The program that pays the sum of `terms`; each is a component, named after itself."""
+    """The program that sums `terms`; each is a component with its own name."""
     lines: list[str] = []
     names: list[str] = []
     used: set[str] = set()
@@ -133,7 +135,7 @@ def written(terms: list[Term]) -> str:
 
 
 def after(code: str) -> str:
-    """The same at the end of the step."""
+    """The same expression after the step."""
     return " ".join(f"{NEXT}{w}" if w[:1].isalpha() else w for w in code.split(" "))
 
 
@@ -142,7 +144,7 @@ def _held(code: str) -> str:
 
 
 def _asked(body: str, terms: list[Term]) -> list[str]:
-    """The parameters that a program needs, in the order in which they are met."""
+    """The parameters of a program, in order of appearance."""
     names: dict[str, None] = {}
     for term in terms:
         for code in (term.on, term.to):
@@ -161,7 +163,7 @@ def _mentions(body: str, name: str) -> bool:
 
 
 def stored(terms: list[Term]) -> list[dict[str, Any]]:
-    """Terms as the ledger keeps them."""
+    """Terms as the journal stores them."""
     return [asdict(term) for term in terms]
 
 

@@ -1,8 +1,8 @@
-"""Text2Reward: one program from a typed description of the world, then a person's words on it.
+"""Text2Reward: one program from a typed description of the environment, refined by human feedback.
 
-Xie et al., 2023. The world is a pythonic class tree; the closest of a folder of worked examples are
-shown (by shared words of their instructions). After each round a person says what the policy did
-wrong, at the terminal or in a file (a line a round); an empty line ends the search.
+Xie et al., 2023. The environment is described as a pythonic class tree; the most similar examples
+(by shared words of their instructions) are included. After each round a person comments on the
+policy, at the terminal or in a file (one line per round); an empty line ends the search.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Config:
-    """`examples`: a YAML file of {instruction, code} items, `shots` of which are shown; `feedback`:
-    a file with a line a round (None: it is asked for at the terminal)."""
+    """`examples`: a YAML file of {instruction, code} items, of which `shots` are included;
+    `feedback`: a file with one line per round (None: the terminal)."""
 
     examples: str | None = None
     shots: int = 3
@@ -42,7 +42,7 @@ class Config:
 
 
 class Text2Reward:
-    """Needs a chat."""
+    """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
         self.config, self.chat = config, chat
@@ -70,7 +70,7 @@ class Text2Reward:
         return [*first, Message("assistant", str(best.origin["reply"])), Message("user", words)]
 
     def say(self, board: Board, number: int) -> str | None:
-        """What a person says; None ends the search."""
+        """The person's comment; None ends the search."""
         if self.config.feedback is not None:
             lines = Path(self.config.feedback).read_text().splitlines()
             said = lines[number].strip() if number < len(lines) else ""
@@ -82,7 +82,8 @@ class Text2Reward:
 
 
 def closest(examples: list[dict[str, str]], sentence: str, count: int) -> list[dict[str, str]]:
-    """The `count` whose instructions share most words with the sentence, the closest last."""
+    """The `count` examples whose instructions share most words with the sentence, the closest
+    last."""
     words = _words(sentence)
 
     def share(item: dict[str, str]) -> float:
