@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.moved import attributes
-from embodied.nn.networks import orthogonal, per_row
+from embodied.nn.networks import mlp, orthogonal, per_row
 from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.layers import layers
 from policies.networks.pointnet import PointConfig
 
 LOG_2PI = math.log(2 * math.pi)
@@ -56,7 +54,7 @@ class DiagonalGaussian(Policy):
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = layers(
+        self.net = mlp(
             self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
         )
         orthogonal(self.net, 0.0 if config.zero_head else config.head)
@@ -87,8 +85,10 @@ class DiagonalGaussian(Policy):
         mean, log_std = self(obs), self.log_std
         if (played := action.shape[1]) < self.size:
             mean, log_std = mean[:, :played], log_std[:played]
-        log_prob, entropy = cast(tuple[Tensor, Tensor], Density.apply(mean, log_std, action))
-        return log_prob, entropy.expand(len(action))
+        z = (action - mean) * torch.exp(-log_std)
+        total = log_std.sum() + 0.5 * LOG_2PI * action.shape[1]
+        entropy = total + 0.5 * action.shape[1]
+        return -0.5 * z.square().sum(1) - total, entropy.expand(len(action))
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given unclipped actions [n, D], differentiable."""
@@ -106,39 +106,6 @@ class DiagonalGaussian(Policy):
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
-
-
-class Density(torch.autograd.Function):
-    """log N(action; mean, exp(2 log_std)) [n] and the entropy [] as one differentiable step;
-    `action` is data.
-
-    With z = (action - mean) / std: d/d mean = z / std, d/d log_std = z^2 - 1.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        inverse = torch.exp(-log_std)
-        z = (action - mean).mul_(inverse)
-        ctx.save_for_backward(z, inverse)
-        ctx.set_materialize_grads(False)
-        size = action.shape[1]
-        total = log_std.sum().add_(0.5 * LOG_2PI * size)
-        return z.square().sum(1).mul_(-0.5).sub_(total), total.add(0.5 * size)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        z, inverse = ctx.saved_tensors
-        of_std = None if of_entropy is None else of_entropy.expand_as(inverse)
-        if grad is None:
-            return None, of_std, None
-        pulled = grad[:, None] * z
-        if ctx.needs_input_grad[1]:
-            slope = (pulled * z).sum(0).sub_(grad.sum())
-            of_std = slope if of_std is None else slope.add_(of_std)
-        return pulled.mul_(inverse), of_std, None
 
 
 __getattr__ = attributes(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from embodied.core.cuda_graph import Graph, Update
 from embodied.learners.learner import Learner
 from embodied.moved import attributes
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, Optimizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class GradientLearner(Learner):
         loss.backward()
         self.optims[name].step()
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         return dict(self.optims)
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.moved import renamed
+from embodied.nn.optim import Optimizer
 
 RENAMED = {"show": "set_demonstrations", "worth": "state_values"}
 
@@ -68,7 +69,7 @@ class Learner(nn.Module):
         """Set the normalisers of the policy (and of critics, where there are any) from data."""
         self.policy.fit(rows)
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimisers by name, for saving and resuming."""
         return {}
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
-from embodied.nn.networks import orthogonal
+from embodied.nn.networks import mlp, orthogonal
 from policies.networks.encoders import Encoder
-from policies.networks.layers import layers
 from policies.recurrent import Memory
 
 
@@ -36,7 +35,7 @@ class Value(nn.Module):
     def __init__(self, config: ValueConfig, spec: Spec) -> None:
         super().__init__()
         self.encoder = eyes(config, spec)
-        self.net = layers(self.encoder.size, config.hidden, 1, config.activation, config.layer_norm)
+        self.net = mlp(self.encoder.size, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
@@ -49,7 +48,7 @@ class RecurrentValue(nn.Module):
     def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
         super().__init__()
         self.memory = Memory(eyes(config, spec), width)
-        self.net = layers(width, config.hidden, 1, config.activation, config.layer_norm)
+        self.net = mlp(width, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)
 
     @property

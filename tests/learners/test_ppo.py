@@ -14,7 +14,8 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
-from embodied.learners.on_policy.ppo import Ppo, clip_norm, value_error
+from embodied.learners.on_policy.gae import value_loss
+from embodied.learners.on_policy.ppo import Ppo, clip_norm
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
@@ -94,14 +95,14 @@ def test_the_first_ratio_is_one(name: str, memory: bool, padded: bool) -> None:
     part = take(table, order)
     log_prob, _ = learner._evaluate_actions(part)
     torch.testing.assert_close((log_prob - part["old"]).exp(), torch.ones_like(log_prob))
-    metrics, _ = learner._loss(part, *quantities(learner, part))
+    _, metrics = learner._loss(part)
     assert abs(metrics["kl"]) < 1e-5 and not metrics["clipped"]
 
 
 def quantities(learner: Ppo, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """Densities, values and entropies of a minibatch."""
     log_prob, entropy = learner._evaluate_actions(rows)
-    return log_prob, learner._worth(rows), entropy
+    return log_prob, learner._values(rows), entropy
 
 
 @torch.no_grad()
@@ -182,13 +183,15 @@ def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch)
     assert shapes == [(2, 6), (2, 6)]
 
 
-def test_value_error_by_hand() -> None:
+def test_value_loss_by_hand() -> None:
     value, old = torch.tensor([3.0, 0.5]).requires_grad_(), torch.tensor([1.0, 0.0])
     target = torch.tensor([4.0, 0.0])
-    error, slope = value_error(value, old, target, 0.0)
+    error = value_loss(value, old, target, 0.0)
+    slope = torch.autograd.grad(error.sum(), value)[0]
     assert error.tolist() == [0.5, 0.125] and slope.tolist() == [-1.0, 0.5]
     # Held within 0.2 of the old value: (1.2 - 4)^2 / 2, and the worse of 0.5 and 0.2 away.
-    error, slope = value_error(value, old, target, 0.2)
+    error = value_loss(value, old, target, 0.2)
+    slope = torch.autograd.grad(error.sum(), value)[0]
     torch.testing.assert_close(error.detach(), torch.tensor([0.5 * 2.8**2, 0.125]))
     assert slope.tolist() == [0.0, 0.5]
 
@@ -210,16 +213,20 @@ def example() -> Tensors:
 def test_the_loss_by_hand() -> None:
     learner = make(advantage="raw", entropy=0.1, value_weight=2.0, normalize=False)
     rows = example()
-    parts, slopes = learner._loss(rows, *quantities(learner, rows))
+    loss, parts = learner._loss(rows)
     assert parts["policy_loss"].item() == pytest.approx(-2.4)  # held at 1.2
     assert parts["value_loss"].item() == pytest.approx(4.5)
     assert parts["entropy"].item() == pytest.approx(math.log(2 * math.pi) + 1)
     assert parts["kl"].item() == pytest.approx(0.5 - math.log(1.5), rel=1e-4)
     assert parts["clipped"] == 1
-    assert [slope.item() for slope in slopes] == pytest.approx([0, 2 * (0 - 3), -0.1])
+    assert loss.item() == pytest.approx(-2.4 + 2 * 4.5 - 0.1 * (math.log(2 * math.pi) + 1))
+    loss.backward()
+    bias = learner.policy.net[-1].bias
+    assert not bias.grad.any()  # held: the policy's loss has no gradient
     rows["old"] += math.log(1.5)
-    _, slopes = learner._loss(rows, *quantities(learner, rows))
-    assert slopes[0].item() == pytest.approx(-2.0)
+    learner.zero_grad()
+    learner._loss(rows)[0].backward()
+    assert bias.grad[0].item() == pytest.approx(-2.0)  # -A d log_prob / d mean, and z = 1
 
 
 @pytest.mark.parametrize(("name", "memory"), ALL)
@@ -229,7 +236,7 @@ def test_the_gradient_is_that_of_the_loss(name: str, memory: bool) -> None:
     table, _ = learner._table(batch := played(learner, padded=memory), carry_of(batch))
     generator = torch.Generator().manual_seed(0)
     table["old"] = table["old"] + 0.3 * torch.randn(table["old"].shape, generator=generator)
-    learner._slopes(table)
+    learner._loss(table)[0].backward()
     weights = [p for p in learner.parameters() if p.requires_grad]
     found = [p.grad.clone() for p in weights if p.grad is not None]
     assert len(found) == len(weights)

@@ -11,9 +11,7 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.nn.networks import mlp
-from policies.diagonal_gaussian import Density, DiagonalGaussian
-from policies.networks.layers import Layers, layers
+from policies.diagonal_gaussian import DiagonalGaussian
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
@@ -40,20 +38,20 @@ def test_density_and_entropy_by_hand() -> None:
     )
 
 
-def test_the_density_and_its_slopes_are_torchs() -> None:
+def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
     torch.manual_seed(0)
-    mean, log_std = torch.randn(7, 3).requires_grad_(), torch.randn(3).requires_grad_()
-    action, weight = torch.randn(7, 3), torch.randn(7)
+    policy = make(head=1.0)
+    obs = {"state": torch.randn(7, len(policy.encoder.norm.mean))}
+    action, weight = torch.randn(7, policy.size), torch.randn(7)
     found: list[list[torch.Tensor]] = []
-    normal = torch.distributions.Normal(mean, log_std.exp())
-    for density, entropy in (
-        Density.apply(mean, log_std, action),
-        (normal.log_prob(action).sum(1), normal.entropy().sum(1)[0]),
-    ):
-        slopes = torch.autograd.grad((density * weight).sum() + 3 * entropy, [mean, log_std])
-        found.append([density, entropy, *slopes])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    normal = torch.distributions.Normal(policy(obs), policy.log_std.exp())
+    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+    for density, entropy in (policy.evaluate_actions(obs, action), theirs):
+        loss = (density * weight).sum() + 3 * entropy.mean()
+        gradients = torch.autograd.grad(loss, list(policy.parameters()))
+        found.append([density, entropy, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_part_of_a_chunk() -> None:
@@ -86,26 +84,3 @@ def test_discrete_actions_are_refused() -> None:
     spec = SPEC.with_act(Leaf((), "int64", 0, 3))
     with pytest.raises(ConfigError, match="continuous"):
         build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=spec)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("hidden", [[], [5], [6, 4]])
-def test_layers_in_one_step_are_the_layers(activation: str, hidden: list[int]) -> None:
-    torch.manual_seed(0)
-    net = layers(3, hidden, 2, activation, False)
-    plain = mlp(3, hidden, 2, activation)
-    assert isinstance(net, Layers)
-    plain.load_state_dict(net.state_dict())
-    x, weight = torch.randn(9, 3).requires_grad_(), torch.randn(9, 2)
-    found = []
-    for each in (net, plain):
-        y = each(x)
-        slopes = torch.autograd.grad((y * weight).sum(), [x, *each.parameters()])
-        found.append([y, *slopes])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-
-
-def test_layers_with_anything_else_between_are_plain() -> None:
-    assert not isinstance(layers(3, [4], 2, "tanh", True), Layers)
-    assert not isinstance(layers(3, [4], 2, "silu", False), Layers)

@@ -24,8 +24,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.finetune import ppo_on_chain
-from embodied.learners.on_policy.gae import clip_loss, normalized
-from embodied.learners.on_policy.ppo import PIECE, Before, piece, value_error
+from embodied.learners.on_policy.gae import clip_loss, normalized, value_loss
+from embodied.learners.on_policy.ppo import PIECE, Before, piece
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
         parts: list[tuple[Tensor, Tensor]] = []
         for at in range(0, len(flat["reward"]), PIECE):
             rows = each(flat, partial(piece, at, PIECE))
-            parts.append((self._worth(rows), self.value(under(rows, "next_obs"))))
+            parts.append((self._values(rows), self.value(under(rows, "next_obs"))))
         value, after = (
             torch.cat(part).view_as(batch["reward"]) for part in zip(*parts, strict=True)
         )
@@ -95,20 +95,15 @@ class Dppo(ppo_on_chain.PpoOnChain):
         log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
         return log_prob, torch.zeros_like(log_prob)
 
-    def _slopes(self, rows: Tensors) -> dict[str, Tensor]:
-        loss, parts = self.objective(rows)
-        loss.backward()
-        return parts
-
-    def objective(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a minibatch of steps, and its parts."""
+    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a minibatch of denoising steps, and the metrics."""
         log_prob, _ = self._evaluate_actions(rows)
         advantage, clip = rows["advantage"], self.clips[rows["step"]]
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
         policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, clip)
-        value = self._worth(rows)
-        error, _ = value_error(value, rows["value"], rows["target"], self.config.value_clip)
+        value = self._values(rows)
+        error = value_loss(value, rows["value"], rows["target"], self.config.value_clip)
         loss = policy_loss.mean() + self.config.value_weight * error.mean()
         with torch.no_grad():
             ratio = log_ratio.exp()

@@ -78,13 +78,12 @@ class Reinflow(ppo_on_chain.PpoOnChain):
         )
         return log_prob.clamp(*self.config.limits), entropy
 
-    def _slopes(self, rows: Tensors) -> dict[str, Tensor]:
-        metrics = super()._slopes(rows)
+    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super()._loss(rows)
         if self.clone is None:
-            return metrics
+            return loss, metrics
         left = self.left(under(rows, "obs"), torch.randn_like(rows["action"][:, 0]))
-        (self.config.stay * left).backward()
-        return metrics | {"left_clone": left.detach()}
+        return loss + self.config.stay * left, metrics | {"left_clone": left.detach()}
 
     def left(self, obs: Tensors, z: Tensor) -> Tensor:
         """Squared distance of the flow's actions to the clone's, at the same noise `z`."""

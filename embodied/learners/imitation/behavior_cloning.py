@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from embodied.core.tensors import Tensors
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.learner import Learner
 from embodied.moved import attributes
+from embodied.nn.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class BehaviorCloning(Learner):
         self.online.fit(rows)
         self.policy.fit(rows)
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}
 
     def get_state(self) -> dict[str, Any]:

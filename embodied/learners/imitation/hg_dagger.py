@@ -8,6 +8,7 @@ people are worth.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.moved import attributes
+from embodied.nn.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class HgDagger(Learner):
         self.adam.step()
         return {"loss": loss.detach(), "share": theirs.mean()}
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}
 
 

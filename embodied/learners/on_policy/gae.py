@@ -48,10 +48,14 @@ def clip_loss(
     return -torch.minimum(ratio * advantage, held * advantage), log_ratio
 
 
-def clip_slope(loss: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """d loss / d log_prob of `clip_loss`: -rho A, and 0 where clipping decided."""
-    gain = log_ratio.exp() * advantage
-    return torch.where(-gain >= loss, -gain, 0)
+def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
+    """Half the squared error, elementwise; with `clip` above 0 the larger of it and the error of a
+    value that is at most `clip` away from `old`."""
+    error = (value - target).square()
+    if clip:
+        held = old + (value - old).clamp(-clip, clip)
+        error = torch.maximum(error, (held - target).square())
+    return 0.5 * error
 
 
 def normalized(advantage: Tensor, share: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.gradient_learner import GradientLearner
-from embodied.learners.on_policy.gae import clip_loss, clip_slope, gae, normalized, variance
+from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.learners.values import RecurrentValue, Value, ValueConfig
 from embodied.nn.optim import Adam
@@ -141,7 +141,7 @@ class Ppo(GradientLearner):
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
         # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._slopes)
+        self._loss_fn = self.compiled(self._loss)
         self.step = self.recorded(self._step)
 
     def _critic(self, spec: Spec) -> Value | RecurrentValue:
@@ -211,7 +211,7 @@ class Ppo(GradientLearner):
         for at in range(0, len(flat["reward"]), PIECE):
             rows = each(flat, partial(piece, at, PIECE))
             following = self.value(under(rows, "next_obs"))
-            parts.append((self._evaluate_actions(rows)[0], self._worth(rows), following))
+            parts.append((self._evaluate_actions(rows)[0], self._values(rows), following))
         shape = batch["reward"].shape
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
@@ -255,7 +255,8 @@ class Ppo(GradientLearner):
         return {key: mean(seen, key) for key in seen[0]}
 
     def _step(self, rows: Tensors) -> dict[str, Tensor]:
-        metrics = self._critic_loss_fn(rows)
+        loss, metrics = self._loss_fn(rows)
+        loss.backward()
         weights = [p for adam in self.optims.values() for p in adam.param_groups[0]["params"]]
         if self.config.grad_clip:
             distributed.average_gradients(weights)
@@ -267,47 +268,34 @@ class Ppo(GradientLearner):
             adam.step()
         return metrics
 
-    def _slopes(self, rows: Tensors) -> dict[str, Tensor]:
-        """The gradient of the loss on a minibatch.
-
-        Its slopes with respect to densities, values and entropies are written down, and only they
-        go back through the networks: a third of the time of a small update was bookkeeping.
-        """
+    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a minibatch, and the metrics."""
+        config, advantage = self.config, rows["advantage"]
         log_prob, entropy = self._evaluate_actions(rows)
-        value = self._worth(rows)
-        with torch.no_grad():
-            loss, slopes = self._loss(rows, log_prob, value, entropy)
-        ends = [log_prob, value, entropy] if self.config.entropy else [log_prob, value]
-        torch.autograd.backward(ends, slopes[: len(ends)])
-        return loss
-
-    def _loss(
-        self, rows: Tensors, log_prob: Tensor, value: Tensor, entropy: Tensor
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Its parts, and its slopes d/d log_prob, d/d value, d/d entropy."""
-        advantage, config = rows["advantage"], self.config
-        share = torch.full_like(advantage, 1 / advantage.numel())
+        value = self._values(rows)
+        weight = torch.full_like(advantage, 1 / advantage.numel())
         if "valid" in rows:
-            share = rows["valid"] / rows["valid"].sum().clamp(min=1)
+            weight = rows["valid"] / rows["valid"].sum().clamp(min=1)
         if config.advantage == "minibatch":
-            advantage = normalized(advantage, share)
+            advantage = normalized(advantage, weight)
         policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, config.clip)
-        error, value_slope = value_error(value, rows["value"], rows["target"], config.value_clip)
-        ratio = log_ratio.exp()
+        error = value_loss(value, rows["value"], rows["target"], config.value_clip)
+        ratio = log_ratio.detach().exp()
         parts = {
             "policy_loss": policy_loss,
             "value_loss": error,
             "entropy": entropy,
-            "kl": ratio - 1 - log_ratio,  # Schulman's third estimator
+            "kl": ratio - 1 - log_ratio.detach(),  # Schulman's third estimator
             "clipped": ((ratio - 1).abs() > config.clip).float(),
         }
-        slopes = [
-            clip_slope(policy_loss, log_ratio, advantage) * share,
-            value_slope * share * config.value_weight,
-            share * -config.entropy,
-        ]
-        flat = share.flatten()
-        return {name: torch.dot(part.flatten(), flat) for name, part in parts.items()}, slopes
+        means = {name: (part * weight).sum() for name, part in parts.items()}
+        return self._total(means), {name: value.detach() for name, value in means.items()}
+
+    def _total(self, parts: dict[str, Tensor]) -> Tensor:
+        """The weighted sum of the losses."""
+        config = self.config
+        loss = parts["policy_loss"] + config.value_weight * parts["value_loss"]
+        return loss - config.entropy * parts["entropy"] if config.entropy else loss
 
     def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a table's rows, [N] or with memory [B, T]."""
@@ -320,7 +308,7 @@ class Ppo(GradientLearner):
         log_prob, entropy = policy.evaluate_sequence(obs, action, under(rows, "carry"), first)
         return log_prob.mT, entropy.mT
 
-    def _worth(self, rows: Tensors) -> Tensor:
+    def _values(self, rows: Tensors) -> Tensor:
         obs = under(rows, "obs")
         if not self.remembers:
             return self.value(obs)
@@ -380,17 +368,6 @@ class Ppo(GradientLearner):
         super().set_state(state)
         self.done, self.memory = state["done"], state["memory"]
         self.returns.running = state["returns"]
-
-
-def value_error(value: Tensor, old: Tensor, target: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Half the squared error and its slope; with `clip` the worse of it and that of a value held
-    near `old`."""
-    apart = value - target
-    if not clip:
-        return 0.5 * apart.square(), apart
-    held = old + (value - old).clamp(-clip, clip) - target
-    stuck = held.square() > apart.square()
-    return 0.5 * torch.where(stuck, held, apart).square(), torch.where(stuck, 0.0, apart)
 
 
 def clip_norm(grads: list[Tensor], most: float) -> Tensor:

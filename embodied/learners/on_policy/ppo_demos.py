@@ -12,6 +12,7 @@ values learn, as a cold critic would spoil what was cloned; then PPO, and after 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from embodied.core.tensors import Tensors, take
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo, clip_norm
 from embodied.moved import attributes
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, Optimizer
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,11 @@ class PpoDemos(Ppo):
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
-    def _loss(
-        self, rows: Tensors, log_prob: Tensor, value: Tensor, entropy: Tensor
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        parts, slopes = super()._loss(rows, log_prob, value, entropy)
-        return parts, [slopes[0] * self.free, slopes[1], slopes[2] * self.free]
+    def _total(self, parts: dict[str, Tensor]) -> Tensor:
+        policy = parts["policy_loss"] - self.config.entropy * parts["entropy"]
+        return self.free * policy + self.config.value_weight * parts["value_loss"]
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         return {**super().optimizers(), "clone": self.cloner}
 
     def get_state(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ and ranked again with every batch, as counts grow; after each of PPO's updates `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -31,7 +32,7 @@ from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import fit_step, remaining
 from embodied.moved import attributes
-from embodied.nn.optim import Adam
+from embodied.nn.optim import Adam, Optimizer
 
 UNSEEN = ("critic/", "privileged/")  # observations that the policy does not have
 DIGEST = 16  # bytes that stand for an observation
@@ -139,7 +140,7 @@ class PpoRapid(Ppo):
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         return {**super().optimizers(), "imitator": self.imitator}
 
     def get_state(self) -> dict[str, Any]:

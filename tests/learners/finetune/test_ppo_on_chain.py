@@ -116,7 +116,7 @@ def test_the_first_ratio_is_one(name: str, kind: str, execute: int | None) -> No
     some = take(table, torch.randperm(len(table["old"]))[:7])
     log_prob, _ = learner._evaluate_actions(some)
     assert ((log_prob - some["old"]).exp() - 1).abs().max() < 1e-5
-    metrics = learner._slopes(some)
+    _, metrics = learner._loss(some)
     assert metrics["clipped"] == 0 and metrics["kl"].abs() < 1e-7
 
 
@@ -194,7 +194,7 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         "value": torch.zeros(2),
         "target": torch.tensor([0.0, 1.0]),
     }
-    loss, metrics = learner.objective(rows)
+    loss, metrics = learner._loss(rows)
     policy = (-min(1.1 * 2, 1.02 * 2) - min(-0.5, -0.8)) / 2
     value = (0.5 * 1 + 0.5 * 4) / 2
     assert loss.item() == pytest.approx(policy + 0.5 * value)
