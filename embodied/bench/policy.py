@@ -21,7 +21,7 @@ from rich.table import Table
 import configs
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError, build
-from embodied.core.cuda_graph_decision import Captured
+from embodied.core.cuda_graph import Captured
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.cuda_graph_decision import Captured
+from embodied.core.cuda_graph import Captured
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 

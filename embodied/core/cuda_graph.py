@@ -1,4 +1,8 @@
-"""Fast: an update recorded once as a CUDA graph and replayed, without the cost of launching it."""
+"""CUDA graphs: an update or a decision recorded once and replayed without launch overhead.
+
+At small batches an update is hundreds of kernels of a few microseconds each, and launching them
+takes longer than running them; a replay launches all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +11,126 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
 Update = Callable[[Tensors], Tensors]
+WARM_UP = 3  # torch asks for a few runs on another stream before recording
+
+
+class Recording:
+    """`function` recorded on `given`; a call copies its inputs in, replays, and returns the static
+    outputs, which the next replay overwrites."""
+
+    def __init__(self, function: Update, given: Tensors) -> None:
+        self.given = tt.each(given, torch.clone)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = function(self.given)
+
+    def __call__(self, given: Tensors) -> Tensors:
+        for name, value in given.items():
+            self.given[name].copy_(value, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+def on_side_stream(function: Update, given: Tensors) -> Tensors:
+    """Run `function` on another stream, as torch requires before a recording."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        result = function(given)
+    torch.cuda.current_stream().wait_stream(side)
+    return result
+
+
+def require_gpu(device: torch.device, what: str) -> None:
+    """ConfigError unless `device` is a GPU."""
+    if device.type != "cuda":
+        raise ConfigError(f"cuda_graph=true needs a GPU, and this {what} is on the {device}")
 
 
 class Graph:
-    """Runs `update` a few times as it is, records it once, and replays the recording.
+    """A learner's update: runs a few times normally, is recorded once, and is then replayed.
 
-    The update must read nothing but its batch, parameters and the device's generator, never wait
-    for the device, and change tensors in place only. Batches keep the shapes of the first one.
+    The update may read only its batch, parameters and the device's generator, must never wait for
+    the device, and must change tensors in place. Batches keep the shapes of the first one.
     """
-
-    WARM = 3  # torch asks for a few runs on another stream before recording
 
     def __init__(self, update: Update) -> None:
         self.update = update
         self.forget()
 
     def forget(self) -> None:
-        """Record again: needed when a tensor that the update writes has been replaced."""
+        """Record again: needed after a tensor that the update writes was replaced."""
         self.calls = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: Tensors = {}
+        self.recording: Recording | None = None
         self.names: list[str] = []
-        self.outputs = torch.empty(0)
 
     def __call__(self, batch: Tensors) -> Tensors:
-        if self.calls < self.WARM:
-            return self._warm(batch)
-        if self.graph is None:
-            self._record(batch)
-        else:
-            for name, value in batch.items():
-                self.inputs[name].copy_(value, non_blocking=True)
-        assert self.graph is not None
-        self.graph.replay()
-        values: tuple[Tensor, ...] = self.outputs.clone().unbind()
+        if self.calls < WARM_UP:
+            require_gpu(next(iter(batch.values())).device, "run")
+            self.calls += 1
+            return on_side_stream(self.update, batch)
+        if self.recording is None:
+            self.recording = Recording(self._stacked, batch)
+        values: tuple[Tensor, ...] = self.recording(batch)["metrics"].clone().unbind()
         return dict(zip(self.names, values, strict=True))
 
-    def _warm(self, batch: Tensors) -> Tensors:
-        device = next(iter(batch.values())).device
-        if device.type != "cuda":
-            raise ConfigError(f"cuda_graph=true needs a GPU, and this run is on the {device}")
-        self.calls += 1
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            metrics = self.update(batch)
-        torch.cuda.current_stream().wait_stream(side)
-        return metrics
+    def _stacked(self, batch: Tensors) -> Tensors:
+        metrics = self.update(batch)
+        self.names = list(metrics)
+        return {"metrics": torch.stack([value.float() for value in metrics.values()])}
 
-    def _record(self, batch: Tensors) -> None:
-        self.inputs = {name: value.clone() for name, value in batch.items()}
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            metrics = self.update(self.inputs)
-            self.names = list(metrics)
-            self.outputs = torch.stack([value.float() for value in metrics.values()])
+
+class Captured:
+    """A policy's decision: `decide(obs, carry, noise) -> (obs, actions, carry)`, without gradients.
+
+    Noise is sampled outside and copied in, so the recording holds no random numbers. It reads the
+    parameters in place: weights changed in place (an optimiser, `load_state_dict`) take effect at
+    once; a policy moved to another device, or set to another mode, needs a new `Captured`. The
+    batch size is that of the first decision. The policy must not wait for the device: one that
+    looks at values (a residual checks whether a plan has ended) cannot be recorded, and CUDA says
+    so. ConfigError on a CPU.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+        require_gpu(device, "policy")
+        self.policy = policy
+        self.recording: Recording | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self, obs: Tensors, carry: Tensors, noise: Tensor
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        given = inputs(obs, carry, noise)
+        if self.recording is None:
+            for _ in range(WARM_UP):
+                on_side_stream(self._decide, given)
+            self.recording = Recording(self._decide, given)
+        return outputs(tt.each(self.recording(given), torch.clone))
+
+    def _decide(self, given: Tensors) -> Tensors:
+        return decision(self.policy, given)
+
+
+def inputs(obs: Tensors, carry: Tensors, noise: Tensor) -> Tensors:
+    """All inputs of a decision in one dict."""
+    return {**tt.nest(obs, "obs"), **tt.nest(carry, "carry"), "noise": noise}
+
+
+def decision(policy: Policy, given: Tensors) -> Tensors:
+    """`observe` and `act` on `inputs`; all outputs in one dict."""
+    noise = given["noise"]
+    seen, carry = policy.observe(tt.under(given, "obs"), tt.under(given, "carry"), noise)
+    actions, carry = policy.act(seen, carry, noise)
+    return {**tt.nest(seen, "seen"), **tt.nest(carry, "carry"), "actions": actions}
+
+
+def outputs(made: Tensors) -> tuple[Tensors, Tensor, Tensors]:
+    """The decision's observation, actions and next carry, from the dict of `decision`."""
+    return tt.under(made, "seen"), made["actions"], tt.under(made, "carry")

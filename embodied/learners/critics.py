@@ -1,26 +1,33 @@
-"""Critic: Q-values of an ensemble, from observations that the policy may not see."""
+"""Critics: action values Q(s, a) of an ensemble, and state values V(s).
+
+Critics may use observations that the policy does not have (`critic/*`, `privileged/*`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, each
 from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import mlp, orthogonal
 from policies.networks.encoders import Encoder
+from policies.recurrent import Memory
 
 
 class Critic(nn.Module):
-    """An encoder and `n` networks; Q-values [n, N] of observations and actions [N, size], or where
-    each network answers with `out` > 1 numbers (a distribution of returns) these, [n, N, out].
+    """An encoder and an ensemble of `n` networks: Q-values [n, N] of observations and actions
+    [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
 
-    The encoder takes every observation, `critic/*` and `privileged/*` too, or only those named in
-    `obs`; a name that the world does not have is a ConfigError.
+    The encoder uses every observation, `critic/*` and `privileged/*` too, or only those named in
+    `obs`; ConfigError for a name that the environment does not have.
     """
 
     def __init__(
@@ -36,15 +43,14 @@ class Critic(nn.Module):
         out: int = 1,
     ) -> None:
         super().__init__()
-        seen = spec.obs if obs is None else {name: _leaf(spec, name) for name in obs}
-        self.encoder = Encoder(seen, asymmetric=True)
+        self.encoder = _encoder(spec, obs, "critic_obs")
         self.out = out
         self.ensemble = Ensemble(n, self.encoder.size + size, hidden, out, layer_norm, activation)
 
     def forward(self, obs: Tensors, action: Tensor, first: int | None = None) -> Tensor:
-        """Of all networks, or of the `first` few."""
-        answer = self.ensemble(torch.cat([self.encoder(obs), action], 1), first)
-        return answer.squeeze(-1) if self.out == 1 else answer
+        """By all networks, or by the first `first` ones."""
+        q = self.ensemble(torch.cat([self.encoder(obs), action], 1), first)
+        return q.squeeze(-1) if self.out == 1 else q
 
     def each(self, obs: Tensors, actions: Tensor, members: Tensor | None = None) -> Tensor:
         """Q-values [n, N, K] of K actions for every observation, `actions` [N, K, size]; an
@@ -53,12 +59,12 @@ class Critic(nn.Module):
         features = self.encoder(obs).unsqueeze(1).expand(-1, count, -1)
         x = torch.cat([features, actions], 2).flatten(0, 1)
         if members is None:
-            answer = self.ensemble(x)
+            q = self.ensemble(x)
         else:
-            drawn = {k: w.index_select(0, members) for k, w in self.ensemble.named_parameters()}
-            answer = functional_call(self.ensemble, drawn, (x, len(members)))
-        answer = answer.squeeze(-1) if self.out == 1 else answer
-        return answer.unflatten(1, (-1, count))
+            chosen = {k: w.index_select(0, members) for k, w in self.ensemble.named_parameters()}
+            q = functional_call(self.ensemble, chosen, (x, len(members)))
+        q = q.squeeze(-1) if self.out == 1 else q
+        return q.unflatten(1, (-1, count))
 
 
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -67,7 +73,62 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
     return (error if weight is None else error * weight).mean(1).sum()
 
 
-def _leaf(spec: Spec, name: str) -> Leaf:
-    if name not in spec.obs:
-        raise ConfigError(f'critic_obs: there is no observation "{name}"{nearest(name, spec.obs)}')
-    return spec.obs[name]
+@dataclass(frozen=True)
+class ValueConfig:
+    """`obs`: the observations that it uses (None: all, `critic/*` and `privileged/*` too);
+    `head`: gain of the last layer's orthogonal initialisation."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"
+    layer_norm: bool = False
+    head: float = 1.0
+    obs: tuple[str, ...] | None = None
+
+
+class Value(nn.Module):
+    """State values: an encoder and a network, V [N] of observations."""
+
+    encoder: Encoder
+
+    def __init__(self, config: ValueConfig, spec: Spec) -> None:
+        super().__init__()
+        self.encoder = _encoder(spec, config.obs, "value.obs")
+        self.net = mlp(self.encoder.size, config.hidden, 1, config.activation, config.layer_norm)
+        orthogonal(self.net, config.head)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        return self.net(self.encoder(obs)).squeeze(1)
+
+
+class RecurrentValue(nn.Module):
+    """State values of a recurrent policy: a GRU of its own and a network, V [T, B] of sequences."""
+
+    def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
+        super().__init__()
+        self.memory = Memory(_encoder(spec, config.obs, "value.obs"), width)
+        self.net = mlp(width, config.hidden, 1, config.activation, config.layer_norm)
+        orthogonal(self.net, config.head)
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.memory.encoder
+
+    def forward(self, obs: Tensors, h: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Values [T, B] and the hidden states [T, B, width]; `h` [B, width] is the one before."""
+        memory = self.memory.along(obs, h, first)
+        return self.net(memory.flatten(0, 1)).view(first.shape), memory
+
+    def after(self, obs: Tensors, memory: Tensor) -> Tensor:
+        """Values [T, B] of observations [T, B, ...], each after a hidden state [T, B, width]."""
+        flat = each(obs, lambda value: value.flatten(0, 1))
+        return self.net(self.memory(flat, memory.flatten(0, 1))).view(memory.shape[:2])
+
+
+def _encoder(spec: Spec, obs: Sequence[str] | None, setting: str) -> Encoder:
+    """An encoder of the observations `obs` (None: all); ConfigError for a name that the environment
+    does not have, given by the setting `setting`."""
+    for name in spec.obs if obs is None else obs:
+        if name not in spec.obs:
+            raise ConfigError(f'{setting}: no observation "{name}"{nearest(name, spec.obs)}')
+    leaves = spec.obs if obs is None else {name: spec.obs[name] for name in obs}
+    return Encoder(leaves, asymmetric=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from embodied.moved import attributes
 from embodied.nn.normalizers import MeanStdNormalizer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -115,3 +116,6 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h + self.two(nn.functional.mish(self.one(nn.functional.mish(h))))
+
+
+__getattr__ = attributes(__name__)

@@ -9,7 +9,7 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.cuda_graph_decision import decision, inputs, outputs
+from embodied.core.cuda_graph import decision, inputs, outputs
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 

@@ -184,4 +184,4 @@ def test_refusals() -> None:
         build({"_target_": "embodied.learners.offline.qchunking.QChunking"}, policy=flow)
     with pytest.raises(ConfigError, match="rows hold 1 steps a decision and the policy plans 2"):
         learner = make(2)
-        learner._clone_loss(two_modes(4))
+        learner._actor_loss(two_modes(4))

@@ -13,7 +13,8 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.off_policy.sac import Sac, actor_loss, critic_loss, temperature_slope
+from embodied.learners.actor_critic import actor_loss, temperature_gradient
+from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
@@ -96,7 +97,7 @@ def test_losses_by_hand() -> None:
     assert critic_loss(q, torch.tensor([2.0, 4.0])).item() == 2.5 + 1.0
     value, log_prob = torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 3.0])
     assert actor_loss(value, log_prob, torch.tensor(0.5)).item() == 0.5 - 1.5
-    assert temperature_slope(log_prob, -2.0).item() == 1.0  # -(mean 1 - 2): entropy is too low
+    assert temperature_gradient(log_prob, -2.0).item() == 1.0  # -(mean 1 - 2): entropy is too low
 
 
 def test_temperature_moves_towards_the_target_entropy() -> None:
@@ -110,11 +111,11 @@ def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -
     learner = make(utd=3, critics=5, tau=0.3)
     assert learner.batch_size == 12
     seen, weights, averages = [], [], copy.deepcopy(learner.target_params)
-    critic_step, actor_step = learner._critic_step, learner._actor_step
+    critic_step, actor_step = learner.critic_step, learner.soft_actor_step
 
-    def critic(batch: Tensors) -> Tensors:
+    def critic(batch: Tensors, tau: float) -> Tensors:
         seen.append(batch["reward"].tolist())
-        metrics = critic_step(batch)
+        metrics = critic_step(batch, tau)
         weights.append([weight.detach().clone() for weight in learner.critic_params])
         return metrics
 
@@ -122,8 +123,8 @@ def test_every_critic_step_sees_its_own_slice(monkeypatch: pytest.MonkeyPatch) -
         seen.append(batch["reward"].tolist())
         return actor_step(batch)
 
-    monkeypatch.setattr(learner, "_critic_step", critic)
-    monkeypatch.setattr(learner, "_actor_step", actor)
+    monkeypatch.setattr(learner, "critic_step", critic)
+    monkeypatch.setattr(learner, "soft_actor_step", actor)
     learner.update(batch_of(12))
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11]]
     for after in weights:  # Polyak after every critic step
@@ -138,7 +139,7 @@ def test_the_actor_step_leaves_the_critics_alone() -> None:
     learner = make()
     before = [weight.detach().clone() for weight in learner.critic_params]
     policy = [weight.detach().clone() for weight in learner.policy.parameters()]
-    learner._actor_step(batch_of(4))
+    learner.soft_actor_step(batch_of(4))
     assert all(torch.equal(a, b) for a, b in zip(before, learner.critic_params, strict=True))
     assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
     moved = [
@@ -167,7 +168,7 @@ def test_actor_objective() -> None:
             slopes = torch.tensor([1.0, -3.0])
             ensemble.weights[1][:, :, 0] = slopes[:, None] * torch.tensor([1.0, -1.0])
         for _ in range(150):
-            learner._actor_step({"obs/state": torch.zeros(64, 1), "reward": torch.zeros(64)})
+            learner.soft_actor_step({"obs/state": torch.zeros(64, 1), "reward": torch.zeros(64)})
         obs = {"state": torch.zeros(1, 1)}
         action = learner.policy.act(obs, {}, torch.zeros(1, 1))[0].item()
         assert action == pytest.approx(expected, abs=0.15)

@@ -14,19 +14,16 @@ is judged there by extrapolation, so a share of them is the actor's own.
 
 from __future__ import annotations
 
-import copy
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
+from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
-from embodied.learners.off_policy.sac import actor_loss, temperature_slope
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
@@ -60,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class DsrlNa(GradientLearner):
+class DsrlNa(ActorCritic):
     """An update is one step of the action critic, `distil` of the noise critic, one of the actor.
 
     Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
@@ -81,13 +78,9 @@ class DsrlNa(GradientLearner):
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.execute = policy.chunk if execute is None else execute
-        self.critic = self._critic(self.execute * policy.spec.act.size)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.add_critic(self._critic(self.execute * policy.spec.act.size))
         self.noise_critic = self._critic(self.actor.size)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = config.target_entropy * self.actor.size
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.add_temperature(config.initial_temperature, config.target_entropy * self.actor.size)
         self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
@@ -95,10 +88,8 @@ class DsrlNa(GradientLearner):
             "actor": Adam(self.actor.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
+        self.compile_losses()
         self._distil = self.compiled(self._distil_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
         self.steps = self.recorded(self._steps)
 
     @property
@@ -122,15 +113,13 @@ class DsrlNa(GradientLearner):
         return self.steps(batch)
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        soft_update(self.target_params, self.critic_params, self.config.tau)
+        metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):
             distilled = self._distil(obs)
             self.descend("noise_critic", distilled)
-        metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "distil": distilled.detach()}
-        return metrics | self._actor_step(obs)
+        metrics["distil"] = distilled.detach()
+        return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -166,23 +155,11 @@ class DsrlNa(GradientLearner):
         u, _ = self.actor.sample(each(obs, lambda v: v[:own]), z[:own])
         return torch.cat([u, z[own:] / self.policy.bound])
 
-    def _actor_step(self, obs: Tensors) -> dict[str, Tensor]:
-        with frozen(self.noise_critic_params):
-            loss, log_prob = self._actor_loss_fn(obs)
-            self.descend("actor", loss)
-        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.optims["temperature"].step()
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.mean(),
-            "temperature": self.log_alpha.detach().exp(),
-        }
-
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         n = len(next(iter(obs.values())))
         u, log_prob = self.actor.sample(obs, self.actor.sample_noise(n, True))
         value = self.noise_critic(obs, u).amin(0)
-        return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+        return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers; ConfigError where the base's actions hardly depend on its noise."""

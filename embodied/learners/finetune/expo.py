@@ -20,15 +20,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, each, under
+from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.learners.off_policy.sac import actor_loss, temperature_slope
 from embodied.nn.optim import Adam
 from policies.wrappers.best_of_n import select_by_q
 from policies.wrappers.edit import Edit
@@ -57,7 +57,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Expo(GradientLearner):
+class Expo(ActorCritic):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then base, edit policy and
     temperature once, on the last one. `online` learns; `policy`, which acts, shares its edit policy
     and critics and follows its base."""
@@ -77,12 +77,9 @@ class Expo(GradientLearner):
         self.gamma, self.batch_size = config.gamma, config.utd * config.batch_size
         self.online = policy.requires_grad_(True)
         self.policy = twin(policy)
-        self.critic = policy.critic
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = (config.target_entropy + math.log(policy.scale)) * policy.size
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.add_critic(policy.critic)
+        entropy = (config.target_entropy + math.log(policy.scale)) * policy.size
+        self.add_temperature(config.initial_temperature, entropy)
         self.base_params: list[Tensor] = list(policy.base.parameters())
         self.ema_base_params: list[Tensor] = list(self.policy.base.parameters())
         self.optims = {
@@ -91,26 +88,17 @@ class Expo(GradientLearner):
             "edit": Adam(policy.edit.parameters(), config.edit_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._edit_loss)
+        self.compile_losses()
         self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.steps(batch)
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
-        size, metrics = self.config.batch_size, {}
-        for at in range(0, self.batch_size, size):
-            part = batch if self.config.utd == 1 else each(batch, lambda v: v[at : at + size])  # noqa: B023
-            metrics |= self._critic_step(part)
-        return metrics | self._base_step(part) | self._edit_step(part)
-
-    def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        soft_update(self.target_params, self.critic_params, self.config.tau)
-        return {"critic_loss": loss.detach(), "q_mean": q_mean}
+        metrics: Tensors = {}
+        for part in self.slices(batch, self.config.batch_size):
+            metrics |= self.critic_step(part, self.config.tau)
+        return metrics | self._base_step(part) | self.soft_actor_step(part, "edit")
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -140,23 +128,11 @@ class Expo(GradientLearner):
         soft_update(self.ema_base_params, self.base_params, self.config.base_tau)
         return {"base_loss": loss.detach()}
 
-    def _edit_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with frozen(self.critic_params):
-            loss, log_prob = self._actor_loss_fn(batch)
-            self.descend("edit", loss)
-        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.optims["temperature"].step()
-        return {
-            "edit_loss": loss.detach(),
-            "entropy": -log_prob.mean(),
-            "temperature": self.log_alpha.detach().exp(),
-        }
-
-    def _edit_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+    def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs, action = under(batch, "obs"), batch["action"]
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
         value = self.critic(obs, edited).mean(0)
-        return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+        return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
         for part in (self.online, self.policy, self.target.encoder):

@@ -16,8 +16,8 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
+from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.on_policy import ppo
-from embodied.learners.values import Value, ValueConfig
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from policies.denoising_mdp.chain import DenoisingMDP

@@ -24,23 +24,20 @@ discount d (gamma^k, 0 where the world ended).
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError
-from embodied.core.cuda_graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, actor_loss
 from embodied.learners.critics import Critic
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
-from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.learners.gradient_learner import soft_update
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
@@ -82,7 +79,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class DsacT(GradientLearner):
+class DsacT(DelayedActorCritic):
     """`update` is one critic step and, when it is due, one of everything else on the same rows."""
 
     data = "off_policy"
@@ -101,15 +98,11 @@ class DsacT(GradientLearner):
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critics, activation = 2 if config.twin else 1, config.activation
-        self.critic = Critic(
-            spec, policy.size, critics, config.hidden, activation=activation, out=2
-        )
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        critic = Critic(spec, policy.size, critics, config.hidden, activation=activation, out=2)
+        self.add_critic(critic)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.register_buffer("scale", torch.zeros(critics))  # S; 0 until the first batch
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = config.target_entropy * policy.size
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
+        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
         self.online_params: list[Tensor] = [*self.critic_params, *policy.parameters()]
         self.target_params: list[Tensor] = [
             *self.target.parameters(),
@@ -120,23 +113,12 @@ class DsacT(GradientLearner):
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
-        self.updates = 0
-        self.improved: Tensors = {}  # metrics of the newest policy step
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
-        self.steps = {act: self._plan(act) for act in (False, True)}
-
-    def _plan(self, act: bool) -> Update:
-        return self.recorded(partial(self._step, act))
+        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
         act = self.updates % self.config.delay == 0
-        metrics = self.steps[act](batch)
-        if act:
-            self.improved = {key: metrics[key] for key in IMPROVED}
-        return metrics | self.improved
+        return self.delayed((act,), batch, SOFT_METRICS)
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         loss, q, sigma, clipped = self._critic_loss_fn(batch)
@@ -148,7 +130,7 @@ class DsacT(GradientLearner):
             "weight_clipped": clipped,
         }
         if act:
-            metrics |= self._actor_step(batch)
+            metrics |= self.soft_actor_step(batch)
             soft_update(self.target_params, self.online_params, self.config.tau)
         return metrics
 
@@ -188,36 +170,19 @@ class DsacT(GradientLearner):
         scale = self.scale[:, None]
         return NEAR * scale, loss_weights(sigma, scale, self.config.form)
 
-    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with frozen(self.critic_params):
-            loss, log_prob = self._actor_loss_fn(batch)
-            self.descend("actor", loss)
-        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.optims["temperature"].step()
-        temperature = self.log_alpha.detach().exp()
-        return dict(zip(IMPROVED, (loss.detach(), -log_prob.mean(), temperature), strict=True))
-
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
         action, log_prob = self.policy.sample(
             obs, self.policy.sample_noise(len(batch["reward"]), True)
         )
         q = distribution(self.critic(obs, action))[0].amin(0)
-        return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+        return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
 
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]
-
-
-IMPROVED = ("actor_loss", "entropy", "temperature")
 RIM = (0.1, 10.0)  # of the weights in the Huber form
 
 

@@ -20,23 +20,19 @@ halves the noise of their first thousand updates; learning rates are constant; n
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
-from embodied.core.cuda_graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, actor_loss
 from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
-from embodied.learners.off_policy.sac import actor_loss, temperature_slope
+from embodied.learners.gradient_learner import soft_update
 from embodied.nn.optim import Adam
 from policies.block_gaussian import BlockGaussian
 from policies.networks.encoders import Encoder
@@ -94,7 +90,7 @@ class BlockCritic(nn.Module):
         return self.net(torch.cat([self.encoder(obs), action], 1), fresh)
 
 
-class Flashsac(GradientLearner):
+class Flashsac(DelayedActorCritic):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "off_policy"
@@ -112,43 +108,28 @@ class Flashsac(GradientLearner):
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         self.support = Support(-config.high, config.high, config.atoms)
-        self.critic = BlockCritic(spec, policy.size, 2, config)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        critic = BlockCritic(spec, policy.size, 2, config)
+        self.add_critic(critic)
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
         self.register_buffer("scale", torch.tensor(start))
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = policy.size * target_entropy(config)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.add_temperature(config.initial_temperature, policy.size * target_entropy(config))
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
-        self.updates = 0
-        self.improved: Tensors = {}  # metrics of the newest policy step
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
-        self.steps = {act: self._plan(act) for act in (False, True)}
-
-    def _plan(self, act: bool) -> Update:
-        return self.recorded(partial(self._step, act))
+        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
         act = self.updates % self.config.policy_delay == 0
-        metrics = self.steps[act](batch)
-        if act:
-            self.improved = {key: metrics[key] for key in IMPROVED}
-        return metrics | self.improved
+        return self.delayed((act,), batch, SOFT_METRICS)
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         self._rescale(batch)
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
+        metrics = self.critic_step(batch)
         self.critic.net.project()
-        metrics = {"critic_loss": loss.detach(), "q_mean": q_mean, "scale": self.scale.clone()}
+        metrics["scale"] = self.scale.clone()
         if act:
             metrics |= self._actor_step(batch)
         soft_update(self.target_params, self.critic_params, self.config.tau)
@@ -186,14 +167,9 @@ class Flashsac(GradientLearner):
         return self.support.back_up(self.support.lowest(logits), reward, discount)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with frozen(self.critic_params):
-            loss, log_prob = self._actor_loss_fn(batch)
-            self.descend("actor", loss)
-            self.policy.project()
-        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.optims["temperature"].step()
-        temperature = self.log_alpha.detach().exp()
-        return dict(zip(IMPROVED, (loss.detach(), -log_prob.mean(), temperature), strict=True))
+        metrics = self.soft_actor_step(batch)
+        self.policy.project()
+        return metrics
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
@@ -201,21 +177,11 @@ class Flashsac(GradientLearner):
             obs, self.policy.sample_noise(len(batch["reward"]), True)
         )
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
-        return actor_loss(q, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+        return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]
-
-
-IMPROVED = ("actor_loss", "entropy", "temperature")
 
 
 def target_entropy(config: Config) -> float:

@@ -13,20 +13,18 @@ nothing here.
 
 from __future__ import annotations
 
-import copy
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, each, under
+from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 
@@ -57,7 +55,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Sac(GradientLearner):
+class Sac(ActorCritic):
     """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
 
     data = "off_policy"
@@ -74,42 +72,29 @@ class Sac(GradientLearner):
         self.config, self.policy = config, policy
         self.gamma, self.n_step = config.gamma, config.n_step
         self.batch_size = config.utd * config.batch_size
-        self.critic = Critic(
-            spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
+        self.add_critic(
+            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
         )
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        self.entropy = config.target_entropy * policy.size
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
+        self.compile_losses()
         self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.steps(batch)
 
     def _steps(self, batch: Tensors) -> dict[str, Tensor]:
-        size, metrics = self.config.batch_size, {}
-        self.td_errors: list[Tensor] = []  # by how much, in each slice
-        for at in range(0, self.batch_size, size):
-            part = batch if self.config.utd == 1 else each(batch, lambda v: v[at : at + size])  # noqa: B023
-            metrics |= self._critic_step(part)
+        metrics: Tensors = {}
+        self.td_errors: list[Tensor] = []  # of each slice
+        for part in self.slices(batch, self.config.batch_size):
+            metrics |= self.critic_step(part, self.config.tau)
         if self.td_errors:
             self.priority = torch.cat(self.td_errors)
-        return metrics | self._actor_step(part)
-
-    def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        soft_update(self.target_params, self.critic_params, self.config.tau)
-        return {"critic_loss": loss.detach(), "q_mean": q_mean}
+        return metrics | self.soft_actor_step(part)
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -133,18 +118,6 @@ class Sac(GradientLearner):
         alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
         return reward + discount * (q.amin(0) - alpha * log_prob)
 
-    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        with frozen(self.critic_params):
-            loss, log_prob = self._actor_loss_fn(batch)
-            self.descend("actor", loss)
-        self.log_alpha.grad = temperature_slope(log_prob, self.entropy)
-        self.optims["temperature"].step()
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.mean(),
-            "temperature": self.log_alpha.detach().exp(),
-        }
-
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
         action, log_prob = self.policy.sample(
@@ -152,20 +125,8 @@ class Sac(GradientLearner):
         )
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
-        return actor_loss(value, log_prob, self.log_alpha.detach().exp()), log_prob.detach()
+        return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
-        self.critic.encoder.fit(rows)
-        self.target.encoder.fit(rows)
-
-
-def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
-    """mean(alpha log pi - Q), all [N]."""
-    return (alpha * log_prob - value).mean()
-
-
-def temperature_slope(log_prob: Tensor, target: float) -> Tensor:
-    """d/d log alpha of -log alpha mean(log pi + H): the root of L_alpha, and a slope that does not
-    fade with alpha (under Adam, which remembers the first slopes, that took 40% more updates)."""
-    return -(log_prob + target).mean()
+        self.fit_encoders(rows)

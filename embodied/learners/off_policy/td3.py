@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.cuda_graph import Update
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import DelayedActorCritic
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.nn.optim import Adam
 from policies.deterministic import Deterministic
 
@@ -66,7 +65,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Td3(GradientLearner):
+class Td3(DelayedActorCritic):
     """`update` is one critic step and, when it is due, one policy step on the same rows."""
 
     data = "off_policy"
@@ -85,7 +84,7 @@ class Td3(GradientLearner):
             raise ConfigError("policy_delay and target_delay should be at least 1 (every update)")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        self.critic = Critic(
+        critic = Critic(
             spec,
             policy.size,
             2,
@@ -95,11 +94,9 @@ class Td3(GradientLearner):
             obs=config.critic_obs,
             out=max(config.atoms, 1),
         )
+        self.add_critic(critic)
         self.support = Support(*config.values, config.atoms) if config.atoms else None
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
         self.actor_params: list[Tensor] = list(policy.parameters())
         self.target_actor_params: list[Tensor] = list(self.target_policy.parameters())
         decay = config.weight_decay
@@ -107,28 +104,17 @@ class Td3(GradientLearner):
             "critic": Adam(self.critic_params, config.critic_lr, weight_decay=decay),
             "actor": Adam(self.actor_params, config.actor_lr, weight_decay=decay),
         }
-        self.updates = 0
-        self.improved: Tensors = {}  # metrics of the newest policy step
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
-        self.steps = {key: self._plan(*key) for key in KINDS}
-
-    def _plan(self, follows: bool, act: bool) -> Update:
-        return self.recorded(partial(self._step, follows, act))
+        self.count_updates(KINDS)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
         due = self.updates % self.config.policy_delay == 0
         act = due and self.updates > self.config.actor_start
         follows = self.updates % self.config.target_delay == 0
-        metrics = self.steps[follows, act](batch)
-        if act:
-            self.improved = {"actor_loss": metrics["actor_loss"]}
-        return metrics | self.improved
+        return self.delayed((follows, act), batch, ["actor_loss"])
 
     def _step(self, follows: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        metrics = self._critic_step(batch)
+        metrics = self.critic_step(batch)
         if act:
             metrics |= self._actor_step(batch)
         if follows:
@@ -136,11 +122,6 @@ class Td3(GradientLearner):
         if act:
             soft_update(self.target_actor_params, self.actor_params, self.config.tau)
         return metrics
-
-    def _critic_step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        return {"critic_loss": loss.detach(), "q_mean": q_mean}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -175,13 +156,6 @@ class Td3(GradientLearner):
     def fit(self, rows: Tensors) -> None:
         for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
             part.fit(rows)
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]
 
 
 KINDS = [(follows, act) for follows in (False, True) for act in (False, True)]

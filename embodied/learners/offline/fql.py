@@ -13,7 +13,6 @@ discount d and may be chunks.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,8 +23,9 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import ActorCritic
 from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.nn.optim import Adam
 from policies.generative.one_step import OneStep
@@ -52,7 +52,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class Fql(GradientLearner):
+class Fql(ActorCritic):
     """`update` is a critic step and a step of flow and one-step network, on the same rows."""
 
     data = "offline"
@@ -66,28 +66,21 @@ class Fql(GradientLearner):
             raise ConfigError("this learner distils a flow into one step: policy=one_step")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.critic = Critic(
-            spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm
+        self.add_critic(
+            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
         )
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
         }
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._actor_loss_fn = self.compiled(self._actor_loss)
+        self.compile_losses()
         self.step = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        metrics = {"critic_loss": loss.detach(), "q_mean": q_mean}
+        metrics = self.critic_step(batch)
         with frozen(self.critic_params):
             flow, distil, value = self._actor_loss_fn(batch)
             self.descend("actor", flow + self.config.alpha * distil + value)

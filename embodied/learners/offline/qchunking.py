@@ -12,7 +12,6 @@ whole chunks is coherent.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +21,9 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import ActorCritic
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import GradientLearner, soft_update
+from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
@@ -45,7 +45,7 @@ class Config:
     cuda_graph: bool = False
 
 
-class QChunking(GradientLearner):
+class QChunking(ActorCritic):
     """`update` is a critic step and a cloning step, on the same rows."""
 
     data = "offline"
@@ -57,29 +57,23 @@ class QChunking(GradientLearner):
             raise ConfigError("this learner chooses among a policy's candidates: policy=best_of_n")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.critic = policy.critic.requires_grad_(True)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
+        self.add_critic(policy.critic.requires_grad_(True))
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
             "actor": Adam(policy.base.requires_grad_(True).parameters(), config.actor_lr),
         }
-        # The one place where the same code becomes faster code.
-        self._critic_loss_fn = self.compiled(self._critic_loss)
-        self._imitate = self.compiled(self._clone_loss)
+        self.compile_losses()
         self.step = self.recorded(self._step)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         return self.step(batch)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        loss, q_mean = self._critic_loss_fn(batch)
-        self.descend("critic", loss)
-        clone = self._imitate(batch)
+        metrics = self.critic_step(batch)
+        clone = self._actor_loss_fn(batch)
         self.descend("actor", clone)
         soft_update(self.target_params, self.critic_params, self.config.tau)
-        return {"critic_loss": loss.detach(), "q_mean": q_mean, "clone_loss": clone.detach()}
+        return metrics | {"clone_loss": clone.detach()}
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -97,7 +91,7 @@ class QChunking(GradientLearner):
         value = q.mean(0) if self.config.aggregate == "mean" else q.amin(0)
         return torch.addcmul(reward, discount, value)
 
-    def _clone_loss(self, batch: Tensors) -> Tensor:
+    def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()
 
     def fit(self, rows: Tensors) -> None:

@@ -22,10 +22,10 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
+from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
-from embodied.learners.values import RecurrentValue, Value, ValueConfig
 from embodied.nn.optim import Adam
 from policies.networks.encoders import Encoder
 

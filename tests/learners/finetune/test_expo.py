@@ -115,7 +115,7 @@ def test_one_subset_chooses_and_another_one_values(monkeypatch: pytest.MonkeyPat
     slopes(learner.target, [1.0, -1.0])
     state, one = {"state": torch.zeros(1, 1)}, torch.ones(1)
     noise = torch.tensor([[-0.5, 0.1, 0.7, 0.0, 0.0, 0.0]])
-    monkeypatch.setattr(learner.online, "draw", lambda n, explore: noise)
+    monkeypatch.setattr(learner.online, "sample_noise", lambda n, explore: noise)
     proposals = learner.online.proposals(state, noise)
     high, low = proposals.max().item(), proposals.min().item()
     seen = torch.cat([learner._backup(0 * one, one, state) for _ in range(400)])
@@ -133,7 +133,7 @@ def test_entropy_of_an_edit_is_measured_in_units_of_its_scale() -> None:
         assert learner.entropy == pytest.approx(2 * (-0.5 + math.log(scale)))
         batch = rows(16) | {"action": torch.zeros(16, 2)}
         torch.manual_seed(6)
-        log_prob = learner._edit_loss(batch)[1]
+        log_prob = learner._actor_loss(batch)[1]
         torch.manual_seed(6)
         noise = torch.randn(16, 2)
         seen = {"state": batch["obs/state"], "base_action": batch["action"]}
@@ -150,7 +150,7 @@ def test_the_edit_loss_by_hand() -> None:
     batch = rows(16)
     batch["action"][0] = 0.95  # an edit may leave the box: it is cut off
     torch.manual_seed(6)
-    loss, _ = learner._edit_loss(batch)
+    loss, _ = learner._actor_loss(batch)
     torch.manual_seed(6)
     seen = {"state": batch["obs/state"], "base_action": batch["action"]}
     u, plain = learner.online.edit.sample(seen, torch.randn(16, 1))
@@ -170,11 +170,11 @@ def test_what_each_step_moves() -> None:
     for old, new, average in zip(slow, learner.base_params, learner.ema_base_params, strict=True):
         torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
     base_before, slow = copies(base.parameters()), copies(learner.ema_base_params)
-    learner._edit_step(rows(16))
+    learner.soft_actor_step(rows(16), "edit")
     assert all(moved(before[1], edit.parameters()))
     assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.critic_params))
     edit_before = copies(edit.parameters())
-    learner._critic_step(rows(16))
+    learner.critic_step(rows(16), learner.config.tau)
     assert all(moved(before[2], learner.critic_params))
     assert not any(moved(base_before, base.parameters()) + moved(edit_before, edit.parameters()))
     assert not any(moved(slow, learner.ema_base_params))

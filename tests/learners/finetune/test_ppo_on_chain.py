@@ -186,7 +186,7 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, _ = make("dppo", first_clip=0.02, clip=0.2, value_weight=0.5)
     ratio = torch.tensor([1.1, 0.5])
     monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (ratio.log(), torch.zeros(2)))
-    monkeypatch.setattr(learner, "_worth", lambda rows: torch.tensor([1.0, 3.0]))
+    monkeypatch.setattr(learner, "_values", lambda rows: torch.tensor([1.0, 3.0]))
     rows = {
         "old": torch.zeros(2),
         "step": torch.tensor([0, 2]),
