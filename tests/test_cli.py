@@ -96,7 +96,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("view {empty}", "checkpoint"),
         ("view env=pendulum port=many", "port=many should be a number"),
         ("view port=8081", "say what to view"),
-        ("bench sax", "no suite"),
+        ("bench sax", "unknown suite"),
         ("bench envs ot=x", "did you mean out=DIR?"),
         ("bench envs --fast", "--fast is not understood"),
         ("list polcies", 'no "polcies" (did you mean "policies"?)'),

@@ -1,1 +1,2 @@
-"""Side-by-side measurements against other projects; each module with `run` is a suite."""
+"""Speed and learning measured side by side with other projects; each module with `run` is a
+suite."""

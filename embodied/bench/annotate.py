@@ -1,6 +1,7 @@
-"""Annotation beside training: speed kept, questions saved, and the reward against its teacher.
+"""Annotation (reward=annotate): training speed, queries saved, agreement with the labeller.
 
-The judge is simulated: rules over words that take 50 ms a call. What is measured is the machinery.
+The labeller is simulated: rules over words with a latency of 50 ms per call, so the software around
+the labeller is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EXPERIMENT = "minigrid_unlock_annotate"
 LATENCY = 0.05
 HELPFUL = ("unlocked", "picked up", "opened .* door")
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
-SAID = (
+CAPTIONS = (
     *("you picked up the {} key", "you picked up the {} box", "you picked up the {} ball"),
     *("you unlocked the {} door", "you opened the {} door", "you closed the {} door"),
     *("you put down the {} key", "you put down the {} box", "you put down the {} ball"),
@@ -46,38 +47,39 @@ SAID = (
 
 
 def run(out: Path | str = "bench", repeats: int = 5) -> list[Comparison]:
-    """Measure every row on one thread, print the table, write `out/annotate.json`; two minutes."""
+    """Measure all settings on one thread, print the table, write `out/annotate.json`; two
+    minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         rows = [
             beside(repeats),
-            waited(),
+            synchronous(),
             saved("events", 1),
             saved("events", 4),
             distilled(repeats),
         ]
     finally:
         torch.set_num_threads(threads)
-    table(rows, "annotation with a simulated judge of 50 ms a call, one thread")
+    table(rows, "annotation with a simulated labeller, 50 ms per call, one thread")
     write_json(Path(out), "annotate", rows)
     return rows
 
 
 def beside(repeats: int) -> Comparison:
-    """PPO with the annotator beside it against the same PPO without any reward model."""
+    """PPO with the annotator in the background against the same PPO without a learned reward."""
     with tempfile.TemporaryDirectory() as folder:
         sides = training(Path(folder), []), training(Path(folder), ["reward=null"])
         spent: tuple[list[float], list[float]] = ([], [])
         ours, theirs = (on_clock(*side) for side in zip(sides, spent, strict=True))
         name = "PPO on UnlockPickup x64, annotated, against no annotation"
-        row = compare(ours, theirs, 3 * repeats, name, target=0.9)  # neighbours are noisy
+        row = compare(ours, theirs, 3 * repeats, name, target=0.9)  # other processes add noise
     mine, free = (float(np.median(seconds[1:])) for seconds in spent)
     return replace(row, notes={"processor_time_ratio": free / mine})
 
 
 def on_clock(block: Block, seconds: list[float]) -> Block:
-    """`block`, with the processor time of each run in `seconds`: busy neighbours change it less."""
+    """`block`, with the process time of each run in `seconds`: less affected by other processes."""
 
     def timed() -> int:
         began = time.process_time()
@@ -89,7 +91,7 @@ def on_clock(block: Block, seconds: list[float]) -> Block:
 
 
 def training(folder: Path, words: list[str]) -> Block:
-    """One batch of steps and its update, by the real loop of the experiment."""
+    """One batch of steps and its update, by the training loop of the experiment."""
     words = [f"experiment={EXPERIMENT}", f"output={folder}", *words]
     if "reward=null" not in words:
         words.append(f"reward.labeller.latency={LATENCY}")
@@ -99,15 +101,15 @@ def training(folder: Path, words: list[str]) -> Block:
     batch = int(config.env["num_envs"]) * int(config.learner["horizon"])
 
     def block() -> int:
-        keeper = Trainer(Nowhere(), batch, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        keeper = Trainer(NullLog(), batch, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
         loop.run(keeper)
         return keeper.step
 
     return block
 
 
-class Nowhere:
-    """A log that keeps nothing."""
+class NullLog:
+    """A log that stores nothing."""
 
     def advance(self, step: int) -> None:
         pass
@@ -116,8 +118,8 @@ class Nowhere:
         pass
 
 
-def waited() -> Comparison:
-    """The same loop that asks about every step before it goes on, a call each."""
+def synchronous() -> Comparison:
+    """The same loop with one blocking query per step."""
     with tempfile.TemporaryDirectory() as folder:
         free = alone(training(Path(folder), ["reward=null"]), 3)
     env, _ = world()
@@ -133,19 +135,19 @@ def waited() -> Comparison:
         return env.num_envs
 
     slow = alone(block, 1)
-    name = "a call for each step, waited for, against no annotation"
+    name = "synchronous, one call per step, against no annotation"
     return Comparison(slow.ours_rates, (free.ours_rate,), name)
 
 
 def world() -> tuple[VecEnv, dict[str, Any]]:
-    """The experiment's world and its reward's node."""
+    """The experiment's environment and its reward configuration."""
     node = compose("train", [f"experiment={EXPERIMENT}"]).node
     return build(node["env"]), node["reward"]
 
 
 def saved(what: str, stride: int, steps: int = 600) -> Comparison:
-    """Steps that were told of for each question asked, and how well the rewards of all of them are
-    ranked by what was learned from those: against a label for every one."""
+    """Captioned steps per query, and how well the learned rewards rank all of them, compared with
+    one label for each step."""
     env, node = world()
     with tempfile.TemporaryDirectory() as folder:
         reward: Annotate = build(
@@ -165,20 +167,20 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
         (len(told_of) / asked,),
         (1.0,),
         f"{what} of {len(numbers):,} random steps, stride {stride}: rank correlation {rank:.3f}",
-        "told steps a question",
+        "captioned steps per query",
         5.0,
         {"rank_correlation": rank, "asked": asked, "told": len(told_of), "captions": len(texts)},
     )
 
 
 def rules() -> dict[str, Any]:
-    """The node of a judge without errors or time."""
+    """The configuration of a labeller without errors and without latency."""
     target = "embodied.rewards.language.rule_reader.RuleReader"
     return {"_target_": target, "helpful": list(HELPFUL)}
 
 
 def experience(reward: Annotate, env: VecEnv, steps: int) -> np.ndarray:
-    """The captions' numbers of random steps, noted by the reward as training does."""
+    """Caption ids of random steps, observed by the reward as in training."""
     env.reset(0)
     generator, every = torch.Generator().manual_seed(0), torch.arange(env.num_envs)
     seen = []
@@ -193,8 +195,8 @@ def experience(reward: Annotate, env: VecEnv, steps: int) -> np.ndarray:
 
 
 def distilled(repeats: int) -> Comparison:
-    """Captions a second of the network that learned from a judge against that judge, a caption a
-    call; agreement on pairs of captions in colours that it learned nothing about."""
+    """Captions per second of the distilled network against its labeller, one caption per call;
+    agreement on pairs of captions in colours that were not in its training data."""
     model, agreed, held_out = taught(300)
     reader = CaptionLabeller(RuleReader(Rules(HELPFUL, latency=LATENCY)), "")
 
@@ -208,16 +210,16 @@ def distilled(repeats: int) -> Comparison:
             reader.label([(text,)])
         return 6
 
-    name = f"captions judged by the network; pairwise agreement {agreed:.2f} on unseen colours"
+    name = f"captions labelled by the network; pairwise agreement {agreed:.2f} on unseen colours"
     row = compare(ours, theirs, repeats, name, "captions", 50.0)
     return replace(row, notes={"agreement": agreed, "held_out": len(held_out)})
 
 
 def taught(steps: int) -> tuple[Classification, float, list[str]]:
-    """A network that learned from a judge who errs, a tenth of the time, about four colours; how
-    it agrees with one who does not about the other two, and the captions in these."""
-    known = [said.format(colour) for said in SAID for colour in COLOURS[:4]]
-    held_out = [said.format(colour) for said in SAID for colour in COLOURS[4:]]
+    """A network trained on four colours by a labeller with an error rate of 10%; returns its
+    agreement with an error-free labeller on the other two colours, and their captions."""
+    known = [said.format(colour) for said in CAPTIONS for colour in COLOURS[:4]]
+    held_out = [said.format(colour) for said in CAPTIONS for colour in COLOURS[4:]]
     erring = CaptionLabeller(RuleReader(Rules(HELPFUL, error=0.1)), "")
     labels = [(one.question, one.value) for one in erring.label([(text,) for text in known])]
     questions, values = zip(*[(q, v) for q, v in labels if v is not None], strict=True)
@@ -227,7 +229,7 @@ def taught(steps: int) -> tuple[Classification, float, list[str]]:
 
 
 def agreement(model: Classification, worth: Callable[[str], int], captions: list[str]) -> float:
-    """Of pairs of captions, one of which helps, the share in which the network says so too."""
+    """The share of caption pairs, one helpful and one not, that the network ranks correctly."""
     score = model.scores(captions)
     helps = torch.tensor([worth(caption) > 0 for caption in captions])
     return float((score[helps][:, None] > score[~helps][None]).float().mean())

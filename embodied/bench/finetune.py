@@ -26,8 +26,8 @@ from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
 from embodied.training.logger import read_metrics
 
-GOOD = 0.9  # success of which the table says when it was reached
-# Distinguishable without red and green (Okabe and Ito, 2008).
+GOOD = 0.9  # success rate whose first crossing is in the table
+# Colour-blind safe (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 
 

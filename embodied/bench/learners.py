@@ -1,4 +1,5 @@
-"""Updates a second of the learners with replay, against SB3 and plain PyTorch; sampling; shifts."""
+"""Updates per second of off-policy learners against SB3 and plain PyTorch; replay sampling;
+shifts."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ POLICIES: dict[str, dict[str, Any]] = {
 def run(
     out: Path | str = "bench", repeats: int = 5, device: torch.device | str = "cpu"
 ) -> list[Comparison]:
-    """Measure every row on one thread, print the table, write `out/learners.json`.
+    """Measure all settings on one thread, print the table, write `out/learners.json`.
 
-    Under two minutes on a CPU. On `device` "cuda" also compiled and recorded updates, and no row of
-    SB3's (its buffer copies every batch from the host, which is another comparison).
+    Under two minutes on a CPU. On `device` "cuda" also compiled updates and CUDA graphs, and no SB3
+    (its buffer copies every batch from the host, which is another comparison).
     """
     threads, device = torch.get_num_threads(), torch.device(device)
     torch.set_num_threads(1)
@@ -52,7 +53,8 @@ def run(
 
 
 def updates(repeats: int, device: torch.device) -> list[Comparison]:
-    """Updates with their samples, HalfCheetah's sizes, 256 x 256, batch 256 (flashsac: its own)."""
+    """Updates including sampling, HalfCheetah's dimensions, 256 x 256, batch 256 (flashsac: its
+    own)."""
     replay = filled(ReplayBuffer(STORED, device))
     size, plain = f"{HIDDEN[0]}x{HIDDEN[1]}, batch {BATCH}", {"sac": PlainSac, "td3": PlainTd3}
     rows = []
@@ -80,7 +82,7 @@ def updates(repeats: int, device: torch.device) -> list[Comparison]:
 
 
 def faster(name: str, flag: str, replay: ReplayBuffer, repeats: int) -> Comparison:
-    """Updates with `flag` set against the same code without; notes the seconds to get going."""
+    """Updates with `flag` set against the same code without; notes the start-up seconds."""
     device = torch.device("cuda")
     fast, plain = learner_for(name, device, **{flag: True}), learner_for(name, device)
     started = time.perf_counter()
@@ -94,7 +96,7 @@ def faster(name: str, flag: str, replay: ReplayBuffer, repeats: int) -> Comparis
 
 
 def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
-    """The learner of embodied.learners with its own settings."""
+    """The learner with its default settings."""
     spec = world()
     node = {"_target_": f"embodied.learners.{name}.{name.capitalize()}", **settings}
     return build(node, policy=build(POLICIES[name], spec=spec), spec=spec).to(device)
@@ -106,7 +108,7 @@ def updating(learner: Learner, replay: ReplayBuffer, count: int = 30) -> Block:
 
 
 def synchronised(block: Block, device: torch.device) -> Block:
-    """`block`, and the wait for what it left running on a GPU."""
+    """`block`, followed by a GPU synchronisation."""
 
     def waited() -> int:
         count = block()
@@ -118,8 +120,8 @@ def synchronised(block: Block, device: torch.device) -> Block:
 
 
 def sampling(repeats: int, device: torch.device) -> Comparison:
-    """`sample(256)` of a million rows against one of ten thousand: the ratio says that it does not
-    depend on how much is stored (but for what a cache holds)."""
+    """`sample(256)` from a million transitions against ten thousand: the ratio shows that the cost
+    does not depend on the number stored (apart from CPU caches)."""
     large, small = filled(ReplayBuffer(1_000_000, device)), filled(ReplayBuffer(10_000, device))
     blocks: list[Callable[[], int]] = [
         synchronised(calling(lambda r=r: r.sample(BATCH), 3000), device) for r in (large, small)
@@ -129,7 +131,8 @@ def sampling(repeats: int, device: torch.device) -> Comparison:
 
 
 def shifting(repeats: int, device: torch.device) -> Comparison:
-    """Random shifts by up to 4 pixels against DrQ's way, `grid_sample` of padded floats."""
+    """Random shifts by up to 4 pixels against DrQ's implementation, `grid_sample` of padded
+    floats."""
     pictures = torch.randint(256, PICTURES, dtype=torch.uint8, device=device)
     planes = pictures.permute(0, 3, 1, 2).contiguous()
     ours = synchronised(calling(lambda: random_shift(pictures, 4), 10), device)
@@ -139,7 +142,7 @@ def shifting(repeats: int, device: torch.device) -> Comparison:
 
 
 def interpolated(planes: Tensor, pad: int) -> Tensor:
-    """uint8 [n, C, H, W], each shifted by whole pixels drawn at random, as float32."""
+    """uint8 [n, C, H, W], each shifted by a random whole number of pixels, as float32."""
     n, _, height, width = planes.shape
     padded = functional.pad(planes.float(), (pad,) * 4, "replicate")
     size = torch.tensor([width + 2 * pad, height + 2 * pad], device=planes.device)

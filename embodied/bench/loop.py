@@ -1,9 +1,9 @@
-"""How punctual the servo loop is beside a policy that stalls, and what one grouped read saves.
+"""Timing of the robot control loop beside a policy that stalls; cost of servo bus reads.
 
-The control process's own turn (simulated arm, safety chain, mailboxes, black box) on absolute
-deadlines, t_k = t_0 + k T, against the loop that sleeps what is left of its period after each turn,
-as learning loops for robots do (SERL, 2024). Late is what comes after its deadline or, in the other
-loop, after the moment that it meant itself.
+The control process (simulated arm, safety chain, mailboxes, flight recorder) on absolute deadlines,
+t_k = t_0 + k T, is compared with a loop that sleeps for the rest of its period after each
+iteration, as robot learning loops do (SERL, 2024). Lateness is measured against the deadline or, in
+the other loop, against the intended wake-up time.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ LIMITS = Limits(
 
 @dataclass(frozen=True)
 class Row:
-    """A loop at `hertz`: turns that were made and deadlines that were `missed`, `stalled` of them
-    while the policy stalled; `error` of the rate (%); lateness in ms, and how often (`counts`) it
-    was between two of `EDGES`."""
+    """A loop at `hertz`: iterations and `missed` deadlines, `stalled` of them during policy stalls;
+    `error` of the rate (%); lateness in ms and its histogram `counts` over `EDGES`."""
 
     loop: str
     hertz: int
@@ -82,14 +81,14 @@ class Row:
     counts: tuple[int, ...]
 
     def comparison(self) -> Comparison:
-        """As other benches write it."""
+        """In the format of the other benches."""
         return Comparison((self.rate,), (), self.loop, "ticks", notes=asdict(self))
 
 
 def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> list[Row]:
-    """Both loops at every rate for `seconds` each (ours also with real-time priority, where that is
-    granted), and reads of a servo bus; print tables and
-    histograms, write `out/loop.json` and `out/loop_bus.json`. A minute and a half."""
+    """Both loops at every rate for `seconds` each (ours also with real-time priority, if
+    permitted), and servo bus reads; print tables and histograms, write `out/loop.json` and
+    `out/loop_bus.json`. A minute and a half."""
     rows: list[Row] = []
     for hertz in HERTZ:
         with bridge(hertz) as control:
@@ -106,7 +105,7 @@ def run(out: Path | str = "bench", seconds: float = 6.0, repeats: int = 7) -> li
 
 
 class Stalling(Policy):
-    """A flow policy that now and then computes for `STALL` s at a stretch."""
+    """A flow policy that regularly computes for `STALL` s without a break."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class Stalling(Policy):
 
 
 class Deadlines(Rate):
-    """The bridge's own."""
+    """The loop of the control process."""
 
     name = "absolute deadlines"
     spins = False
@@ -160,7 +159,7 @@ class Deadlines(Rate):
 
 
 class Sleeps(Deadlines):
-    """What is left of a period after each turn is slept."""
+    """Sleeps for the rest of the period after each iteration."""
 
     name = "relative sleep"
 
@@ -177,13 +176,13 @@ class Sleeps(Deadlines):
 
 
 class First(Deadlines):
-    """The same before everybody else's processes."""
+    """Absolute deadlines with real-time priority."""
 
     name = "absolute deadlines, SCHED_FIFO"
 
 
 class Awake(First):
-    """And awake before each deadline (`spin`)."""
+    """With real-time priority, and busy-waiting before each deadline (`spin`)."""
 
     name = "absolute deadlines, SCHED_FIFO, spin"
     spins = True
@@ -191,7 +190,7 @@ class Awake(First):
 
 @contextmanager
 def bridge(hertz: int) -> Iterator[Control]:
-    """An arm that a policy process of its own moves, at that rate."""
+    """A simulated arm at that rate, moved by a policy in its own process."""
     with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
         settings = deployment(hertz, folder)
@@ -226,7 +225,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
 
 
 def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
-    """Until the policy moves the arm. RuntimeError where it never does."""
+    """Wait until the policy moves the arm. RuntimeError if it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
     request = control.channels.request
     while control.mode != Mode.RUNNING:
@@ -240,7 +239,7 @@ def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
 
 
 def measured(control: Control, rate: Deadlines) -> Row:
-    """Turns at that rate until its time is over."""
+    """Iterations at that rate until the time is over."""
     control.quit = False
 
     def done() -> None:
@@ -252,7 +251,7 @@ def measured(control: Control, rate: Deadlines) -> Row:
 
 
 def summary(loop: str, hertz: int, at: NDArray[np.float64], lates: NDArray[np.float64]) -> Row:
-    """Of turns made at times `at` (s), each `lates` (s) late."""
+    """Statistics of iterations at times `at` (s) with lateness `lates` (s)."""
     ticks = min(len(at), len(lates))
     gaps = np.diff(at) * hertz
     lost = np.maximum(np.rint(gaps) - 1, 0).astype(int)
@@ -277,8 +276,8 @@ def summary(loop: str, hertz: int, at: NDArray[np.float64], lates: NDArray[np.fl
 
 
 def bus_reads(repeats: int) -> list[Comparison]:
-    """A measurement of all servos (position, speed, current): one grouped read against a read for
-    each servo and quantity, and against one for each servo."""
+    """Reading position, speed and current of all servos: one grouped read against one read per
+    servo and quantity, and against one per servo."""
     rows: list[Comparison] = []
     for protocol in ("dynamixel", "feetech"):
         faults = Faults(turnaround=TURNAROUND, baud=BAUD)
@@ -299,7 +298,7 @@ def bus_reads(repeats: int) -> list[Comparison]:
 
 
 def pieces(arm: ServoBus) -> tuple[tuple[int, int], ...]:
-    """Address and size of position, speed and current in the block that the driver reads."""
+    """Address and size of position, speed and current within the block that the driver reads."""
     address, size = arm.make.state
     third = size // 3
     return tuple((address + k * third, third) for k in range(3))
@@ -321,7 +320,7 @@ def calls(call: Callable[[], Any], count: int) -> Callable[[], int]:
 
 
 def show(rows: list[Row], console: Console | None = None) -> None:
-    """Tables, goals in brackets, and histograms of lateness."""
+    """Print the tables, goals in brackets, and lateness histograms."""
     console = console or Console()
     shown = Table(title=f"servo loop, a policy at 20 Hz beside it that stalls {STALL} s at a time")
     shown.add_column("loop")
@@ -346,7 +345,7 @@ def show(rows: list[Row], console: Console | None = None) -> None:
 
 
 def histogram(row: Row, width: int = 40) -> str:
-    """How often it was how late."""
+    """Print how often each lateness occurred."""
     lines = [f"{row.loop}, {row.hertz} Hz: late by"]
     for low, high, count in zip(EDGES[:-1], EDGES[1:], row.counts, strict=True):
         top = f"{1e3 * high:g}" if high < 1 else "more"

@@ -1,7 +1,7 @@
 """Side-by-side measurement in one process, in interleaved blocks.
 
-A ratio is taken per pair of neighbouring blocks and the median reported: drifting clocks and busy
-neighbours slow both halves of a pair and cancel.
+A ratio is computed per pair of adjacent blocks and the median reported: clock drift and other
+processes slow both halves of a pair and cancel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PACKAGES = ("torch", "numpy", "mujoco", "gymnasium", "envpool", "stable-baseline
 class Comparison:
     """Ours against theirs, items per second; `ratios` holds ours/theirs, one per pair of blocks.
 
-    `unit` names the items ("steps", "updates"), `name`, `ours`, `theirs` label the table's row.
-    A measurement without a peer has `theirs_rate` and ratios of NaN.
+    `unit` names the items ("steps", "updates"); `name`, `ours`, `theirs` label the table's line. A
+    measurement without a peer has `theirs_rate` and ratios of NaN.
     """
 
     ours_rates: tuple[float, ...]
@@ -79,11 +79,11 @@ def compare(
     unit: str = "steps",
     target: float | None = None,
 ) -> Comparison:
-    """Time `ours` and `theirs` in turn, `repeats` pairs after one warm-up of each.
+    """Time `ours` and `theirs` alternately, `repeats` pairs after one warm-up of each.
 
-    Each callable runs one block of work (aim at 0.1 to 1 s) and returns how many items it did; a
-    callable on a GPU must synchronise before it returns. The order inside a pair alternates, so
-    that going first favours neither side. `target` is the ratio the row should reach.
+    Each callable runs one block of work (aim at 0.1 to 1 s) and returns the number of items; a
+    callable on a GPU must synchronise before it returns. The order within a pair alternates, so
+    that going first favours neither side. `target` is the ratio to reach.
     """
     ours()
     theirs()
@@ -119,7 +119,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores, threads, GPU, Python and package versions."""
+    """The hardware and software: processor, cores, threads, GPU, Python and package versions."""
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0))
@@ -134,7 +134,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's model name, as far as the system tells."""
+    """The processor's model name, if the system reports it."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

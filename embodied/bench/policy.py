@@ -1,7 +1,7 @@
-"""How long a policy takes to answer: one decision at batch 1, on one CPU thread.
+"""Inference latency of policies: one decision at batch size 1, on one CPU thread.
 
-Every policy that ships alone; then side by side what few steps save, what a sampler costs beside
-its network, and on a GPU what one captured graph saves.
+Every policy of configs/policy; then few sampler steps against many, the sampler's overhead over its
+network and, on a GPU, the gain of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ GRAPHS = {
 def run(out: Path | str = "bench", repeats: int = 5, calls: int = 200) -> list[Comparison]:
     """Measure every policy of configs/policy, print the table, write `out/policy.json`.
 
-    Each answers `repeats` blocks of `calls` decisions (noise drawn, 32 numbers in, a chunk of 8
-    actions of 7 numbers out). Seconds in all. The comparisons go to `out/policy_ratios.json`.
+    Each runs `repeats` blocks of `calls` decisions (noise sampled, 32 inputs, a chunk of 8 actions
+    of 7 elements). The comparisons go to `out/policy_ratios.json`. Takes seconds.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -67,13 +67,14 @@ def run(out: Path | str = "bench", repeats: int = 5, calls: int = 200) -> list[C
         torch.set_num_threads(threads)
     show(rows)
     write_json(Path(out), "policy", rows)
-    table(ratios, "decisions a second, batch 1, residual MLP 512 x 3")
+    table(ratios, "decisions per second, batch 1, residual MLP 512 x 3")
     write_json(Path(out), "policy_ratios", ratios)
     return rows
 
 
 def comparisons(repeats: int, calls: int) -> list[Comparison]:
-    """Few steps against many, samplers against their bare networks, graphs against eager calls."""
+    """Few sampler steps against many, samplers against their networks alone, CUDA graphs against
+    eager."""
     rows = [
         compare(block(one, calls), block(many, calls), repeats, name, "decisions", 15.0)
         for name, (one, many) in FEW.items()
@@ -100,7 +101,7 @@ def block(node: dict[str, Any], calls: int) -> Block:
 
 
 def bare(node: dict[str, Any], calls: int) -> Block:
-    """As many calls of its network as the decisions of `block` make, and nothing else."""
+    """As many calls of the network alone as the decisions of `block` make."""
     policy: Any = made(node).eval()
     x, time = policy.sample_noise(1), policy.embedded()[0]
     features = policy.encoder({"state": torch.randn(1, SPEC.obs["state"].size)})
@@ -115,7 +116,7 @@ def bare(node: dict[str, Any], calls: int) -> Block:
 
 
 def captured(name: str, node: dict[str, Any], repeats: int, calls: int) -> Comparison:
-    """One graph against eager calls, both on the GPU, noise drawn in both; goal three times."""
+    """A CUDA graph against eager calls, noise sampled in both; the goal is a factor of three."""
     policy = made(node).eval().cuda()
     obs = {"state": torch.randn(1, SPEC.obs["state"].size, device="cuda")}
     replay = Captured(policy)
@@ -136,12 +137,12 @@ def captured(name: str, node: dict[str, Any], repeats: int, calls: int) -> Compa
 
 
 def files() -> list[Path]:
-    """The YAML of every policy that ships."""
+    """The YAML of every policy."""
     return sorted((Path(configs.__path__[0]) / "policy").glob("*.yaml"))
 
 
 def measure(path: Path, repeats: int, calls: int) -> Comparison:
-    """One policy with random weights; `notes` hold the latencies of single decisions (ms)."""
+    """One policy with random weights; `notes` has the latencies of single decisions (ms)."""
     torch.manual_seed(0)
     policy = made({**yaml.safe_load(path.read_text()), "chunk": CHUNK})
     decide, seconds = deciding(policy.eval()), []
@@ -160,7 +161,7 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
 
 
 def made(node: dict[str, Any]) -> Policy:
-    """The policy of `node` for continuous actions or, where it refuses them, discrete ones."""
+    """The policy of `node` for continuous actions or, if it refuses them, discrete ones."""
     try:
         return build(node, spec=SPEC)
     except ConfigError:

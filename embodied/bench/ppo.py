@@ -1,4 +1,4 @@
-"""PPO's speed: environment steps with ten epochs of minibatches on them, against SB3."""
+"""PPO's training speed (collection and ten epochs of updates) against SB3."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEARNER = {
 
 
 def run(out: Path | str = "bench", repeats: int = 5) -> list[Comparison]:
-    """Measure every row on one thread, print the table, write `out/ppo.json`; about a minute."""
+    """Measure all settings on one thread, print the table, write `out/ppo.json`; about a minute."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -45,13 +45,13 @@ def run(out: Path | str = "bench", repeats: int = 5) -> list[Comparison]:
 
 
 def training(repeats: int) -> Comparison:
-    """Our whole loop on EnvPool against SB3's `learn` on its usual vector of environments."""
+    """Our training loop on EnvPool against SB3's `learn` on its default vector environment."""
     name = f"PPO {ENV}, {ROWS} rows, {HORIZON * ROWS * EPOCHS // BATCH} minibatches of {BATCH}"
     return compare(our_loop(), their_loop(), repeats, name, target=2.0)
 
 
 def our_loop(env: str = "envpool") -> Block:
-    """One batch of steps and its update, by the real loop."""
+    """One batch of steps and its update, by our training loop."""
     if env == "envpool":
         from envs.envpool import Config, EnvPool
 
@@ -66,7 +66,7 @@ def our_loop(env: str = "envpool") -> Block:
     loop = OnPolicyLoop(Collector(worlds, learner.policy, learner.gamma, seed=0), learner)
 
     def block() -> int:
-        keeper = Trainer(Nowhere(), HORIZON * ROWS, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
+        keeper = Trainer(NullLog(), HORIZON * ROWS, Every(0, 0, 0), print, print)  # pyright: ignore[reportArgumentType]
         loop.run(keeper)
         return keeper.step
 
@@ -74,7 +74,7 @@ def our_loop(env: str = "envpool") -> Block:
 
 
 def their_loop() -> Block:
-    """The same of SB3."""
+    """The same by SB3."""
     model = their_model()
 
     def block() -> int:
@@ -134,12 +134,12 @@ def learner_for(spec: Spec, **settings: object) -> Ppo:
 
 
 def world() -> Spec:
-    """HalfCheetah's sizes without its simulator."""
+    """An environment with HalfCheetah's dimensions, without a simulator."""
     return Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.05)
 
 
 def batch_of() -> Tensors:
-    """A batch of random decisions of HalfCheetah's size."""
+    """A batch of random transitions with HalfCheetah's dimensions."""
     times = (HORIZON, ROWS)
     no = torch.zeros(times, dtype=torch.bool)
     return {
@@ -154,8 +154,8 @@ def batch_of() -> Tensors:
     }
 
 
-class Nowhere:
-    """A log for what nobody reads."""
+class NullLog:
+    """A log that stores nothing."""
 
     def write(self, step: int, values: dict[str, float]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Rewards from pictures: frames a second of a ViT-B/32 CLIP, batched against one by one."""
+"""Image rewards: frames per second of a CLIP ViT-B/32, batched against one by one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BATCH, SIDE = 16, 96
 def run(out: Path, device: str | torch.device = "cpu") -> list[Comparison]:
     """Print the table, and write it to `out`/rewards.json."""
     measured = rows(torch.device(device))
-    table(measured, "Scoring pictures")
+    table(measured, "Scoring images")
     write_json(out, "rewards", measured)
     return measured
 
 
 def rows(device: torch.device, repeats: int = 3) -> list[Comparison]:
-    """Frames a second, preparation included; about a minute on one core."""
+    """Frames per second, preprocessing included; about a minute on one core."""
     large, small = vit_b32(device), load(device=device)
     few = pictures(4 if device.type == "cpu" else BATCH)
     many = pictures(BATCH)
@@ -38,7 +38,7 @@ def rows(device: torch.device, repeats: int = 3) -> list[Comparison]:
 
 
 def vit_b32(device: torch.device) -> Contrastive:
-    """A CLIP of the size of ViT-B/32 with random weights: speed does not depend on them."""
+    """A CLIP of the size of ViT-B/32 with random weights, which do not affect speed."""
     try:
         from transformers import CLIPConfig, CLIPModel
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def pictures(count: int) -> Tensor:
 
 
 def at_once(model: ImageText | SimClip, frames: Tensor) -> Block:
-    """All frames in one call; the answer is brought back, so that the device has finished."""
+    """All frames in one call; the result is copied back, so that the device has finished."""
 
     def block() -> int:
         model.images(frames).cpu()
@@ -71,7 +71,7 @@ def at_once(model: ImageText | SimClip, frames: Tensor) -> Block:
 
 
 def each(model: ImageText | SimClip, frames: Tensor) -> Block:
-    """Frame by frame, as a loop over environments asks."""
+    """Frame by frame, as a loop over environments does."""
 
     def block() -> int:
         for frame in frames.split(1):

@@ -1,4 +1,4 @@
-"""SAC's speed: environment steps with one update each, and replay samples, against SB3."""
+"""SAC's training speed (one update per environment step) and replay sampling against SB3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from embodied.training.collector import Collector
 
 ENV = "HalfCheetah-v5"
 OBS, ACT, BATCH, CAPACITY = 17, 6, 256, 1_000_000
-WARM = 300  # rows stored before the first update
+WARM = 300  # transitions stored before the first update
 POLICY = {"_target_": "policies.gaussian.Gaussian", "hidden": [256, 256]}
 LEARNER = {
     "_target_": "embodied.learners.off_policy.sac.Sac",
@@ -32,10 +32,10 @@ LEARNER = {
 def run(
     out: Path | str = "bench", repeats: int = 7, steps: int = 40, stored: int = 200_000
 ) -> list[Comparison]:
-    """Measure every row on one thread, print the table, write `out/sac.json`; under a minute.
+    """Measure all settings on one thread, print the table, write `out/sac.json`; under a minute.
 
-    `steps` is the length of one block (environment steps with an update each), `stored` the rows
-    in either replay while sampling is timed.
+    `steps` is the length of one block (environment steps with an update each), `stored` the number
+    of transitions in either replay buffer while sampling is timed.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -52,13 +52,13 @@ def run(
 
 
 def training(steps: int, repeats: int) -> Comparison:
-    """Our whole loop (environment, actor, replay, update) against SB3's `learn`, on the CPU."""
+    """Our training loop (environment, actor, replay, update) against SB3's `learn`, on the CPU."""
     ours, theirs = our_loop(steps), their_loop(steps)
     return compare(ours, theirs, repeats, f"SAC {ENV}, one update a step", target=1.5)
 
 
 def our_loop(steps: int) -> Block:
-    """`steps` steps of the real collector, one update each."""
+    """`steps` steps of our collector, one update each."""
     from envs.gym import Config, Gym
 
     env = Gym(Config(ENV))
@@ -104,7 +104,8 @@ def their_loop(steps: int) -> Block:
 
 
 def sampling(stored: int, repeats: int) -> Comparison:
-    """`sample(256)` of HalfCheetah's rows against SB3's buffer, both holding `stored` of them."""
+    """`sample(256)` with HalfCheetah's dimensions against SB3's buffer, both holding `stored`
+    transitions."""
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -180,12 +181,12 @@ def learner_for(spec: Spec, **settings: object) -> Sac:
 
 
 def world() -> Spec:
-    """HalfCheetah's sizes without its simulator."""
+    """An environment with HalfCheetah's dimensions, without a simulator."""
     return Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.05)
 
 
 def filled(replay: ReplayBuffer) -> ReplayBuffer:
-    """`replay` full of random rows of HalfCheetah's size."""
+    """`replay` full of random transitions with HalfCheetah's dimensions."""
     rows: Tensors = {
         "obs/state": torch.randn(replay.capacity, OBS),
         "action": torch.rand(replay.capacity, ACT) * 2 - 1,

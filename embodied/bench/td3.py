@@ -1,4 +1,4 @@
-"""TD3's updates at the size of a quadrotor against SB3's, and decisions in onnxruntime."""
+"""TD3's updates for small quadrotor networks against SB3, and onnxruntime inference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"hidden": [64, 64], "activation": "tanh"}
 
 
 def run(out: Path | str = "bench", repeats: int = 7) -> list[Comparison]:
-    """Measure every row on one thread, print the table, write `out/td3.json`; under a minute."""
+    """Measure all settings on one thread, print the table, write `out/td3.json`; under a minute."""
     made = rows(repeats, 1)
     table(made, "small networks, one thread")
     write_json(Path(out), "td3", made)
@@ -31,8 +31,8 @@ def run(out: Path | str = "bench", repeats: int = 7) -> list[Comparison]:
 
 
 def rows(repeats: int, threads: int) -> list[Comparison]:
-    """Updates (a sample included) of two 64 x 64 critics with the policy at every second, and flow
-    policies at batch 1."""
+    """Updates (sampling included) of two 64 x 64 critics with a policy update every second time,
+    and flow policies at batch size 1."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def our_updates(count: int = 200) -> Block:
 
 
 def deciding(repeats: int, threads: int) -> Comparison:
-    """A flow policy (chunk 8, four steps) at batch 1: exported, against itself in PyTorch."""
+    """A flow policy (chunk 8, four steps) at batch size 1: exported to ONNX against PyTorch."""
     import onnxruntime
 
     policy = build({"_target_": "policies.generative.flow.Flow"}, spec=SPEC)

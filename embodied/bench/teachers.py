@@ -1,4 +1,4 @@
-"""A teacher's own time per episode, and its share of a run's: FR3 reach taught to SAC."""
+"""A teacher's compute time per episode, and its share of a run: FR3 reach with SAC."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
 HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
 PLAYER = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-ROWS = 16  # episodes in flight
-STEPS, RATIO = 50, 0.5  # of an FR3 reach: its horizon, updates a step
+ROWS = 16  # episodes that run at once
+STEPS, RATIO = 50, 0.5  # of FR3 reach: its horizon, updates per step
 TARGET = 0.05  # share of a run's time
-FILL = "none"  # the stepping that fills a classroom
+FILL = "none"  # the mode that fills the archive
 
 
 def run(out: Path | str = "bench", repeats: int = 3, episodes: int = 1000) -> list[Comparison]:
-    """Measure every teacher of configs/teacher that chooses what is played, on one thread; print
-    the table, write `out/teachers.json`. About two minutes."""
+    """Measure every teacher of configs/teacher that selects tasks, on one thread; print the table,
+    write `out/teachers.json`. About two minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,12 +55,12 @@ def run(out: Path | str = "bench", repeats: int = 3, episodes: int = 1000) -> li
 
 
 def files() -> list[Path]:
-    """The YAML of every teacher that ships."""
+    """The YAML of every teacher."""
     return sorted((Path(configs.__path__[0]) / "teacher").glob("*.yaml"))
 
 
 def episode(repeats: int) -> float:
-    """Seconds of one FR3 reach episode of a run: its steps, and SAC's updates between them."""
+    """Seconds of one FR3 reach episode in a run: its steps and SAC's updates."""
     steps = fr3("reach", ROWS, 25, 1, repeats).ours_rate
     replay = filled(ReplayBuffer(10_000, torch.device("cpu")))
     updates = alone(updating(learner_for("sac", torch.device("cpu")), replay), repeats).ours_rate
@@ -70,7 +70,7 @@ def episode(repeats: int) -> float:
 def measure(
     path: Path, folder: Path, repeats: int, episodes: int, seconds: float
 ) -> Comparison | None:
-    """Episodes a second of one teacher by itself; None for one that chooses nothing."""
+    """Episodes per second of one teacher alone; None for one that selects no tasks."""
     node: dict[str, Any] = yaml.safe_load(path.read_text())
     try:
         teacher: Teacher = build(ready(node, SPEC, folder), **given(node), seed=0)
@@ -84,11 +84,11 @@ def measure(
 
 
 def given(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What a teacher is built with, by what it needs of a world: a box of tasks where that is
-    nothing; ConfigError for a game."""
+    """The arguments that a teacher is built with, by its requirements on the environment (default:
+    a box of tasks). ConfigError for a two-agent teacher."""
     needs = resolve(node["_target_"]).needs
     if "counts" in needs:
-        raise ConfigError("it plays a game around the world, and chooses nothing")
+        raise ConfigError("it trains a second agent and selects no tasks")
     if "levels" in needs:
         world = Maze(MazeConfig())
         return {"spec": world.spec, "levels": world.levels}
@@ -99,8 +99,7 @@ def given(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
-    """`node` with what a user has to bring: a classroom of two past students, or somebody who
-    plays."""
+    """`node` with what users must provide: an archive of two past students, or a second agent."""
     if "classroom" not in node:
         return {**node, "player": PLAYER} if "player" in node else dict(node)
     room = folder / "classroom"
@@ -112,8 +111,8 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def teaching(teacher: Teacher, episodes: int) -> Block:
-    """Blocks of `episodes` episodes, ROWS in flight, one ending at a time in random order; the
-    student succeeds in more and more of the cube, and from every saved state."""
+    """Blocks of `episodes` episodes, ROWS at once, ending one at a time in random order; the
+    student succeeds in a growing part of the task space, and from every saved state."""
     random, played = np.random.default_rng(0), 0
     rival = getattr(teacher, "rival", None)  # who plays as much, and is paid what the first is not
     task, ticket = teacher.sample(ROWS)
@@ -136,7 +135,7 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
 
 
 def outcome(score: float) -> Outcome:
-    """One episode that returned `score`, and succeeded if that is 1; the student expected half."""
+    """An episode with return `score`, successful if that is 1; the student expected half."""
     value = torch.tensor([score])
     return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
 
@@ -145,7 +144,7 @@ def show(rows: list[Comparison], seconds: float, console: Console | None = None)
     """Print one line per teacher."""
     shown = Table(title=f"a teacher's own time; an FR3 reach episode with SAC is {seconds:.2f} s")
     shown.add_column("teacher")
-    for heading in ("us an episode", "share of the run", "target"):
+    for heading in ("us per episode", "share of the run", "target"):
         shown.add_column(heading, justify="right")
     for row in rows:
         micro, share = row.notes["microseconds"], row.notes["share"]

@@ -1,4 +1,4 @@
-"""Measure side by side with others' code, and print the ratio."""
+"""Benchmarks: compare speed and learning with other projects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from embodied.core.build import ConfigError, nearest
 
 
 def suites() -> dict[str, str]:
-    """The modules below embodied.bench that have a `run`, with their first line."""
+    """The modules below embodied.bench that have a `run`, with the first line of their
+    docstring."""
     found = {}
     for name, file in modules().items():
         tree = ast.parse(file.read_text())
@@ -24,32 +25,35 @@ def suites() -> dict[str, str]:
 
 
 def modules() -> dict[str, Path]:
-    """The files below embodied.bench by the names of their modules."""
+    """The files below embodied.bench by module name."""
     return {file.stem: file for file in Path(bench.__path__[0]).rglob("*.py")}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", metavar="SUITE", help=f"one of {', '.join(suites())}")
     parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="out=DIR: where JSON goes; device=cuda"
+        "words",
+        nargs="*",
+        metavar="key=value",
+        help="out=DIR: folder of the JSON files; device=cuda",
     )
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="as out=DIR")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="same as out=DIR")
     lines = [f"  {name:10} {sentence}" for name, sentence in suites().items()]
     parser.epilog = "\n".join(["suites:", *lines])
 
 
 def run(args: argparse.Namespace) -> None:
     if args.suite not in (known := suites()):
-        raise ConfigError(f'there is no suite "{args.suite}"{nearest(args.suite, known)}')
+        raise ConfigError(f'unknown suite "{args.suite}"{nearest(args.suite, known)}')
     out, rest = take(args.words, "out")
     device, rest = take(rest, "device")
     if rest or out == "":
         raise ConfigError(
-            f'"{rest[0] if rest else "out="}" is not understood; did you mean out=DIR?'
+            f'"{rest[0] if rest else "out="}" is not a setting of bench (out=DIR, device=cuda)'
         )
     inside = modules()[args.suite].relative_to(bench.__path__[0]).with_suffix("")
     module = importlib.import_module(".".join([bench.__name__, *inside.parts]))
     settings = {} if device is None else {"device": device_of(device)}
     if settings and "device" not in inspect.signature(module.run).parameters:
-        raise ConfigError(f"bench {args.suite} has no choice of device: leave device={device} out")
+        raise ConfigError(f"bench {args.suite} runs on one device only; leave out device={device}")
     module.run(args.out if out is None else Path(out), **settings)

@@ -1,1 +1,1 @@
-"""Pages, plots and tables about runs, rewards and datasets."""
+"""Reports about runs, rewards and datasets: HTML pages, tables and plots."""

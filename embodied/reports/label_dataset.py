@@ -1,7 +1,7 @@
-"""Label: a recorded dataset rewarded anew, with where the labels came from kept beside it.
+"""Relabels a recorded dataset with a reward model, with the provenance of the labels.
 
-The new dataset has the labels as `reward`, what was recorded as `recorded_reward`, and the label's
-provenance in `reward.yaml` and with each episode; the dataset that it was made of is not touched.
+The new dataset has the labels as `reward` and the recorded rewards as `recorded_reward`; the
+provenance is in `reward.yaml` and in each episode. The source dataset is not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info
-from embodied.reports.load_reward import ask, make_reward
+from embodied.reports.load_reward import evaluate_reward, make_reward
 
 FILE = "reward.yaml"
 RECORDED = "recorded_reward"
@@ -38,16 +38,19 @@ def label(
     state: Any,
     origin: str | None,
     gamma: float,
-    tell: Callable[[int, int], None],
+    progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Write `source` with the rewards of `node` to `out`, episode by episode; goes on where an
-    interrupted call with the same reward stopped. `origin` is the hash of what `state` was loaded
-    from. `tell(done, all)` after each. Returns the provenance."""
+    """Write `source` with the rewards of `node` to `out`, episode by episode; continues an
+    interrupted call with the same reward.
+
+    `origin` is the hash of the checkpoint that `state` was loaded from. `progress(done, all)` is
+    called after each episode. Returns the provenance.
+    """
     episodes = read_episodes(source)
     reward = make_reward(node, state, episodes.spec, gamma)
     if not reward.frozen and state is None:
         raise ConfigError(
-            "this reward learns while a policy is trained: label with a trained one (reward=RUN)"
+            "this reward is learned during training; label with the reward of a run (reward=RUN)"
         )
     about = provenance(source, node, origin, gamma)
     _require_same(out, about)
@@ -58,26 +61,26 @@ def label(
             episode = episodes.episode(number)
             known = dict(episodes.info[number]) if episodes.info else {}
             text = episodes.texts[number] if episodes.texts else None
-            paid = labels(reward, episode, gamma)
-            kept = {RECORDED: episode["reward"], **episode, "reward": paid}
+            rewards = labels(reward, episode, gamma)
+            kept = {RECORDED: episode["reward"], **episode, "reward": rewards}
             writer.add(kept, text, known | {"reward": about["hash"]})
-            tell(number + 1, len(episodes))
+            progress(number + 1, len(episodes))
     return about
 
 
 def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
     """Rewards [T] of an episode as `Episodes.episode` gives it."""
     try:
-        return ask(reward, rows_of(episode, gamma)).cpu()
+        return evaluate_reward(reward, rows_of(episode, gamma)).cpu()
     except ConfigError as error:
         raise ConfigError(
             f"{error}; record it (demos collect with that observation, such as env.cameras), or "
-            "let the reward look at one that is there (reward.KEY=...)"
+            "configure the reward for one that is recorded (reward.KEY=...)"
         ) from error
 
 
 def rows_of(episode: Tensors, gamma: float) -> Tensors:
-    """Rows of single steps, with the true successor of each."""
+    """The episode as transitions."""
     obs = tt.under(episode, "obs")
     last = tt.under(episode, "next_obs")
     after = {name: torch.cat([value[1:], last[name][None]]) for name, value in obs.items()}
@@ -91,7 +94,8 @@ def rows_of(episode: Tensors, gamma: float) -> Tensors:
 
 
 def provenance(source: Path, node: Node, origin: str | None, gamma: float) -> dict[str, Any]:
-    """Where labels come from; `hash` names reward, settings, weights and discount together."""
+    """The origin of the labels; `hash` identifies reward, settings, weights and discount
+    together."""
     what = {"node": node, "weights": origin, "gamma": gamma}
     return {
         **what,
@@ -103,21 +107,23 @@ def provenance(source: Path, node: Node, origin: str | None, gamma: float) -> di
 
 
 def _require_same(out: Path, about: dict[str, Any]) -> None:
-    """`out` is new, or holds labels of the same reward on the same dataset."""
+    """DatasetError unless `out` is new or has labels of the same reward on the same dataset."""
     file = out / FILE
     if file.exists():
         there = yaml.safe_load(file.read_text())
         if any(there[key] != about[key] for key in ("hash", "dataset")):
-            raise DatasetError(f"{out} holds labels of another reward or dataset; name another out")
+            raise DatasetError(
+                f"{out} contains labels of another reward or dataset; give another out=DIR"
+            )
         return
     if (out / "meta").exists():
-        raise DatasetError(f"{out} holds another dataset; name another folder: out=DIR")
+        raise DatasetError(f"{out} contains another dataset; give another folder: out=DIR")
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(about, sort_keys=False))
 
 
 def summary(episodes: Episodes) -> dict[str, float]:
-    """Labels beside what was recorded: means over the steps."""
+    """Mean label and mean recorded reward over all steps."""
     steps = episodes.steps
     return {
         "mean label": steps["reward"].mean().item(),

@@ -1,4 +1,4 @@
-"""Judged: a reward by itself, outside of a run: as configured, or as a run has taught it."""
+"""Loads a reward outside of a run, as configured or as a run has trained it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embodied.core.reward import Reward, Stateful, accept_old_methods
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-CHUNK = 2048  # rows that are asked about at once
+CHUNK = 2048  # transitions per call
 
 
 def make_reward(
     node: Node, state: Any, spec: Spec, gamma: float, num_envs: int = 1, seed: int = 0
 ) -> Reward:
-    """The reward of `node`, with a saved `state` where there is one (None: as it begins)."""
+    """Build the reward of `node`, with a saved `state` if there is one (None: untrained)."""
     context = {"device": torch.device("cpu"), "seed": seed, "folder": Path("outputs") / "reward"}
     reward: Reward = accept_old_methods(
         build(node, spec=spec, gamma=gamma, num_envs=num_envs, **context)
@@ -33,18 +33,18 @@ def make_reward(
 
 
 def of_run(path: Path) -> tuple[Node, Any]:
-    """The node and the saved state of the reward that a run was trained with."""
+    """The configuration and the saved state of the reward that a run was trained with."""
     saved = checkpoint.find(path)
     node = yaml.safe_load((saved.parent.parent / "run.yaml").read_text()).get("reward")
     if node is None:
-        raise ConfigError(f"{path} was trained with the world's own reward: name it `own`")
+        raise ConfigError(f"{path} was trained with the environment's reward; use reward=own")
     return node, checkpoint.load_state(saved, "loop")["loop"]["reward"]
 
 
 @torch.no_grad()
-def ask(reward: Reward | None, rows: Tensors) -> Tensor:
-    """Rewards [N] (float32) of many rows, some at a time; None: the world's own. A leaf that the
-    rows do not have is a ConfigError that says which."""
+def evaluate_reward(reward: Reward | None, rows: Tensors) -> Tensor:
+    """Rewards [N] (float32) of transitions, in batches; None: the environment's reward. ConfigError
+    if the reward needs a key that the transitions do not have."""
     if reward is None:
         return rows["reward"].float()
     total = tt.length(rows)
@@ -55,7 +55,7 @@ def ask(reward: Reward | None, rows: Tensors) -> Tensor:
             parts.append(reward(some).float())
         except KeyError as error:
             raise ConfigError(
-                f"the reward looks at {error.args[0]}, which these rows do not have "
+                f"the reward reads {error.args[0]}, which these transitions do not have "
                 f"(they have {', '.join(sorted(rows))})"
             ) from error
     return torch.cat(parts)

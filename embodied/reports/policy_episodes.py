@@ -1,4 +1,4 @@
-"""Coverage: whole episodes of several policies, step by step, to ask rewards about."""
+"""PolicyEpisodes: whole episodes of several policies as transitions, to evaluate rewards on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from embodied.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """`rows` of single steps, episode after episode; `episode` [N] (int64) numbers them; `success`
-    [E] (bool), None where the world knows none; `policy` [E] (int64): who played."""
+class PolicyEpisodes:
+    """`rows` are transitions, episode after episode; `episode` [N] (int64) is the episode index of
+    each; `success` [E] (bool) is None if the environment does not report it; `policy` [E] (int64)
+    is the index of the policy."""
 
     rows: Tensors
     episode: Tensor
@@ -29,32 +30,34 @@ class Coverage:
         return len(self.policy)
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """Values [N] of the rows, by episode."""
+        """Values [N] of the transitions, by episode."""
         return list(values.split(self.episode.bincount(minlength=len(self)).tolist()))
 
 
 @torch.no_grad()
-def gather(
+def collect_episodes(
     env: VecEnv, policies: Sequence[Policy], episodes: int, gamma: float, seed: int
-) -> Coverage:
-    """`episodes` (at least) of each policy; every row of the world plays as many as any other."""
+) -> PolicyEpisodes:
+    """At least `episodes` episodes of each policy, the same number from every parallel env."""
     kept: list[Tensors] = []
     won: list[Tensor] = []
     lengths: list[int] = []
-    players: list[int] = []
+    policy_ids: list[int] = []
     with torch.random.fork_rng(devices=[]):
         for number, policy in enumerate(policies):
             torch.manual_seed(seed + number)
-            for rows, success in _played(env, policy.eval(), episodes, gamma, seed + number):
+            for rows, success in _run(env, policy.eval(), episodes, gamma, seed + number):
                 kept.append(rows)
                 lengths.append(tt.length(rows))
-                players.append(number)
+                policy_ids.append(number)
                 won += [] if success is None else [success]
     episode = torch.arange(len(kept)).repeat_interleave(torch.tensor(lengths))
-    return Coverage(tt.cat(kept), episode, torch.stack(won) if won else None, torch.tensor(players))
+    return PolicyEpisodes(
+        tt.cat(kept), episode, torch.stack(won) if won else None, torch.tensor(policy_ids)
+    )
 
 
-def _played(
+def _run(
     env: VecEnv, policy: Policy, episodes: int, gamma: float, seed: int
 ) -> list[tuple[Tensors, Tensor | None]]:
     n, actor = env.num_envs, Actor(policy, env.num_envs)

@@ -1,4 +1,4 @@
-"""Comparison: two rewards asked about the same episodes, in numbers and as a picture."""
+"""Compares two rewards on the same episodes: distances, rank correlations, plots."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from embodied.core import tensors as tt
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.nn import statistics
-from embodied.reports.load_reward import ask
-from embodied.reports.policy_episodes import Coverage
+from embodied.reports.load_reward import evaluate_reward
+from embodied.reports.policy_episodes import PolicyEpisodes
 from embodied.rewards.analysis import agreement, distances
 
 Numbers = NDArray[np.float64]
 Index = NDArray[np.int64]
-LOOKED = 4096  # transitions that values are fitted on
+FITTED = 4096  # transitions that values are fitted on
 SLACK = 1e-6
 
 
 def compare(
-    cover: Coverage, rewards: Sequence[Reward | None], gamma: float, rows: int, means: int
+    cover: PolicyEpisodes, rewards: Sequence[Reward | None], gamma: float, rows: int, means: int
 ) -> dict[str, Any]:
-    """All measures by name: a number, or a dict of `value`, `low` and `high`; `values` are the two
-    rewards of every step, episode by episode."""
-    values = [ask(reward, cover.rows) for reward in rewards]
+    """All measures by name: a number, or a dict of `value`, `low` and `high`; `values` are the
+    rewards of every step, by episode."""
+    values = [evaluate_reward(reward, cover.rows) for reward in rewards]
     each = [[part.double().numpy() for part in cover.split(value)] for value in values]
     return {
         "episodes": len(cover),
@@ -49,13 +49,13 @@ def _epic(
     rewards: Sequence[Reward | None], rows: Tensors, gamma: float, count: int, means: int
 ) -> float:
     some = tt.take(rows, _spread(tt.length(rows), count))
-    asked = [lambda rows, reward=reward: ask(reward, rows) for reward in rewards]
+    asked = [lambda rows, reward=reward: evaluate_reward(reward, rows) for reward in rewards]
     return float(distances.sampled_epic(asked, some, gamma, min(means, count))[0, 1])
 
 
 def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
-    """STARC-like distances, in the two usual forms."""
-    index = _spread(tt.length(rows), LOOKED)
+    """STARC distances, in the two common forms."""
+    index = _spread(tt.length(rows), FITTED)
     some = tt.take(rows, index)
     asked = [lambda rows, value=value: value[index] for value in values]
     states = features(some)
@@ -65,8 +65,7 @@ def _starc(values: Sequence[torch.Tensor], rows: Tensors) -> dict[str, float]:
 
 
 def features(rows: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of the states before and after, of the numbers in the observations (pictures
-    averaged over a few blocks)."""
+    """Features of the observations before and after each transition (images average-pooled)."""
     now, then = (_numbers(tt.under(rows, end)) for end in ("obs", "next_obs"))
     mean, std = now.mean(0), now.std(0).clamp(min=1e-6)
     used = now.std(0) > 1e-6
@@ -85,7 +84,7 @@ def _numbers(obs: Tensors) -> torch.Tensor:
 
 
 def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
-    """Rank correlations of the two, inside episodes and of their sums."""
+    """Rank correlations of the two rewards, within episodes and between returns."""
     inside = agreement.within(each[0], each[1])
     returns = [np.array([part.sum() for part in parts]) for parts in each]
     return {
@@ -96,8 +95,8 @@ def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
     }
 
 
-def _alone(name: str, parts: Sequence[Numbers], cover: Coverage) -> dict[str, Any]:
-    """What can be said of one reward by itself, and beside success."""
+def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[str, Any]:
+    """Properties of one reward, and how well it predicts success."""
     sums, last = np.array([p.sum() for p in parts]), np.array([p[-1] for p in parts])
     facts: dict[str, Any] = {
         f"{name}_mean": float(np.concatenate(list(parts)).mean()),
@@ -126,8 +125,8 @@ def _spread(total: int, count: int) -> torch.Tensor:
 
 
 def draw(facts: dict[str, Any], names: Sequence[str], file: Path) -> None:
-    """Left: the two rewards' sums over each episode, by success; right: both, step by step, over
-    the episode that got most from the first, each as a share of its own range."""
+    """Left: the returns under both rewards, by success. Right: both rewards over the episode with
+    the highest return under the first, each scaled to [0, 1]."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -145,7 +144,7 @@ def draw(facts: dict[str, Any], names: Sequence[str], file: Path) -> None:
     for letter, name, parts in zip("AB", names, facts["values"], strict=True):
         series = np.array(parts[best])
         right.plot((series - series.min()) / max(np.ptp(series), 1e-12), label=f"{letter} ({name})")
-    right.set(xlabel="step", ylabel="share of its range", title=f"episode {best}")
+    right.set(xlabel="step", ylabel="reward (scaled to [0, 1])", title=f"episode {best}")
     right.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=110)

@@ -1,4 +1,4 @@
-"""Report: one HTML page about a run, complete in itself: curves, result, film strips, settings."""
+"""RunReport: one self-contained HTML page about a run: curves, result, videos, settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST = ("eval/success", "eval/return", "train/success", "train/return")
 
 
 def write(folder: Path) -> Path:
-    """Write RUN/report.html from what the run folder holds, and return its path."""
+    """Write RUN/report.html from the files of the run folder; returns its path."""
     folder = Path(folder)
     rows = read_metrics(folder)
     parts = [
@@ -58,7 +58,9 @@ def summary(folder: Path) -> str:
 
 def _success(row: dict[str, Any]) -> str:
     trials = int(row["eval/episodes"])
-    return f"{rate(round(row['eval/success'] * trials), trials)} of {trials} held-out starts"
+    return (
+        f"{rate(round(row['eval/success'] * trials), trials)} of {trials} held-out initial states"
+    )
 
 
 def _name(folder: Path) -> str:
@@ -80,12 +82,12 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
             trials = int(last["eval/episodes"])
             low, high = wilson(round(last["eval/success"] * trials), trials)
             share = f"{last['eval/success']:.1%}"
-            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out starts"
+            note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
             tiles.append(_tile("success", share, note))
-        tiles.append(_tile("return", number(last["eval/return"]), "mean of an episode"))
+        tiles.append(_tile("return", number(last["eval/return"]), "mean per episode"))
     if rows:
         tiles.append(_tile("steps", f"{rows[-1]['step']:,}", f"of {config.get('steps', 0):,}"))
-        tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, all sessions"))
+        tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"))
     words = " · ".join(
         str(config[group]["_target_"]).rpartition(".")[2]
         for group in ("env", "policy", "finetune", "learner", "reward")
@@ -130,25 +132,29 @@ def _curves(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _rewards(folder: Path) -> str:
-    """What a reward of its own did in this run, beside what the world saw."""
+    """The learned reward over training, beside the environment's success."""
     figures = _goodhart(folder) + _terms(folder)
     return f'<h2>Reward</h2><div class="grid2 pair">{figures}</div>' if figures else ""
 
 
 def _goodhart(folder: Path) -> str:
-    """What the reward paid and what the world saw succeed, evaluation by evaluation."""
+    """Learned reward and task success at every evaluation (reward hacking)."""
     past = evaluations(folder)
     if len(past) < 2:
         return ""
     proxy = [(float(step), paid) for paid, _, step in past]
     success = [(float(step), won) for _, won, step in past]
-    drawn = against(proxy, success, ("mean reward paid", "success in the world"))
-    words = "the reward rose while success fell" if ever_diverged(past) else "no divergence so far"
+    drawn = against(proxy, success, ("mean learned reward", "task success"))
+    words = (
+        "the learned reward rose while success fell (reward hacking)"
+        if ever_diverged(past)
+        else "no divergence so far"
+    )
     return f"<figure><figcaption>Reward and success<b>{words}</b></figcaption>{drawn}</figure>"
 
 
 def _terms(folder: Path) -> str:
-    """The parts of the reward over one episode of the evaluation."""
+    """The reward's components over one evaluation episode."""
     file = folder / FILE
     if not file.exists():
         return ""
@@ -160,11 +166,11 @@ def _terms(folder: Path) -> str:
     ends = {True: "succeeded", False: "failed", None: ""}[kept["success"]]
     words = f"one episode{f' that {ends}' if ends else ''}"
     caption = f"<figcaption>Terms of the reward<b>{words}</b></figcaption>"
-    return f"<figure>{caption}{several(series, 'terms of the reward')}</figure>"
+    return f"<figure>{caption}{several(series, 'reward components')}</figure>"
 
 
 def _tasks(folder: Path) -> str:
-    """Where in task space the run's teacher sampled, quarter by quarter."""
+    """The tasks that the run's teacher sampled, by quarter of training."""
     past = episode_log.read(folder)
     if past is None:
         return ""
@@ -173,7 +179,9 @@ def _tasks(folder: Path) -> str:
     except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
         return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
     picture = base64.b64encode(file.read_bytes()).decode()
-    caption = "<figcaption>where the teacher sampled; inside a red line half or more succeeded"
+    caption = (
+        "<figcaption>tasks that the teacher sampled; inside the red line at least half succeeded"
+    )
     image = f'<img alt="tasks" src="data:image/png;base64,{picture}">'
     return f"<h2>Tasks</h2><figure>{caption}</figcaption>{image}</figure>"
 
@@ -187,7 +195,7 @@ def _band(name: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]
 
 
 def _films(folder: Path) -> str:
-    """A strip of pictures of each film, and the film where the browser plays it."""
+    """A strip of frames of each video, and the video itself."""
     files = sorted(folder.glob("videos/*.mp4"), reverse=True)
     if not files:
         return ""

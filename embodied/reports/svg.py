@@ -1,4 +1,4 @@
-"""Plot: line charts as SVG text that follows the page's colours, light or dark."""
+"""Line charts as SVG text; they use the page's colours, light or dark."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y) and, where there is one, a band (low, high) around each."""
+    """Points (x, y) and, optionally, a band (low, high) around each."""
 
     points: Sequence[Point]
     band: Sequence[Point] = field(default=())
 
 
 def chart(curve: Curve, title: str, low: float | None = None, high: float | None = None) -> str:
-    """An SVG of one curve; `low` and `high` fix the vertical range. Numbers that are not finite
-    are left out."""
+    """An SVG of one curve; `low` and `high` fix the vertical range. Non-finite values are left
+    out."""
     points = [(x, y) for x, y in curve.points if math.isfinite(y)]
     if not points:
         return ""
@@ -34,7 +34,7 @@ def chart(curve: Curve, title: str, low: float | None = None, high: float | None
 
 @dataclass(frozen=True)
 class Frame:
-    """Data to pixels."""
+    """Maps data to pixels."""
 
     left: float
     right: float
@@ -105,7 +105,7 @@ def number(value: float) -> str:
 
 
 def several(series: Mapping[str, Sequence[Point]], title: str) -> str:
-    """An SVG of several curves with one pair of axes, and their names below."""
+    """An SVG of several curves on the same axes, with a legend."""
     finite = {n: [(x, y) for x, y in points if math.isfinite(y)] for n, points in series.items()}
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
@@ -118,8 +118,8 @@ def several(series: Mapping[str, Sequence[Point]], title: str) -> str:
 
 
 def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str]) -> str:
-    """An SVG of two curves of different units over the same steps: each has the full height, the
-    first one the numbers at the left, the second one those at the right."""
+    """An SVG of two curves of different units over the same steps: the first with the left axis,
+    the second with the right axis."""
     one, two = framed(left), framed(right, 0.0, 1.0)
     drawn = [one.grid(), coloured(one, left, 0), coloured(two, right, 1)]
     drawn += [
@@ -131,7 +131,7 @@ def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str
 
 
 def framed(points: Sequence[Point], low: float | None = None, high: float | None = None) -> Frame:
-    """A frame that holds all points, from x = 0."""
+    """A frame that contains all points, from x = 0."""
     heights = [y for _, y in points]
     bottom = min(heights) if low is None else low
     top = max(heights) if high is None else high

@@ -1,4 +1,4 @@
-"""Sampled: the picture of what a run's teacher sampled, over task space or as levels."""
+"""Plots the tasks that a run's teacher sampled, over task space or as a gallery of levels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _points(folder: Path, past: Past, task: Leaf | None) -> Path:
 
 
 def _scores(past: Past) -> Floats:
-    """[n] in [0, 1]: success, or where the world does not know it the return between its ends."""
+    """[n] in [0, 1]: success or, if the environment does not report it, the normalised return."""
     if np.isfinite(past.success).any():
         return past.success
     return (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)

@@ -16,7 +16,7 @@ from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.transitions import transitions
 from embodied.reports.label_dataset import RECORDED, rows_of
-from embodied.reports.policy_episodes import gather
+from embodied.reports.policy_episodes import collect_episodes
 from policies.random import Config, Random
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
@@ -33,7 +33,7 @@ def test_coverage_is_whole_episodes_with_their_true_ends() -> None:
     """Row 0 ends after 3 steps (a success), row 1 after 5 (the clock): as many of each."""
     env = Counter(CounterConfig())
     random = Random(Config(), env.spec)
-    cover = gather(env, [random, random], episodes=4, gamma=0.9, seed=0)
+    cover = collect_episodes(env, [random, random], episodes=4, gamma=0.9, seed=0)
     assert len(cover) == 8
     first = cover.split(cover.rows["next_obs/state"])
     lengths = [len(part) for part in first]
@@ -148,12 +148,12 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_cannot_be_labelled_is_one_line(tmp_path: Path) -> None:
     source = recorded(tmp_path / "demos")
-    with pytest.raises(ConfigError, match="label with a trained one"):
+    with pytest.raises(ConfigError, match="learned during training"):
         command("label", str(source), "reward=rnd", f"out={tmp_path / 'a'}")
     with pytest.raises(ConfigError, match='nothing that is observed is called "tool"'):
         command("label", str(source), "reward=shaping", f"out={tmp_path / 'b'}")
     looking = ["reward=quadrotor_hover", f"out={tmp_path / 'c'}"]
-    with pytest.raises(ConfigError, match="label with a trained one"):
+    with pytest.raises(ConfigError, match="learned during training"):
         command("label", str(source), *looking)
 
 

@@ -75,10 +75,10 @@ def test_the_numbers(tmp_path: Path) -> None:
     """10 of 20: Wilson's 95% interval is [29.9%, 70.1%]."""
     folder = run_folder(tmp_path / "run")
     page = run_report.write(folder).read_text()
-    assert "50.0%" in page and "95% [29.9%, 70.1%], 20 held-out starts" in page
+    assert "50.0%" in page and "95% [29.9%, 70.1%], 20 held-out initial states" in page
     order = re.findall(r"<figcaption>([\w/]+)<", page)
     assert order == ["eval/success", "eval/return", "train/critic_loss"]
-    assert "success 50% [30%, 70%] of 20 held-out starts" in run_report.summary(folder)
+    assert "success 50% [30%, 70%] of 20 held-out initial states" in run_report.summary(folder)
 
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_it_warns_once_and_the_report_shows_it(
     rang = [row["reward/alarm"] for row in read_metrics(tmp_path) if "reward/alarm" in row]
     assert rang == [0, 0, 0, 1, 1, 1]
     page = run_report.write(tmp_path).read_text()
-    assert "Reward and success" in page and "the reward rose while success fell" in page
+    assert "Reward and success" in page and "reward rose while success fell" in page
 
 
 def test_the_history_goes_on_in_another_process(

@@ -1,1 +1,1 @@
-"""The other side of comparisons: Stable-Baselines3 and plain PyTorch."""
+"""Implementations to compare with: Stable-Baselines3 and plain PyTorch."""

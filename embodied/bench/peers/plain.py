@@ -1,7 +1,7 @@
-"""SAC and TD3 as one writes them first: a module for every network, torch's Adam, no tricks.
+"""SAC and TD3 in plain PyTorch: a module per network, torch's Adam, no optimisations.
 
-What the learners of embodied.learners are measured against, next to Stable-Baselines3: the same
-arithmetic without batched critics, fused optimizer steps or kept buffers.
+A reference for the learners beside Stable-Baselines3: the same arithmetic without batched critics,
+fused optimizer steps or preallocated buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Plain:
-    """Twin critics and their targets; `update` is one critic step and one of the policy."""
+    """Twin critics with targets; `update` is one critic step and one policy step."""
 
     def __init__(
         self, obs: int, act: int, hidden: tuple[int, ...], heads: int, device: str
@@ -57,7 +57,7 @@ class Plain:
 
 
 class PlainSac(Plain):
-    """Tanh-squashed normal policy, learnt temperature."""
+    """Tanh-squashed Gaussian policy, learned temperature."""
 
     def __init__(self, obs: int, act: int, hidden: tuple[int, ...], device: str) -> None:
         super().__init__(obs, act, hidden, 2, device)
@@ -90,7 +90,7 @@ class PlainSac(Plain):
 
 
 class PlainTd3(Plain):
-    """Deterministic policy that moves, with the targets, at every second update."""
+    """Deterministic policy, updated with the targets every second update."""
 
     def __init__(self, obs: int, act: int, hidden: tuple[int, ...], device: str) -> None:
         super().__init__(obs, act, hidden, 1, device)

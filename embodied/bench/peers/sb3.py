@@ -1,4 +1,4 @@
-"""What the comparisons with Stable-Baselines3 share: its updates, its evaluation, its curve."""
+"""Shared code of the Stable-Baselines3 comparisons: updates, evaluation, learning curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Seen = Callable[[Any], Any]
 def updating(
     algorithm: str, obs: int, act: int, stored: int, batch: int, count: int, **policy: Any
 ) -> Block:
-    """Its `train` on the CPU (`algorithm` sac or td3), its buffer full of `stored` random rows."""
+    """SB3's `train` on the CPU (`algorithm` sac or td3), with `stored` random transitions in its
+    buffer."""
 
     class World(gymnasium.Env[np.ndarray, np.ndarray]):
         observation_space = Box(-np.inf, np.inf, (obs,), np.float32)
@@ -53,9 +54,9 @@ def updating(
 def curve(
     model: BaseAlgorithm, given: Mapping[str, str], every: int, seen: Seen = np.asarray
 ) -> None:
-    """Train to `given["steps"]`, evaluate after each `every` of them, write OUTPUT/metrics.jsonl.
+    """Train to `given["steps"]`, evaluate every `every` steps, write OUTPUT/metrics.jsonl.
 
-    `seen`: what the model is shown of an observation (its normaliser, where it has one).
+    `seen` maps an observation to the model's input (its normaliser, if it has one).
     """
     folder = Path(given["output"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def curve(
 def evaluate(
     model: BaseAlgorithm, env_id: str, episodes: int, seed: int, seen: Seen = np.asarray
 ) -> float:
-    """Mean return of `episodes` deterministic episodes from starts `seed`, `seed` + 1, ..."""
+    """Mean return of `episodes` deterministic episodes with reset seeds `seed`, `seed` + 1, ..."""
     env = gymnasium.make(env_id)
     returns = []
     for episode in range(episodes):

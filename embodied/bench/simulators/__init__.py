@@ -1,1 +1,1 @@
-"""Speed of environments against their own packages."""
+"""Speed of environments against their original packages and wrappers."""

@@ -1,4 +1,4 @@
-"""Crafter: ours against the package, a random policy, resets included, on the same cores."""
+"""Crafter: our environment against the package; random policy, resets included, same cores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SYMBOLS = ("symbols", "inventory")
 
 
 def rows(repeats: int = 5, threads: int = 2) -> list[Comparison]:
-    """New worlds a second, then steps a second with symbols (target 5) and pictures (3), each in
-    `threads` processes and in one; about three minutes on two cores."""
+    """Resets per second, then steps per second with symbolic (target 5) and image observations (3),
+    each in `threads` processes and in one; about three minutes on two cores."""
     return [
         resets(repeats),
         steps("symbols", SYMBOLS, 5.0, 8 * threads, threads, repeats),
@@ -29,7 +29,7 @@ def rows(repeats: int = 5, threads: int = 2) -> list[Comparison]:
 
 
 def resets(repeats: int) -> Comparison:
-    """New worlds of one row against `crafter.Env.reset`, its picture included."""
+    """Resets of one environment against `crafter.Env.reset`, rendering included."""
     import crafter
 
     from envs.crafter.env import Config, Crafter
@@ -53,8 +53,8 @@ def resets(repeats: int) -> Comparison:
 def steps(
     name: str, observe: tuple[Any, ...], target: float, count: int, workers: int, repeats: int
 ) -> Comparison:
-    """Steps of `count` rows in `workers` processes (0: this one) against as many package loops that
-    have nothing to tell each other; what ends begins anew."""
+    """Steps of `count` parallel envs in `workers` processes (0: this one) against as many
+    independent loops of the package; episodes are reset when they end."""
     from envs.crafter.env import Config, Crafter
 
     ours = Crafter(Config(num_envs=count, workers=workers, observe=observe))
@@ -75,7 +75,7 @@ def steps(
 
 
 class Peer:
-    """The package's own loop, in processes that only share the clock."""
+    """The package's loop, in independent processes."""
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -105,7 +105,8 @@ class Peer:
 
 
 def play(line: Connection, seed: int) -> None:
-    """Random steps of one package environment, as many as the line asks for; 0 ends it."""
+    """Random steps of one package environment, as many as each line of input requests; 0 stops
+    it."""
     import crafter
 
     env, random = crafter.Env(seed=seed), np.random.default_rng(seed)

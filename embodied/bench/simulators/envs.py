@@ -1,4 +1,4 @@
-"""Environment speed: adapters and batched worlds against EnvPool and Gymnasium, side by side."""
+"""Environment speed: adapters and batched environments against EnvPool and Gymnasium."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from embodied.bench.measure import Block, Comparison, alone, compare, table, wri
 from embodied.core.env import VecEnv
 
 WORLDS = ("quadrotor", "minigrid", "crafter", "maniskill", "warp")
-PUSHES = 32  # different actions, so that no side runs on one pose
+PUSHES = 32  # different actions, so that neither side stays in one pose
 
 
 def run(out: Path | str = "bench", repeats: int = 7, threads: int = 2) -> list[Comparison]:
-    """Measure every row, print the table, write `out/envs.json`; about ten minutes on two cores."""
+    """Measure all settings, print the table, write `out/envs.json`; about ten minutes on two
+    cores."""
     rows = [
         pool("HalfCheetah-v5", 16, 600, threads, repeats),
         pool("Hopper-v5", 16, 600, threads, repeats),
@@ -40,7 +41,7 @@ def run(out: Path | str = "bench", repeats: int = 7, threads: int = 2) -> list[C
 
 
 def pool(name: str, rows: int, steps: int, threads: int, repeats: int) -> Comparison:
-    """Our EnvPool adapter against the bare pool; a bare pool's reset steps count as its steps."""
+    """Our EnvPool adapter against EnvPool itself, whose reset steps count as steps."""
     import envpool
 
     from envs.envpool import Config, EnvPool
@@ -64,7 +65,7 @@ def pool(name: str, rows: int, steps: int, threads: int, repeats: int) -> Compar
 
 
 def walker(name: str, rows: int, steps: int, threads: int, repeats: int) -> Comparison:
-    """Our batched walker against Gymnasium's SyncVectorEnv of the same one."""
+    """Our batched walker against Gymnasium's SyncVectorEnv of the same task."""
     import gymnasium
 
     from envs.mujoco.locomotion import Config, Locomotion
@@ -88,7 +89,8 @@ def walker(name: str, rows: int, steps: int, threads: int, repeats: int) -> Comp
 
 
 def single(name: str, steps: int, repeats: int) -> Comparison:
-    """One row of our Gymnasium adapter against `gymnasium.make(...).step`; notes the cost in us."""
+    """One env in our Gymnasium adapter against `gymnasium.make(...).step`; notes the overhead in
+    us."""
     import gymnasium
 
     from envs.gym import Config, Gym
@@ -110,7 +112,7 @@ def single(name: str, steps: int, repeats: int) -> Comparison:
 
 
 def fr3(task: str, rows: int, steps: int, threads: int, repeats: int) -> Comparison:
-    """Control steps a second of an FR3 task, observation, reward and autoreset included."""
+    """Control steps per second of an FR3 task, with observation, reward and autoreset."""
     from envs.fr3.env import Config, Fr3
 
     ours = Fr3(Config(task=task, num_envs=rows, threads=threads))
@@ -125,7 +127,7 @@ def fr3(task: str, rows: int, steps: int, threads: int, repeats: int) -> Compari
 def actions(
     env: VecEnv, native: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[list[torch.Tensor], list[np.ndarray]]:
-    """The same random actions for both sides, made before the clock starts."""
+    """The same random actions for both sides, generated before timing."""
     generator = np.random.default_rng(0)
     shape = (env.num_envs, env.spec.act.size)
     drawn = [generator.uniform(-1, 1, shape).astype(np.float32) for _ in range(PUSHES)]
@@ -133,12 +135,12 @@ def actions(
 
 
 def stepping(env: VecEnv, pushes: list[torch.Tensor], steps: int, rows: int) -> Block:
-    """A block of `steps` steps of ours; it counts the rows' steps."""
+    """A block of `steps` of our steps; counts the steps of all parallel envs."""
     return calling(env.step, pushes, steps, rows)
 
 
 def calling(step: Callable[[Any], Any], pushes: list[Any], steps: int, rows: int) -> Block:
-    """A block of `steps` calls of `step`; it counts the rows' steps."""
+    """A block of `steps` calls of `step`; counts the steps of all parallel envs."""
 
     def block() -> int:
         for count in range(steps):

@@ -1,7 +1,7 @@
-"""ManiSkill through us against its own loop: steps a second, episodes' resets included.
+"""ManiSkill: our adapter against its own loop, steps per second with resets.
 
-Its own loop is `gymnasium.make(id)` stepped with tensors and reset at its time limit; with many
-rows it is Gymnasium's AsyncVectorEnv over its `CPUGymWrapper`, as its documentation has it.
+Its own loop is `gymnasium.make(id)` stepped with tensors and reset at its time limit; with several
+environments it is Gymnasium's AsyncVectorEnv over its `CPUGymWrapper`, as in its documentation.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 
 from embodied.bench.measure import Block, Comparison, compare, table, write_json
 
-PUSHES = 16  # different actions, so that no side runs on one pose
+PUSHES = 16  # different actions, so that neither side stays in one pose
 CONTROL = "pd_ee_delta_pos"
 
 
 def run(out: Path | str = "bench", repeats: int = 5, threads: int = 2) -> list[Comparison]:
     """Measure every setting, print the table, write `out/maniskill.json`."""
     measured = rows(repeats, threads)
-    table(measured, "environment steps per second, ManiSkill through us and by itself")
+    table(measured, "environment steps per second, our ManiSkill adapter and ManiSkill itself")
     write_json(Path(out), "maniskill", measured)
     return measured
 
 
 def rows(repeats: int = 5, threads: int = 2) -> list[Comparison]:
-    """State with one row and with a row per thread, and pictures with one row (all on the CPU)."""
+    """State with one env and with one env per thread, and images with one env (all on the CPU)."""
     return [
         single("PickCube-v1", "state", 100, repeats),
         single("PushCube-v1", "state", 100, repeats),
@@ -38,7 +38,7 @@ def rows(repeats: int = 5, threads: int = 2) -> list[Comparison]:
 
 
 def single(name: str, obs: str, steps: int, repeats: int) -> Comparison:
-    """One row of ours in this process against the environment itself."""
+    """One env of our adapter in this process against the environment itself."""
     from envs.maniskill.env import Config, ManiSkill
 
     ours = ManiSkill(Config(name, obs=obs, control_mode=CONTROL, backend="cpu"))  # pyright: ignore[reportArgumentType]
@@ -62,7 +62,7 @@ def single(name: str, obs: str, steps: int, repeats: int) -> Comparison:
 
 
 def many(name: str, count: int, steps: int, repeats: int) -> Comparison:
-    """`count` rows in as many worker processes, on both sides."""
+    """`count` envs in as many worker processes, on both sides."""
     from gymnasium.vector import AsyncVectorEnv
 
     from envs.maniskill.env import Config, ManiSkill

@@ -1,4 +1,4 @@
-"""MiniGrid speed: both back ends against Gymnasium's own loop and against the bare pool."""
+"""MiniGrid: both back ends against Gymnasium's loop and against EnvPool itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PUSHES = 32
 
 
 def rows(repeats: int = 7, threads: int = 2) -> list[Comparison]:
-    """Every row; the peer of the first three is `gymnasium.make(LEVEL)`, stepped and reset."""
+    """All settings; the first three are compared with `gymnasium.make(LEVEL)`, stepped and
+    reset."""
     return [
         against_gymnasium("envpool", 64, 300, threads, repeats, False, 10.0),
         against_gymnasium("envpool", 64, 100, threads, repeats, True, 3.0),
@@ -34,7 +35,8 @@ def against_gymnasium(
     whole: bool,
     target: float,
 ) -> Comparison:
-    """Ours with `rows` rows against one of Gymnasium's; `whole`: ours gives the level, too."""
+    """Ours with `rows` parallel envs against one of Gymnasium's; `whole`: ours also returns the
+    level."""
     from envs.minigrid.env import Config, MiniGrid
 
     config = Config(LEVEL, backend, num_envs=rows, threads=threads, privileged=whole)
@@ -47,7 +49,7 @@ def against_gymnasium(
 
 
 def against_pool(rows: int, steps: int, threads: int, repeats: int) -> Comparison:
-    """Ours against the bare pool; a bare pool's reset steps count as its steps."""
+    """Ours against EnvPool itself, whose reset steps count as steps."""
     import envpool
 
     from envs.minigrid.env import Config, MiniGrid
@@ -65,7 +67,7 @@ def against_pool(rows: int, steps: int, threads: int, repeats: int) -> Compariso
 
 
 def single(level: str, steps: int) -> Block:
-    """A block of Gymnasium's own environment, begun again where it ends."""
+    """A block of Gymnasium's own environment, reset when an episode ends."""
     import gymnasium
     import minigrid
 
@@ -85,7 +87,7 @@ def single(level: str, steps: int) -> Block:
 
 
 def stepping(env: VecEnv, steps: int) -> Block:
-    """A block of `steps` steps of ours; it counts the rows' steps."""
+    """A block of `steps` of our steps; counts the steps of all parallel envs."""
     env.reset(seed=0)
     pushes = [torch.from_numpy(push) for push in drawn(env.num_envs)]
     return calling(env.step, pushes, steps, env.num_envs)
@@ -101,6 +103,6 @@ def calling(step: Callable[[Any], Any], pushes: list[Any], steps: int, rows: int
 
 
 def drawn(rows: int) -> list[np.ndarray]:
-    """The same random actions for both sides, made before the clock starts."""
+    """The same random actions for both sides, generated before timing."""
     generator = np.random.default_rng(0)
     return [generator.integers(7, size=rows) for _ in range(PUSHES)]

@@ -1,4 +1,4 @@
-"""Quadrotor speed: 4,096 flights at once, observations, noise and resets included."""
+"""Quadrotor simulation speed: 4,096 parallel envs, with observations, noise and resets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.quadrotor.hover_env import Config, Quadrotor
 
 
 def rows(repeats: int, threads: int) -> list[Comparison]:
-    """The simulator alone, under random actions (about 2% of the flights end in every step)."""
+    """The simulator alone, with random actions (about 2% of the episodes end in every step)."""
     torch.set_num_threads(threads)
     found = [flights(4096, 40, "cpu", repeats, 0.9e6)]
     if torch.cuda.is_available():
@@ -21,7 +21,7 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
 def flights(
     count: int, steps: int, device: str, repeats: int, target: float | None = None
 ) -> Comparison:
-    """`steps` steps of `count` flights."""
+    """`steps` steps of `count` parallel envs."""
     env = Quadrotor(Config(num_envs=count, device=device, compile=device == "cuda"))
     env.reset(seed=0)
     pushes, _ = actions(env, lambda push: push)

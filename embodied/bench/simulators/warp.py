@@ -1,7 +1,7 @@
-"""MuJoCo Warp against MuJoCo's thread pool: control steps a second of one FR3 task, by batch size.
+"""MuJoCo Warp against MuJoCo's thread pool: control steps per second of an FR3 task by batch size.
 
-Both sides play the same random actions, and observe, pay and reset themselves as in training. Ours
-is Warp on the GPU, where there is one, else Warp's CPU back end (which is for tests: one thread).
+Both sides execute the same random actions, with observation, reward and resets as in training. Ours
+is Warp on the GPU if there is one, else Warp's CPU back end (single-threaded, for tests).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from embodied.bench.measure import Block, Comparison, compare, table, write_json
 from embodied.core.env import VecEnv
 
 TASK = "lift"
-PUSHES = 16  # different actions, so that no side runs on one pose
+PUSHES = 16  # different actions, so that neither side stays in one pose
 ON_GPU, ON_CPU = (64, 512, 4096, 16384), (16, 64)
-POOL = 256  # more rows do not make the thread pool faster
-STEPS_A_BLOCK = 2000  # rows times steps that the pool plays in one block
+POOL = 256  # more parallel envs do not make the thread pool faster
+STEPS_A_BLOCK = 2000  # steps of all parallel envs in one block
 
 
 def run(out: Path | str = "bench", repeats: int = 5, threads: int = 2) -> list[Comparison]:
@@ -33,13 +33,14 @@ def run(out: Path | str = "bench", repeats: int = 5, threads: int = 2) -> list[C
 def rows(
     repeats: int = 5, threads: int = 2, sizes: Sequence[int] = (), task: str = TASK
 ) -> list[Comparison]:
-    """One comparison for each batch size in `sizes` (default: what suits this machine's device)."""
+    """One comparison for each batch size in `sizes` (default: sizes that suit this machine's
+    device)."""
     default = ON_GPU if torch.cuda.is_available() else ON_CPU
     return [batch(task, size, repeats, threads) for size in sizes or default]
 
 
 def batch(task: str, size: int, repeats: int, threads: int) -> Comparison:
-    """`size` rows on Warp against as many (at most `POOL`) on the thread pool."""
+    """`size` parallel envs on Warp against as many (at most `POOL`) on the thread pool."""
     from envs.fr3 import env as fr3_env
     from envs.fr3 import warp_env
 
@@ -58,7 +59,7 @@ def batch(task: str, size: int, repeats: int, threads: int) -> Comparison:
 
 
 def playing(env: VecEnv, steps: int) -> Block:
-    """A block of `steps` steps of random actions; it counts the rows' steps."""
+    """A block of `steps` steps of random actions; counts the steps of all parallel envs."""
     random = torch.Generator().manual_seed(0)
     shape = (PUSHES, env.num_envs, env.spec.act.size)
     pushes = (torch.rand(shape, generator=random) * 2 - 1).to(env.device)

@@ -129,7 +129,7 @@ def compared(
 ) -> dict[str, Any]:
     """All measures by name, with the episodes they were computed on."""
     from embodied.reports.load_reward import make_reward
-    from embodied.reports.policy_episodes import gather
+    from embodied.reports.policy_episodes import collect_episodes
     from embodied.reports.reward_comparison import compare
     from embodied.rewards.wrappers.render_caption import augment_shared
 
@@ -142,7 +142,7 @@ def compared(
             reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
             env = augment_shared(env, reward, f"reward {letter}")
         rewards.append(reward)
-    cover = gather(env, list(policies.values()), settings["episodes"], gamma, seed)
+    cover = collect_episodes(env, list(policies.values()), settings["episodes"], gamma, seed)
     counts = settings["epic_rows"], settings["epic_means"]
     return {
         "env": settings["env"],
