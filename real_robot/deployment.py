@@ -36,8 +36,8 @@ def renamed_settings(robot: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Remote:
-    """Operators of other machines may ask at TCP `port` of `address` (0.0.0.0: all of this
-    machine's), those whose keys are in the folder `keys`."""
+    """Operators on other machines may connect to TCP `port` of `address` (0.0.0.0: all addresses of
+    this machine) if their keys are in the folder `keys`."""
 
     port: int
     keys: str
@@ -45,15 +45,16 @@ class Remote:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise ConfigError(f"a deployment's remote.port={self.port} should be a port")
+            raise ConfigError(f"remote.port={self.port} should be from 0 to 65535")
 
 
 @dataclass(frozen=True)
 class Onboard:
-    """Policies with the actions `names` run on the robot's own computer, and not over the wire:
-    `export` names a function that writes one (a run, into a folder) and returns what the driver has
-    to know; `setpoints` is a script that says meanwhile where to go. `policy`: the one that runs
-    there now."""
+    """Policies with the actions `names` run on the robot's own computer instead of here.
+
+    `export` names a function (run, folder) that writes such a policy and returns settings for the
+    driver. `setpoints` is the node of a script that sends set-points meanwhile. `policy`: the one
+    that runs there now."""
 
     names: tuple[str, ...]
     export: str
@@ -63,33 +64,40 @@ class Onboard:
 
 @dataclass(frozen=True)
 class Deployment:
-    """`driver` and `controller` are nodes with a `_target_`; `kinematics` names a function whose
-    first result is the tool's place [k, 3] (m) at joint positions [k, n]; `policy` is a run or a
-    checkpoint folder; `step` (s) is the policy's control period, `hertz` the control process's rate
-    and `given` what the policy sees and no one measures. `records` (a folder) keeps the newest
-    `keep` black boxes of `seconds` each; without it they stay beside the socket. `torque_rate` [n]
-    (N m/s; None: anything) is how fast measured torques may change. `spin`: the loop is awake
-    shortly before each tick (`Rate`). `metrics` is a port of this machine for Prometheus (0: any;
-    None: there is none). `remote` lets operators of
-    other machines ask (None: nobody).
+    """All settings of a deployed robot.
 
-    `robot` is the arm's name for people and datasets. Episodes begin at the joint positions `home`
-    (empty: wherever the arm is) with the hand open by `home_width` m. `sensed` are the names of
-    what the driver knows beyond joints. Success is what is sensed by that name, or the tool within
-    `goal_within` m of the goal (`goal_x`, `goal_y`, `goal_z` given or sensed). `recording` is a
-    folder for a dataset of what was done (empty: none). `dry`: all is done, but the arm is held
-    where it stands, and an imaginary one follows. `emulator` is a node of something with
-    `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and
-    `stop()`: what plays the robot where there is none; who starts the daemon starts it before.
-    `onboard`: what the robot's own computer can run (None: nothing of ours). `cameras` are the
-    nodes of what takes pictures (`real_robot.cameras.sources`), by the pictures' names; one that
-    is older
-    than `picture` s is none. What the policy sees is recorded as it sees it; `filmed` are cameras
-    that are recorded whether it sees them or not (height, width), and `images` says how pictures
-    are kept: "png" (exact) or "mp4" (small). `chunks`: those of a flow or diffusion policy
-    are made to continue the one that is followed meanwhile
-    (`policies.wrappers.real_time_chunking`; None: as they
-    are).
+    Robot and policy:
+    - `robot`: the robot's name, for people and datasets; `driver`: its node.
+    - `controller`: the node of what turns actions into joint targets; `kinematics`: the name of a
+      function whose first result is the tool's position [k, 3] (m) at joint positions [k, n].
+    - `policy`: a run or a checkpoint folder; `step` (s): its control period. `given`: observation
+      values that are not measured; `sensed`: names of what the driver knows beyond the joints.
+    - `home`: joint positions where episodes begin (empty: wherever the arm is), with the hand open
+      by `home_width` m. Success is the sensed value of that name, or the tool within `goal_within`
+      m of the goal (`goal_x`, `goal_y`, `goal_z`, given or sensed).
+    - `chunks`: real-time chunking for a flow or diffusion policy (None: none).
+
+    Control and safety:
+    - `hertz`: rate of the control loop; `spin`: busy-wait shortly before each tick (`Rate`);
+      `blend`, `grace`: steps in which chunks are blended, and are continued (`ChunkFollower`).
+    - `limits`, `fresh`, `workspace`, `reflex`, `energy`: the safety stages' settings; `torque_rate`
+      [n] (N m/s; None: no limit): the largest change of measured torques.
+    - `dry`: run everything, but hold the arm where it stands and simulate one that follows.
+
+    Cameras and records:
+    - `cameras`: nodes of image sources (`real_robot.cameras.sources`), by the names of the images;
+      an image older than `picture` s is not used. Observations are recorded as the policy sees
+      them; `filmed`: further cameras to record (height, width); `images`: "png" (lossless) or
+      "mp4" (small).
+    - `recording`: the folder of a dataset (empty: none). `records`: the folder of the newest `keep`
+      flight records of `seconds` each (empty: beside the socket).
+
+    Operation:
+    - `metrics`: a port of this machine for Prometheus (0: any; None: none). `remote`: access for
+      operators on other machines (None: none).
+    - `emulator`: the node of a simulated robot or protocol emulator, with `start() -> settings of
+      the driver`, `behind() -> s that it has lost to real time` and `stop()`. Whoever starts the
+      daemon starts it first. `onboard`: what the robot's own computer can run (None: nothing).
     """
 
     driver: Node
@@ -130,22 +138,22 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
-            raise ConfigError("a deployment needs 1 to 2000 hertz and a step of up to 10 s")
+            raise ConfigError("hertz should be from 1 to 2000 and step above 0, up to 10 s")
         if self.metrics is not None and not 0 <= self.metrics < 65536:
-            raise ConfigError(f"a deployment's metrics={self.metrics} should be a port")
+            raise ConfigError(f"metrics={self.metrics} should be from 0 to 65535")
         if not self.picture > 0:
-            raise ConfigError(f"a deployment's picture={self.picture:g} s should be above 0")
+            raise ConfigError(f"picture={self.picture:g} s should be above 0")
         for name, size in self.filmed.items():
             if name not in self.cameras:
-                raise ConfigError(f"filmed: {name} is no camera{nearest(name, self.cameras)}")
+                raise ConfigError(f"filmed: there is no camera {name}{nearest(name, self.cameras)}")
             if not all(1 <= side <= 4096 for side in size):
                 raise ConfigError(f"filmed: {name} should have 1 to 4096 rows and columns")
         if not 0 < self.seconds <= 600 or self.keep < 1:
-            raise ConfigError("a deployment keeps 1 or more black boxes of up to 600 seconds")
+            raise ConfigError("keep should be 1 or more, and seconds above 0, up to 600")
         if self.home:
             self._check_home()
         if self.torque_rate is not None and len(self.torque_rate) != len(self.limits):
-            raise ConfigError("torque_rate: one number (N m/s) for every joint that has limits")
+            raise ConfigError("torque_rate needs one number (N m/s) for every joint")
 
     def _check_home(self) -> None:
         low = np.add(self.limits.low, self.limits.margin)
@@ -162,7 +170,7 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> Deployment:
-        """What `write` left there; ConfigError."""
+        """The deployment that `write` stored in `folder`; ConfigError."""
         try:
             settings: Any = json.loads((folder / FILE).read_text())
         except (OSError, ValueError) as error:
@@ -177,7 +185,7 @@ class Deployment:
         return parse(cls, renamed_settings(settings), "deployment")
 
     def write(self, folder: Path) -> None:
-        """For the two processes."""
+        """Store it in `folder`, for the robot's processes."""
         (folder / FILE).write_text(json.dumps(asdict(self), indent=1))
 
     @property

@@ -19,21 +19,21 @@ AS_TRAINED = "as_trained"
 
 @dataclass(frozen=True)
 class Site:
-    """What is deployed, and what it was trained in (None: nobody wrote that down)."""
+    """What is deployed, and the run.yaml that it was trained with (None: not known)."""
 
     deployment: Deployment
     trained: Node | None
-    played: bool
-    """Whether a emulator plays the robot, or a simulation is it."""
+    simulated: bool
+    """Whether the robot is simulated or emulated."""
     behind: Callable[[], float] = lambda: 0.0
-    """s that the emulator's world has lost to real time so far. DriverError."""
+    """s that the simulated robot has lost to real time so far. DriverError."""
 
 
 @contextmanager
 def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
-    """The site that a composed `deploy` node describes, with its emulator at work; ConfigError.
+    """The site of a composed `deploy` node, with its emulator running; ConfigError.
 
-    Without `policy`, the script `node["demonstrator"]` is made one, below `output`.
+    Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`.
     """
     robot = renamed_settings(node["robot"])
     if robot.pop("_target_", "") != TARGET:
@@ -41,11 +41,10 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     script: Node = {"env": node.get("demonstrator")}
     trained = script if policy is None else trained_with(Path(policy))
     robot = _as_trained(robot, trained)
-    # What the policy is and senses is known in a moment; everything else is checked before
-    # anything starts.
+    # Check all settings before anything starts.
     onboard = Deployment.parse({**robot, "policy": ""}).onboard
-    if policy is not None and onboard is not None and _says(policy) == onboard.names:
-        robot = _aboard(onboard, robot, policy, output)
+    if policy is not None and onboard is not None and _action_names(policy) == onboard.names:
+        robot = _with_onboard_policy(onboard, robot, policy, output)
         node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
     emulator: Any = build(robot["emulator"]) if robot.get("emulator") else None
     try:
@@ -66,26 +65,26 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
             emulator.stop()
 
 
-def _says(policy: str) -> tuple[str, ...]:
-    """The names of its actions."""
+def _action_names(policy: str) -> tuple[str, ...]:
+    """The names of the policy's actions."""
     from embodied.core import checkpoint
 
     act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
     return tuple(act.get("names") or ())
 
 
-def _aboard(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
+def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
     """`robot` with that policy on its own computer (where a emulator plays it, on that)."""
     folder, export = output / "onboard", resolve(onboard.export)
-    told = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
-    told["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
+    made = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
+    made["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
     if robot.get("emulator"):
-        told["emulator"] = {**robot["emulator"], "onboard": str(folder.resolve())}
-    return told
+        made["emulator"] = {**robot["emulator"], "onboard": str(folder.resolve())}
+    return made
 
 
 def trained_with(policy: Path) -> Node | None:
-    """The run.yaml of the run that a policy is from, where there is one."""
+    """The run.yaml of the run that the policy comes from; None where there is none."""
     from embodied.core import checkpoint
 
     file = checkpoint.find(policy).parent.parent / "run.yaml"
@@ -93,8 +92,8 @@ def trained_with(policy: Path) -> Node | None:
 
 
 def _as_trained(robot: Node, trained: Node | None) -> Node:
-    """Where a world's task is "as_trained": the task, and its ranges, of the policy's run; ranges
-    that the robot names for itself count."""
+    """Replace the task "as_trained" by the task and ranges of the policy's run; ranges that the
+    robot's own settings name take precedence."""
     made = dict(robot)
     for part in ("driver", "emulator"):
         world = (made.get(part) or {}).get("world")
@@ -107,24 +106,24 @@ def _as_trained(robot: Node, trained: Node | None) -> Node:
 
 def _task_of(trained: Node | None, part: str) -> Node:
     env: Mapping[str, Any] = (trained or {}).get("env") or {}
-    while isinstance(env.get("env"), Mapping):  # wrappers around the world
+    while isinstance(env.get("env"), Mapping):  # wrappers around the environment
         env = env["env"]
     if not isinstance(env.get("task"), str):
         raise ConfigError(
-            f"nobody knows which task stands before the robot: robot.{part}.world.task=reach "
+            f"the task of the simulated robot is not known; name it: robot.{part}.world.task=reach "
             "(or lift, push, insert)"
         )
     return {"task": env["task"], "ranges": dict(env.get("ranges") or {})}
 
 
 def _scripted(node: Node, robot: Node, output: Path) -> str:
-    """A checkpoint of the demonstrator, for what this robot can see and do."""
+    """A checkpoint of the demonstrator, for this robot's observations and actions."""
     from embodied.core.checkpoint import save
     from embodied.core.spec import Leaf, Spec
     from real_robot.policy.observer import names_of
 
     controller: Any = build(robot["controller"])
-    # Its names are the controller's and the driver's; everything that can be seen is shown.
+    # All observations that the robot can provide, by name.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
     act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
     spec = Spec(obs={"state": Leaf((len(names),), names=names)}, act=act, dt=robot["step"])

@@ -31,7 +31,7 @@ class PolicyImages:
         self.sizes = image_sizes(spec)
         if missing := [name for name in self.sizes if name not in cameras]:
             raise ConfigError(
-                f"the policy sees pictures ({missing[0]}): name a camera for it "
+                f"the policy has image observations ({missing[0]}): name a camera for it "
                 f"(robot.cameras.{missing[0]}={{_target_: "
                 "real_robot.cameras.sources.Video, device: ...}})"
             )

@@ -25,16 +25,16 @@ LOG = logging.getLogger("embodied.robot")
 SOCKET = "daemon.sock"
 MOST_CLIENTS, MOST_UNREAD = 16, 1 << 18
 PER_SECOND = 100  # requests of a client
-PATIENCE = 8  # lines that are refused before a client is let go
+PATIENCE = 8  # refused lines before a client is disconnected
 
 
 class RpcServerError(RuntimeError):
-    """The socket cannot be had: one line that says why and what to do."""
+    """The socket cannot be opened: one line that says why and what to do."""
 
 
 @dataclass(eq=False)
 class Client:
-    """`number` is its last request's; `since` (s) and `lines` count what it said in a second."""
+    """`number` is its last request's; `since` (s) and `lines` count its lines per second."""
 
     line: socket.socket
     heard: float
@@ -52,14 +52,14 @@ def private(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise RpcServerError(f"{folder} is not a folder of yours; name another one")
+        raise RpcServerError(f"{folder} does not belong to you; choose another")
     if about.st_mode & 0o077:
-        raise RpcServerError(f"{folder} is open to others; type: chmod 700 {folder}")
+        raise RpcServerError(f"other users may read {folder}; type: chmod 700 {folder}")
     return folder
 
 
 class RpcServer:
-    """`refused` counts lines and clients. RpcServerError where a daemon is at work in `folder`."""
+    """`refused` counts lines and clients. RpcServerError where a daemon runs in `folder`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.clock, self.refused = private(folder) / SOCKET, clock, 0
@@ -68,19 +68,17 @@ class RpcServer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
-            raise RpcServerError(
-                f"a daemon is at work in {folder} already; quit it first"
-            ) from error
+            raise RpcServerError(f"a daemon runs in {folder} already; quit it first") from error
         self._listen()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.server, selectors.EVENT_READ)
         self.clients: list[Client] = []
 
     def _listen(self) -> None:
-        # We hold the lock: a socket that is there was left by a daemon that died.
+        # We hold the lock: an existing socket was left by a daemon that died.
         self.path.unlink(missing_ok=True)
         self.server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)  # it is never open to others, not even for a moment
+        before = os.umask(0o177)  # never open to other users, not even briefly
         try:
             self.server.bind(str(self.path))
         except OSError as error:
@@ -93,12 +91,12 @@ class RpcServer:
         self.server.setblocking(False)
 
     def poll(self, timeout: float) -> list[tuple[Client, Request]]:
-        """What was asked within `timeout` s, in the order of arrival."""
+        """The requests of the next `timeout` s, in the order of arrival."""
         asked: list[tuple[Client, Request]] = []
         for key, events in self.selector.select(timeout):
             client: Client | None = key.data
             if client is None:
-                self._accept()  # one a look: who came before is heard before others come
+                self._accept()  # one per poll: connected clients go first
                 continue
             if events & selectors.EVENT_WRITE:
                 self._flush(client)
@@ -107,7 +105,7 @@ class RpcServer:
         return asked
 
     def answer(self, client: Client, reply: Reply) -> None:
-        """Never waits; a client that does not read is let go."""
+        """Send without waiting; a client that does not read is disconnected."""
         if client.gone:
             return
         client.goes += reply.line()
@@ -116,7 +114,7 @@ class RpcServer:
             self._drop(client, "it does not read its answers")
 
     def close(self) -> None:
-        """Let everyone go, and remove the socket."""
+        """Disconnect all clients and remove the socket."""
         for client in list(self.clients):
             self._drop(client)
         self.selector.close()
@@ -128,7 +126,7 @@ class RpcServer:
         try:
             line, _ = self.server.accept()
         except OSError as error:
-            LOG.warning("a client could not be let in: %s", error)
+            LOG.warning("a client could not be accepted: %s", error)
             return
         if not _same_user(line):
             self.refused += 1
@@ -168,7 +166,7 @@ class RpcServer:
             self._refuse(client, 0, str(error))
             return
         if request.number <= client.number:
-            self._refuse(client, request.number, f"number {client.number} was there already")
+            self._refuse(client, request.number, f"number {client.number} was used already")
             return
         client.number = request.number
         if request.verb != Verb.ESTOP and self._floods(client):
@@ -211,7 +209,7 @@ class RpcServer:
         if client.gone:
             return
         if reason:
-            LOG.warning("a client was let go: %s", reason)
+            LOG.warning("a client was disconnected: %s", reason)
         client.gone = True
         self.clients.remove(client)
         self.selector.unregister(client.line)
@@ -219,7 +217,7 @@ class RpcServer:
 
 
 def _same_user(line: socket.socket) -> bool:
-    """Whether the kernel says so; where it cannot be asked, the socket's mode has to do."""
+    """Whether the peer is the same user; without SO_PEERCRED the socket's mode decides."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

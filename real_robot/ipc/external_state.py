@@ -62,7 +62,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not self.names or not self.age > 0:
-            raise ConfigError("seen: names of what is measured, and an age above 0 s, please")
+            raise ConfigError("external state needs names, and an age above 0 s")
 
 
 class ExternalStateReader:
@@ -81,7 +81,9 @@ class ExternalStateReader:
             self._values_mailbox = Mailbox(folder / "seen", record(size), VERSION, create=False)
             self._renew = Mailbox(folder / "renew", RENEW, VERSION, create=False)
         except (MailboxError, OSError) as error:
-            raise DriverError(f"nobody measures {self.names[0]} in {folder}: {error}") from error
+            raise DriverError(
+                f"no process measures {self.names[0]} in {folder}: {error}"
+            ) from error
 
     def read(self) -> Floats:
         """The newest values [names]."""

@@ -15,7 +15,7 @@ MOST_CAMERAS = 8
 
 
 class Mode(IntEnum):
-    """Of the control process. From ESTOP only an operator's reset leads on."""
+    """Modes of the control process. Only an operator's reset leaves ESTOP."""
 
     DISCONNECTED = 0
     IDLE = 1
@@ -27,7 +27,7 @@ class Mode(IntEnum):
 
 
 class Command(IntEnum):
-    """What an operator asks for."""
+    """An operator's command."""
 
     NOTHING = 0
     ARM = 1
@@ -110,7 +110,7 @@ RECORDED = np.dtype(
         ("ended", "<i8"),  # episodes that ended since it began
         ("episodes", "<i8"),  # of them, those that are on the disk
         ("steps", "<i8"),  # of the newest
-        ("success", "<i4"),  # of the newest; -1: nobody knows
+        ("success", "<i4"),  # of the newest; -1: not measured
         ("problem", f"S{TEXT}"),  # why the newest is not on the disk
     ]
 )

@@ -49,11 +49,13 @@ class Observer:
                 continue
             if about.is_image:
                 raise ConfigError(
-                    f"the policy sees pictures ({leaf}): name a camera for it, robot.cameras.{leaf}"
+                    f"the policy has image observations ({leaf}): name a camera for it, "
+                    f"robot.cameras.{leaf}"
                 )
             if not about.names:
                 raise ConfigError(
-                    f"the elements of {leaf} have no names: nobody knows what they are"
+                    f"the elements of {leaf} have no names, so they cannot be "
+                    "matched with measurements"
                 )
             self.names[leaf] = about.names
         nothing = np.zeros(len(self.sensed))
@@ -61,7 +63,8 @@ class Observer:
         for name in (each for names in self.names.values() for each in names):
             if _made(name, known) is None:
                 raise ConfigError(
-                    f"the policy sees {name}{nearest(name, known)}, and no one here measures it: "
+                    f"the policy observes {name}{nearest(name, known)}, "
+                    "which this robot does not measure: "
                     "robot.given={NAME: NUMBER}"
                 )
 

@@ -1,7 +1,12 @@
 """ZAP authenticator: admits clients whose key is known (rfc.zeromq.org/spec/27), logs refusals.
 
-The folder of public keys is read anew for everyone who comes: a file that is put there or taken
-away counts at once for whoever connects next.
+The folder of public keys is read again for every new connection: adding or removing a file takes
+effect at once.
+
+`zmq.auth` is not used, for three reasons. Its callback gets the key without the client's address,
+which the log of refusals names. It answers in a thread or an asyncio loop of its own, while the
+relay polls all its sockets in one loop. It does not report failed handshakes, so the socket monitor
+below would be needed beside it.
 """
 
 from __future__ import annotations
@@ -18,32 +23,32 @@ from real_robot.remote.keys import KeyFileError, Pair, public_of
 
 LOG = logging.getLogger("embodied.robot.remote")
 ZAP = "inproc://zeromq.zap.01"
-WORST_MESSAGE = 16 * MOST_BYTES  # larger ones are not read at all: the connection is closed
+MAX_MESSAGE_BYTES = 16 * MOST_BYTES  # larger ones are not read at all: the connection is closed
 MOST_QUEUED = 64
-LETTING_IN = 10_000  # ms
+HANDSHAKE_MS = 10_000
 FAILED = {
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "refused: it went away before it was let in",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "refused: it disconnected before it was admitted",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "refused: it has no key, or not the right server's",
     zmq.Event.DISCONNECTED: "a connection ended (its client's doing, or a message far too large)",
 }
 
 
 def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[bytes]:
-    """A ROUTER that nobody can talk to without the porter's leave."""
+    """A ROUTER socket with CURVE encryption that admits only authenticated clients."""
     router = context.socket(zmq.ROUTER)
     router.curve_server = True
     router.curve_publickey, router.curve_secretkey = keys.public, keys.secret
     router.zap_domain = b"robot"
-    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a porter nobody at all comes in
+    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator no client is admitted
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.maxmsgsize, router.linger, router.handshake_ivl = WORST_MESSAGE, 0, LETTING_IN
+    router.maxmsgsize, router.linger, router.handshake_ivl = MAX_MESSAGE_BYTES, 0, HANDSHAKE_MS
     router.rcvhwm = router.sndhwm = MOST_QUEUED
     router.tcp_keepalive, router.heartbeat_ivl, router.heartbeat_timeout = 1, 5_000, 30_000
     return router
 
 
 class Authenticator:
-    """`look` whenever `asked` or `events` has something. Make it before the socket is bound."""
+    """Call `poll` when `requests` or `events` is readable. Create it before binding the ROUTER."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: Path) -> None:
         self.clients = clients
@@ -52,19 +57,19 @@ class Authenticator:
         self.requests.bind(ZAP)
 
     def monitor(self, router: zmq.Socket[bytes]) -> None:
-        """Write down what goes wrong at `router` before anyone is asked here."""
+        """Log handshakes that fail at `router` before authentication."""
         self.router = router
         self.events = router.get_monitor_socket(sum(FAILED))
 
     def poll(self) -> None:
-        """Answer all who ask, and write down all who went."""
+        """Answer pending ZAP requests and log failed handshakes."""
         while self.requests.poll(0):
             self._admit(self.requests.recv_multipart())
         while self.events.poll(0):
             LOG.info(FAILED[zmq.Event(recv_monitor_message(self.events)["event"])])
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Admit no more clients."""
         self.router.disable_monitor()
         self.events.close(0)
         self.requests.close()
@@ -78,12 +83,12 @@ class Authenticator:
             LOG.warning("refused: a client at %s whose key is not in %s", where, self.clients)
             said = [b"400", b"this key is not known", b""]
         else:
-            LOG.info("a client at %s is let in (key %s)", where, name)
+            LOG.info("a client at %s is admitted (key %s)", where, name)
             said = [b"200", b"", name.encode()]
         self.requests.send_multipart([b"1.0", number, *said, b""])
 
     def _name(self, key: bytes) -> str | None:
-        """Of the file that holds it."""
+        """The name of the file that holds `key`; None where there is none."""
         for path in sorted(self.clients.glob("*.key")):
             try:
                 if public_of(path) == key:

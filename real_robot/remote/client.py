@@ -21,9 +21,9 @@ from real_robot.remote.keys import CLIENT, SERVER, Pair, public_of, secret_of
 BYE = b""
 GOING = 500  # ms that the last words may take
 HAPPENS = {
-    zmq.Event.HANDSHAKE_SUCCEEDED: "it let this key in and then said nothing",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it broke off: is server.key that robot's?",
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it speaks otherwise: is that the daemon's port?",
+    zmq.Event.HANDSHAKE_SUCCEEDED: "it accepted this key and then did not answer",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off: is server.key that robot's?",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it is no CURVE server: is that the daemon's port?",
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not know this key",
 }
 
@@ -31,11 +31,13 @@ HAPPENS = {
 def call_remote(
     host: str, keys: Path, verb: Verb | str, timeout: float = 10.0, policy: str = "", name: str = ""
 ) -> Reply:
-    """What the daemon at `host` (ADDRESS:PORT) says to `verb` within `timeout` s, with the key
-    `name` of the folder `keys`; `policy` is a folder of the robot's machine. ClientError,
-    RequestError, KeyFileError."""
+    """Send `verb` to the daemon at `host` (ADDRESS:PORT) and return its reply, within `timeout` s.
+
+    `name` is the key in the folder `keys`; `policy` is a folder on the robot's machine.
+    ClientError, RequestError, KeyFileError.
+    """
     if verb not in list(Verb):
-        raise RequestError(f"nobody knows the verb {verb!r} (known: {', '.join(Verb)})")
+        raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
     own, server = secret_of(keys / f"{name or CLIENT}.key_secret"), keys / f"{SERVER}.key"
     with RemoteClient(host, own, public_of(server), timeout) as client:
         now = 0.0 if verb in ALWAYS else client.now()
@@ -47,7 +49,7 @@ class RemoteClient:
 
     def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
         self.host, self.timeout, self.number = host, timeout, 0
-        self.deadline, self.happened = time.monotonic() + timeout, "nobody is there"
+        self.deadline, self.happened = time.monotonic() + timeout, "no server answers there"
         self.context = zmq.Context()
         self.line = self.context.socket(zmq.DEALER)
         self.line.curve_publickey, self.line.curve_secretkey = own.public, own.secret
@@ -61,11 +63,11 @@ class RemoteClient:
             raise ClientError(f"host={host} should be ADDRESS:PORT ({error})") from error
 
     def now(self) -> float:
-        """What the robot's clock (s) has reached at least."""
+        """A lower bound of the robot's clock (s)."""
         reply = self.call(Verb.STATUS)
         now = reply.status.get("now")
         if not isinstance(now, float):
-            raise ClientError(f"{self.host} tells no time ({reply.reason or 'another version'})")
+            raise ClientError(f"{self.host} sends no clock ({reply.reason or 'another version'})")
         return now
 
     def call(self, verb: Verb, now: float = 0.0, policy: str = "") -> Reply:
@@ -76,11 +78,11 @@ class RemoteClient:
         self._wait(zmq.POLLIN)
         answer = self.line.recv()
         if answer == BYE:
-            raise ClientError(f"the daemon at {self.host} closed the line before it answered")
+            raise ClientError(f"the daemon at {self.host} closed the connection before it replied")
         return parse_reply(answer)
 
     def close(self) -> None:
-        """Say goodbye, if anyone is there."""
+        """Send a goodbye if connected, and close."""
         if self.line.poll(0, zmq.POLLOUT):
             self.line.send(BYE)
         self.line.disable_monitor()

@@ -26,7 +26,7 @@ CLIENTS = "clients"
 
 
 class KeyFileError(RuntimeError):
-    """Keys cannot be made or used: one line that says why and what to do."""
+    """A key cannot be created or used: one line that says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,39 @@ class Pair:
 
 
 def make(folder: Path, name: str = CLIENT) -> list[Path]:
-    """The files of a new client's pair, and of the server's where there is none; KeyFileError
-    where a file of that name is there already."""
+    """Create a client's key pair, and the server's where there is none; the new files. KeyFileError
+    where a file of that name exists."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or name == SERVER:
         raise KeyFileError(f"name={name} should be letters and digits, and not {SERVER!r}")
     secret, public = folder / f"{name}.key_secret", folder / CLIENTS / f"{name}.key"
     for path in (secret, public):
         if path.exists():
-            raise KeyFileError(f"{path} is there already and is kept; name=OTHER makes another")
+            raise KeyFileError(f"{path} exists already; name=OTHER makes another key")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public.parent.mkdir(mode=0o700, exist_ok=True)
     made: list[Path] = []
     server, told = folder / f"{SERVER}.key_secret", folder / f"{SERVER}.key"
     if server.exists() != told.exists():
-        raise KeyFileError(f"{folder} has one half of the server's keys; name another folder")
+        raise KeyFileError(
+            f"{folder} has only one half of the server's keys; choose another folder"
+        )
     if not server.exists():
         made += _write(server, told)
     return made + _write(secret, public)
 
 
 def secret_of(path: Path) -> Pair:
-    """From a file that is this user's alone; KeyFileError."""
+    """The key pair in a file that only this user may read; KeyFileError."""
     public, secret = _read(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise KeyFileError(f"{path} is open to others; type: chmod 600 {path}")
+        raise KeyFileError(f"other users may read {path}; type: chmod 600 {path}")
     if secret is None:
         raise KeyFileError(f"{path} holds no secret key")
     return Pair(public, secret)
 
 
 def public_of(path: Path) -> bytes:
-    """KeyFileError."""
+    """The public key in a file; KeyFileError."""
     return _read(path)[0]
 
 

@@ -70,7 +70,7 @@ class Relay:
             self.router.bind(f"tcp://{remote.address}:{remote.port}")
         except zmq.ZMQError as error:
             where = f"{remote.address}:{remote.port}"
-            raise ConfigError(f"{where} cannot be listened at ({error}); name another") from error
+            raise ConfigError(f"{where} cannot be bound ({error}); choose another") from error
         self.poller = zmq.Poller()
         for each in (self.authenticator.requests, self.authenticator.events, self.router):
             self.poller.register(each, zmq.POLLIN)
@@ -79,11 +79,11 @@ class Relay:
 
     @property
     def place(self) -> str:
-        """Where it listens."""
+        """The address that it listens at."""
         return self.router.get_string(zmq.LAST_ENDPOINT)
 
     def turn(self) -> None:
-        """Look once at everyone."""
+        """Poll all sockets once."""
         ready = {each for each, _ in self.poller.poll(LOOK)}
         self.authenticator.poll()
         for line in list(self.lines.values()):
@@ -97,7 +97,7 @@ class Relay:
         time.sleep(PAUSE)
 
     def close(self) -> None:
-        """Let everyone go."""
+        """Disconnect all clients."""
         for line in list(self.lines.values()):
             self._end(line)
         self.authenticator.close()
@@ -117,7 +117,7 @@ class Relay:
         line = line or self._begin(who.bytes, str(parts[0].get("User-Id")))
         line.heard = self.clock()
         if len(parts) > 1 or len(line.goes) > MOST_WAITING:
-            self._refuse(line, "it says more than is read")
+            self._refuse(line, "it sends more than is read")
         elif message == BYE:
             self._end(line)
         else:
@@ -139,7 +139,7 @@ class Relay:
     def _pass_on(self, line: Line) -> None:
         """What waits, as far as the desk takes it; who is silent for long is let go."""
         if self.clock() - line.heard > MOST_SILENT:
-            self._refuse(line, "it has said nothing for long")
+            self._refuse(line, "it was silent for too long")
             return
         try:
             if not line.connected:
@@ -151,7 +151,7 @@ class Relay:
         except BlockingIOError:
             return  # others stand in line
         except OSError as error:
-            ended = "the daemon let it go" if line.connected else "the daemon is not there"
+            ended = "the daemon disconnected it" if line.connected else "the daemon does not run"
             self._refuse(line, f"{ended} ({error})")
 
     def _answer(self, line: Line) -> None:
@@ -162,9 +162,9 @@ class Relay:
         *replies, line.came = (line.came + came).split(b"\n")
         for reply in replies:
             if line.who in self.lines and not self._say(line, reply):
-                self._refuse(line, "it is gone, or does not read its answers")
+                self._refuse(line, "it is gone, or does not read its replies")
         if not came and line.who in self.lines:
-            self._refuse(line, "the daemon let it go")
+            self._refuse(line, "the daemon disconnected it")
 
     def _say(self, line: Line, message: bytes) -> bool:
         """Whether it could be sent; never waits."""
@@ -176,7 +176,7 @@ class Relay:
 
     def _refuse(self, line: Line, reason: str) -> None:
         """Nothing more of this client is heard before it connects again."""
-        LOG.warning("a client (key %s) was let go: %s", line.user, reason)
+        LOG.warning("a client (key %s) was disconnected: %s", line.user, reason)
         self.refused.append(line.who)
         self._end(line)
         self._say(line, BYE)
@@ -192,7 +192,7 @@ def main(folder: Path) -> None:
     """Until the daemon is gone. ConfigError, KeyFileError."""
     remote = Deployment.read(folder).remote
     if remote is None:
-        raise ConfigError("the deployment names no remote")
+        raise ConfigError("the deployment has no remote settings")
     logging.raiseExceptions = False  # a log that cannot be written stops nothing
     log = RotatingFileHandler(folder / "remote.log", maxBytes=1 << 20, backupCount=1)
     log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -65,10 +65,10 @@ class Config:
     def __post_init__(self) -> None:
         if len(self.goals) < 2 or any(not {*GOAL} <= {*goal} for goal in self.goals):
             raise ConfigError(
-                "practising needs two goals or more, each with goal_x, goal_y, goal_z"
+                "reset-free training needs two goals or more, each with goal_x, goal_y, goal_z"
             )
         if any({*goal} != {*self.goals[0]} for goal in self.goals):
-            raise ConfigError("all goals give the same names")
+            raise ConfigError("all goals should have the same names")
 
 
 class ResetFreeRobotEnv(robot_env.RealEnv):
@@ -98,15 +98,17 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
         seen = {"tool_x", *self.deployment.sensed}
         if "dz" not in self.spec.act.names:
             raise ConfigError(
-                "an arm that practises goes up by dz, which this world's actions lack"
+                "reset-free training moves up by dz, which this environment's actions lack"
             )
         if f"{config.thing}_x" not in seen:
-            raise ConfigError(f"nobody here senses where the {config.thing} is (thing: tool)")
+            raise ConfigError(
+                f"the position of the {config.thing} is not sensed (thing: tool needs no sensor)"
+            )
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Somebody puts right what the arm cannot: waited for until it is seen to be so."""
+        """Where the object is out of reach, wait until a person has put it back."""
         obs = super().reset(seed, task, mask)
         deadline = time.monotonic() + self.practice.patience
         said = False

@@ -69,7 +69,7 @@ class RealEnv(VecEnv):
 
     def __init__(self, config: Config) -> None:
         if config.num_envs != 1:
-            raise ConfigError("there is one arm: num_envs=1 (and eval.num_envs=1)")
+            raise ConfigError("a real robot is one arm: num_envs=1 (and eval.num_envs=1)")
         self.config, self.num_envs = config, 1
         self.random = np.random.default_rng(config.seed)
         inner: VecEnv = build({**config.world, "num_envs": 1})
@@ -97,7 +97,7 @@ class RealEnv(VecEnv):
     ) -> Tensors:
         """The arm goes home; `seed` decides the `given` numbers only."""
         if task is not None:
-            raise ConfigError("an arm's task is what stands before it: it can't be set")
+            raise ConfigError("the task of a real robot can't be set: it is what stands before it")
         if seed is not None:
             self.random = np.random.default_rng(seed)
         if mask is not None and not bool(mask.any()) and self._obs is not None:
@@ -120,7 +120,7 @@ class RealEnv(VecEnv):
             (won, late), reward, log = self._evaluate(stopped)
             if won or late:
                 self.deadman.pause()
-                self.session.rest()  # who looks now may take their time
+                self.session.rest()  # hooks before the reset may take their time
                 self._notify_before_reset(torch.tensor([True]))
                 self._begin_episode()
                 self._obs = self._observe()
@@ -134,11 +134,11 @@ class RealEnv(VecEnv):
             self.session.rest()
 
     def _apply_action(self, wish: np.ndarray[Any, Any]) -> None:
-        """One action, from the moment that it is said on."""
+        """Send one action and wait for its end."""
         session = self.session
         if session.mode != Mode.RUNNING:
             session.update()
-        if session.mode in (Mode.IDLE, Mode.STOPPING):  # it was held while nobody stepped
+        if session.mode in (Mode.IDLE, Mode.STOPPING):  # it was held between two steps
             session.rest()
             session.start(self.still)
             self.observed_at = float(session.state["measured"])
@@ -164,7 +164,7 @@ class RealEnv(VecEnv):
         return (done, late), float(done), log
 
     def _begin_episode(self) -> None:
-        """Rest, home, and running again; an arm that stopped for good waits for its operator."""
+        """Rest, go home, run again; after a latched fault, wait for the operator."""
         session = self.session
         session.owner = self
         session.rest()
@@ -187,11 +187,13 @@ class RealEnv(VecEnv):
         if session.mode != Mode.ESTOP:
             return
         then = f"look at it, then: embodied robot reset folder={session.folder_path}"
-        print(f"the arm stopped for good: {session.fault}\n{then}", file=sys.stderr, flush=True)
+        print(f"the arm latched a fault: {session.fault}\n{then}", file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.config.patience
         while session.mode == Mode.ESTOP:
             if time.monotonic() > deadline:
-                raise RobotSessionError(f"nobody reset the arm in {self.config.patience:.0f} s")
+                raise RobotSessionError(
+                    f"the arm was not reset within {self.config.patience:.0f} s"
+                )
             time.sleep(0.1)
             session.update()
 
@@ -232,7 +234,7 @@ def env_deployment(config: Config) -> Deployment:
     robot = renamed_settings(config.robot)
     robot.pop("_target_", None)
     if robot.get("emulator"):
-        raise ConfigError("RealEnv starts no emulator: name a robot that is there, or robot=sim")
+        raise ConfigError("RealEnv starts no emulator: choose a real robot, or robot=sim")
     world = robot.get("driver", {}).get("world")
     if world and world.get("task") == "as_trained":
         task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}

@@ -60,7 +60,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1 or self.linger < 0:
-            raise ConfigError("teleop: speed in (0, 1] and linger of 0 or more, please")
+            raise ConfigError("teleop: speed should be in (0, 1] and linger 0 or more")
 
 
 class Teleoperator(Policy):
@@ -76,12 +76,12 @@ class Teleoperator(Policy):
     ) -> None:
         super().__init__()
         if num_envs != 1:
-            raise ConfigError("a person has one arm in hand: num_envs=1")
+            raise ConfigError("teleoperation drives one arm: num_envs=1")
         names = spec.act.names
         if unknown := [name for name in names if name not in (*MOTION, GRIPPER)]:
-            raise ConfigError(f"nobody can move {unknown[0]} by hand (only {', '.join(MOTION)})")
+            raise ConfigError(f"{unknown[0]} cannot be teleoperated (only {', '.join(MOTION)})")
         if not names:
-            raise ConfigError("the actions have no names: nobody knows what a hand would move")
+            raise ConfigError("the actions have no names, so a device cannot be mapped to them")
         self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
         self.device: Device = build(config.device)
         self.grip, self.until = 1.0, -1.0
@@ -95,7 +95,7 @@ class Teleoperator(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         if length(obs) != 1:
-            raise ConfigError("a person has one arm in hand: num_envs=1")
+            raise ConfigError("teleoperation drives one arm: num_envs=1")
         over = self._look(obs)
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 

@@ -75,7 +75,7 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
 
 
 def test_what_nobody_measures_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"the policy sees goal_x.* and no one here measures it"):
+    with pytest.raises(ConfigError, match=r"the policy observes goal_x.* does not measure"):
         Observer(SPEC, 7, tool, {})
     with pytest.raises(ConfigError, match="name a camera"):
         Observer(SPEC.with_obs(front=Leaf((8, 8, 3), "uint8", 0, 255)), 7, tool, GOAL)

@@ -174,5 +174,7 @@ def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_picture_without_a_camera_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"pictures \(front\): name a camera .*robot.cameras.fro"):
+    with pytest.raises(
+        ConfigError, match=r"observations \(front\): name a camera .*robot.cameras.fro"
+    ):
         RealEnv(Config(seeing(wrist=FRONT), WORLD))

@@ -75,7 +75,7 @@ def test_rendered_scenes_show_what_was_measured() -> None:
 
 
 def test_what_no_camera_takes_is_one_line(camera: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"pictures \(front\): name a camera for it \(robot"):
+    with pytest.raises(ConfigError, match=r"observations \(front\): name a camera for it \(robot"):
         PolicyImages(SEEING, {"wrist": camera}, 1.0)
     stack = SPEC.with_obs(front=Leaf((4, 6, 9), "uint8", 0, 255))
     with pytest.raises(ConfigError, match="9 channels"):

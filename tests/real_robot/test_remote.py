@@ -102,7 +102,7 @@ def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
     assert afar.call(Verb.ESTOP).ok
     assert afar.mode("ESTOP")["fault"] == "an operator pressed stop"
     afar.did(Verb.RESET)
-    afar.logged("is let in (key client)")
+    afar.logged("is admitted (key client)")
 
 
 def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
@@ -210,13 +210,13 @@ def test_a_stop_gets_through_a_flood_and_a_crowd(afar: Afar) -> None:
                     caller.line.recv()
             caller.line.linger = 0
 
-    dropped = afar.log.count("was let go")
+    dropped = afar.log.count("was disconnected")
     floods = [threading.Thread(target=flood, daemon=True) for _ in range(2)]
     crowd: list[RemoteClient] = []
     for thread in floods:
         thread.start()
     try:
-        afar.logged("was let go", dropped + 2)  # by the desk, or before it
+        afar.logged("was disconnected", dropped + 2)  # by the desk, or before it
         crowd += [afar.caller() for _ in range(12)]
         for each in crowd:
             assert each.call(Verb.STATUS).ok
@@ -244,7 +244,7 @@ def test_the_arm_does_not_mind_when_the_relay_dies(afar: Afar) -> None:
     assert after["remote"] == {"pid": 0, "died": "the remote process died (SIGKILL)"}
     until(lambda: afar.status["control"]["tick"] > after["control"]["tick"] + 20, "it ticks on")
     assert afar.status["mode"] == "RUNNING"
-    with pytest.raises(ClientError, match="nobody is there"):
+    with pytest.raises(ClientError, match="no server"):
         afar.call(Verb.STATUS, SHORT)
     assert afar.ask(Verb.STOP).ok, "here one is heard"
     afar.mode("IDLE")
@@ -278,7 +278,7 @@ def test_the_command_line_asks_with_keys(
     code, text = robot("keys", f"folder={tmp_path / 'new'}")
     assert code == 0 and "client.key_secret" in text
     code, text = robot("keys", f"folder={tmp_path / 'new'}")
-    assert code == 2 and "is there already" in text
+    assert code == 2 and "exists already" in text
 
 
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     }
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     texts = {path: path.read_text() for path in made}
-    with pytest.raises(KeyFileError, match="is there already"):
+    with pytest.raises(KeyFileError, match="exists already"):
         make(folder)
     assert [path.name for path in make(folder, "anna")] == ["anna.key_secret", "anna.key"]
     assert {path: path.read_text() for path in made} == texts

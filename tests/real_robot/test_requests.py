@@ -83,7 +83,7 @@ def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> N
     ("data", "reason"),
     [
         (line(verb="strat"), 'did you mean "start"'),
-        (line(version=2), "version 2 is not spoken here, only 1"),
+        (line(version=2), "version 2 is not supported, only 1"),
         (line(version=True), "version True"),
         (line(version=1.0), "version 1.0"),
         (line(number=0), "count up from 1"),
@@ -97,12 +97,12 @@ def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> N
         (line(wish=1), "'wish'"),
         (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
         (b'{"version": 1, "version": 1}', "twice"),
-        (b"[" * 4000, "no line of JSON"),
+        (b"[" * 4000, "the line is not JSON"),
         (b"{" + b" " * MOST_BYTES + b"}", "too long"),
-        (b"[]", "no JSON object"),
-        (b"", "no line of JSON"),
-        (b"\xff\xfe", "no line of JSON"),
-        (b"\x80\x04\x95\x05", "no line of JSON"),
+        (b"[]", "not a JSON object"),
+        (b"", "the line is not JSON"),
+        (b"\xff\xfe", "the line is not JSON"),
+        (b"\x80\x04\x95\x05", "the line is not JSON"),
     ],
 )
 def test_the_reason_says_what_was_wrong(data: bytes, reason: str) -> None:
@@ -115,7 +115,7 @@ def test_what_makes_an_arm_move_is_not_obeyed_late() -> None:
     for verb in (Verb.ARM, Verb.START, Verb.RESET):
         request = Request(1, 100.0, verb)
         assert not request.late(100.0 + STALE)
-        assert "asked 2.1 s ago" in request.late(102.1)
+        assert "is 2.1 s old" in request.late(102.1)
         assert request.late(97.0), "nor from a clock that is ahead"
     for verb in (Verb.STOP, Verb.ESTOP, Verb.STATUS):
         assert not Request(1, 100.0, verb).late(900.0)

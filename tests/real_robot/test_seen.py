@@ -46,7 +46,7 @@ def test_things_are_laid_out_again_when_asked(tmp_path: Path) -> None:
 
 
 def test_nobody_measures_or_something_else(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="nobody measures x"):
+    with pytest.raises(DriverError, match="no process measures x"):
         ExternalStateReader(Config(str(tmp_path), ("x",))).connect()
     ExternalStateWriter(tmp_path, ("x", "y"))
     with pytest.raises(DriverError, match="another version"):

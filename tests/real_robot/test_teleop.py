@@ -36,7 +36,7 @@ NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
 SPEC = Spec({"state": Leaf((3,), names=NAMES)}, ACT, dt=0.05)
 OBS = {"state": torch.tensor([[0.5, 0.0, 0.3]])}
-FIRST_IMAGE = torch.tensor([True])
+FIRST = torch.tensor([True])
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,18 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
     person = Teleoperator(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
     actor = Actor(person, 1)
     Script.says += [NOBODY, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
-    assert actor(OBS, FIRST_IMAGE)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
-    assert not actor.rows["intervened"].item()
-    moved = actor(OBS, ~FIRST_IMAGE)[0].tolist()
+    assert actor(OBS, FIRST)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
+    assert not actor.extras["intervened"].item()
+    moved = actor(OBS, ~FIRST)[0].tolist()
     assert moved == pytest.approx([0.5, -0.2, 0.0, 0.3, -1.0]), "no faster than speed; no roll"
-    assert actor.rows["intervened"].item()
+    assert actor.extras["intervened"].item()
     assert Script.tools[-1] == pytest.approx((0.5, 0.0, 0.3))
     now[0] += 0.2
-    assert actor(OBS, ~FIRST_IMAGE)[0].tolist() == [0, 0, 0, 0, -1.0], (
-        "let go: still, the hand as it was"
-    )
-    assert actor.rows["intervened"].item()
+    assert actor(OBS, ~FIRST)[0].tolist() == [0, 0, 0, 0, -1.0], "let go: still, the hand as it was"
+    assert actor.extras["intervened"].item()
     now[0] += 0.2
-    actor(OBS, ~FIRST_IMAGE)
-    assert not actor.rows["intervened"].item()
+    actor(OBS, ~FIRST)
+    assert not actor.extras["intervened"].item()
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
@@ -96,15 +94,15 @@ def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
     hand = build(node, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     assert isinstance(hand, TeleopIntervener)
     Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
-    assert hand.over(OBS, FIRST_IMAGE).tolist() == [False]
-    assert hand.over(OBS, ~FIRST_IMAGE).tolist() == [True]
+    assert hand.over(OBS, FIRST).tolist() == [False]
+    assert hand.over(OBS, ~FIRST).tolist() == [True]
     Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
-    assert hand.act(OBS, ~FIRST_IMAGE)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
+    assert hand.act(OBS, ~FIRST)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
 
 
 def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
     joints = SPEC.with_act(Leaf((2,), low=-1.0, high=1.0, names=("q1", "q2")))
-    with pytest.raises(ConfigError, match="nobody can move q1"):
+    with pytest.raises(ConfigError, match="q1 cannot be teleoperated"):
         Teleoperator(Config(NODE), joints)
     with pytest.raises(ConfigError, match="no names"):
         Teleoperator(Config(NODE), SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))

@@ -1,4 +1,4 @@
-"""Put a policy on a robot: check, arm, run, record, stop."""
+"""Deploy a policy on a robot: check, arm, run, record, stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
-SLOW = 0.95  # of real time: what a played robot that is slower did is not the policy's doing
+SLOW = 0.95  # of real time; below it, results say more about this machine than about the policy
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,42 +43,44 @@ def run(args: argparse.Namespace) -> None:
 
     node, policy = composed(args.words, args.config_dir)
     if not node["yes"] and not sys.stdin.isatty():
-        raise ConfigError("nobody is there to say yes: yes=true where the arm may move by itself")
+        raise ConfigError(
+            "there is no terminal to confirm on: yes=true lets the arm move without a question"
+        )
     output = _output(node, args.words)
     if threading.current_thread() is threading.main_thread():
-        # Shells start background programs deaf to Ctrl-C; what moves an arm always hears it.
+        # Shells start background programs that ignore Ctrl-C; a program that moves an arm must not.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with site(node, policy, output) as here:
         if not show_checks(here):
-            raise ConfigError("nothing was started: see what failed above")
+            raise ConfigError("not started: a check failed, see above")
         _deploy(here, node, output)
 
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
-    """The `deploy` configuration, and the policy that acts (None: a script does)."""
+    """The `deploy` configuration, and the policy to run (None: a script)."""
     from embodied.compose import compose
 
     policy, rest = take(words, "policy")
     node = compose("deploy", rest, folders).node
     require_at_least(node, {"episodes": 1, "seconds": 0.1})
     if policy is not None and node.get("demonstrator"):
-        raise ConfigError("either policy=RUN or demonstrator=NAME acts, not both")
+        raise ConfigError("give either policy=RUN or demonstrator=NAME, not both")
     if policy is None and not node.get("demonstrator"):
-        raise ConfigError("say what is to act: policy=RUN, or a script: demonstrator=reach")
+        raise ConfigError("name what to run: policy=RUN, or a script: demonstrator=reach")
     return node, policy
 
 
 def known_file(site: Site) -> Path:
-    """Where the last good calibration of that robot is kept."""
+    """The file of the last good calibration of that robot."""
     return KNOWN / f"{site.deployment.robot}.json"
 
 
 def show_checks(site: Site, connect: bool = False) -> bool:
-    """Print a line for each; whether none failed."""
+    """Print one line per check; whether none failed."""
     from embodied.deploy.check import check
 
     fine = True
-    known = None if site.played else known_file(site)  # what is played has no calibration
+    known = None if site.simulated else known_file(site)  # a simulated robot has no calibration
     for line in check(site, known, connect):
         print(line, flush=True)
         fine = fine and line.fine is not False
@@ -92,7 +94,7 @@ def _output(node: Node, words: list[str]) -> Path:
         name = take(words, "robot")[0]
         output = Path("outputs") / "deploy" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     if output.exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} is there already; name another output=")
+        raise ConfigError(f"{output} exists already; choose another output=")
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
 
@@ -119,7 +121,7 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
             try:
                 print(f"starting in {folder} ...", flush=True)
                 elsewhere = f" folder={folder}" if node["folder"] else ""
-                print(f"to watch it: embodied view robot{elsewhere}", flush=True)
+                print(f"to view it: embodied view robot{elsewhere}", flush=True)
                 session.ready()
                 if _agreed(node, made.robot, made.dry):
                     pace = Pace(site.behind)
@@ -136,22 +138,22 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
                 problem = f"{problem}; {error}" if problem else str(error)
     except (RpcServerError, ClientError, DriverError) as error:
         raise ConfigError(str(error)) from error
-    _tell(session, output, problem, share)
+    _summarize(session, output, problem, share)
     if problem:
         raise ConfigError(problem)
-    if not site.played:
+    if not site.simulated:
         _remember(site)
 
 
 def _agreed(node: Node, robot: str, dry: bool) -> bool:
     if node["yes"]:
         return True
-    moves = "nothing moves (dry)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
+    moves = "nothing moves (dry run)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
     return input(f"{robot} is held. From here on {moves}. Go on? [y/N] ").strip().lower() == "y"
 
 
 class Live:
-    """One line that says how it goes, over and over on a terminal."""
+    """Prints the state of the episode on one line, which a terminal overwrites."""
 
     def __init__(self) -> None:
         self.said = 0.0
@@ -180,19 +182,19 @@ def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
 
 
 class Pace:
-    """How fast the world of a played robot goes; `behind` tells the s that it has lost."""
+    """The speed of a simulated robot relative to real time; `behind` returns the s it has lost."""
 
     def __init__(self, behind: Callable[[], float]) -> None:
         self.behind = behind
         self.began, self.lost = time.monotonic(), behind()
 
     def share(self) -> float:
-        """Of real time, since it was made: 1 for a robot that is there."""
+        """Share of real time since construction; 1 for a real robot."""
         return 1 - (self.behind() - self.lost) / (time.monotonic() - self.began)
 
 
-def _tell(session: Session, output: Path, problem: str, pace: float) -> None:
-    """The summary, on the screen and as a file, and what to type next."""
+def _summarize(session: Session, output: Path, problem: str, pace: float) -> None:
+    """Print and save the summary, and say what to type next."""
     about = session.summary() | {"problem": problem, "pace": round(pace, 3)}
     (output / "summary.json").write_text(json.dumps(about, indent=1))
     print()
@@ -204,8 +206,8 @@ def _tell(session: Session, output: Path, problem: str, pace: float) -> None:
         print(f"  success  {about['successes']} of {len(session.episodes)}")
     if pace < SLOW:
         print(
-            f"  pace     the simulated robot ran at {pace:.2f} of real time: figures are of the "
-            "machine, not of the policy"
+            f"  pace     the simulated robot ran at {pace:.2f} of real time: results "
+            "depend on the machine, not only on the policy"
         )
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):

@@ -80,7 +80,7 @@ class Config:
             raise ConfigError(f"servo ids {ids} should be different, from 0 to {HIGHEST_ID}")
         for joint in self.joints:
             if not (joint.low < joint.high and joint.ratio > 0 and joint.torque >= 0):
-                raise ConfigError(f"joint {joint.name}: low < high, ratio > 0, torque >= 0 please")
+                raise ConfigError(f"joint {joint.name}: needs low < high, ratio > 0, torque >= 0")
         if any(hand.closed == hand.open or hand.width <= 0 for hand in _some(self.hand)):
             raise ConfigError("hand: closed and open should differ, and width be above 0")
         if not (self.timeout > 0 and self.retries >= 0 and 0.02 <= self.watchdog <= 2.54):
