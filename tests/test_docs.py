@@ -257,7 +257,6 @@ UNFINISHED = [
     "runs",
     "safety",
     "ur",
-    "viewer",
 ]
 
 

@@ -107,11 +107,11 @@ def sampling(stored: int, repeats: int) -> Comparison:
     """`sample(256)` with HalfCheetah's dimensions against SB3's buffer, both holding `stored`
     transitions."""
     from gymnasium.spaces import Box
-    from stable_baselines3.common.buffers import ReplayBuffer
+    from stable_baselines3.common.buffers import ReplayBuffer as Sb3ReplayBuffer
 
     ours = filled(ReplayBuffer(stored))
     spaces = [Box(-1, 1, (size,), np.float32) for size in (OBS, ACT)]
-    theirs = ReplayBuffer(stored, spaces[0], spaces[1], device="cpu")
+    theirs = Sb3ReplayBuffer(stored, spaces[0], spaces[1], device="cpu")
     rows = ours.take(torch.arange(stored))
     theirs.observations[:, 0] = rows["obs/state"].numpy()
     theirs.next_observations[:, 0] = rows["next_obs/state"].numpy()
