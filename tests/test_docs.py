@@ -251,7 +251,6 @@ UNFINISHED = [
     "bridge",
     "crazyflie",
     "deploy",
-    "extending",
     "franka",
     "robot_learning",
     "runs",

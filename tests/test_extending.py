@@ -10,24 +10,54 @@ import sys
 from pathlib import Path
 
 PAGE = Path("docs/extending.md").read_text()
+FILES = re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL)
+PROTOCOLS = """
+from embodied.core.policy import PolicyWrapper
+from embodied.learners.learner import TakesDemonstrations
+from embodied.teachers.levels.two_agent import TwoAgentTeacher
+from my_lab.gain import Gain
+from my_lab.ppo_bc import PpoBc
+from my_lab.scout import Scout
+
+def has(cls, protocol):
+    return all(hasattr(cls, name) for name in vars(protocol) if not name.startswith("_"))
+
+assert issubclass(Gain, PolicyWrapper)
+assert has(PpoBc, TakesDemonstrations)
+assert has(Scout, TwoAgentTeacher) and "rival" in Scout.needs
+"""
+
+
+def write_files(folder: Path) -> None:
+    for name, text in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def run(folder: Path, *words: str) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def scores(run_folder: Path) -> list[float]:
+    lines = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
+    return [line["eval/return"] for line in lines if "eval/return" in line]
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
-    files = re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL)
-    assert len(files) == 8
-    for name, text in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    assert len(FILES) == 14
+    write_files(tmp_path)
     commands = re.search(r"```console\n(.*?)```", PAGE, re.DOTALL)
     assert commands is not None
-    bin_folder = Path(sys.executable).parent
-    env = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    script = "set -e\n" + commands[1]
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = (tmp_path / "outputs/plane/metrics.jsonl").read_text().splitlines()
-    scores = [row["eval/return"] for row in map(json.loads, lines) if "eval/return" in row]
+    run(tmp_path, "bash", "-c", "set -e\n" + commands[1])
     # A point that never moves stays about 0.77 away for 20 steps: -15. The example learns to go.
-    assert scores[-1] > -7
+    assert scores(tmp_path / "outputs/plane")[-1] > -7
+    assert scores(tmp_path / "outputs/plane_gain")[-1] > -7
+
+
+def test_the_first_methods_of_a_kind_have_their_protocols(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "protocols.py").write_text(PROTOCOLS)
+    run(tmp_path, sys.executable, "protocols.py")
