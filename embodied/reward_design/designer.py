@@ -21,7 +21,7 @@ from embodied.rewards.handcrafted.variables import Variable
 @dataclass(frozen=True)
 class Board:
     """What a designer knows. `sentence`: the task in the user's words, `about`: the environment's
-    description; `judge` checks a program; `seed`: of the search; `run`: the folder of a candidate's
+    description; `check` tests a program; `seed`: of the search; `run`: the folder of a candidate's
     training."""
 
     sentence: str
@@ -30,7 +30,7 @@ class Board:
     variables: dict[str, Variable]
     ledger: Journal
     experience: Experience
-    judge: Callable[[str], Verdict]
+    check: Callable[[str], Verdict]
     seed: int
     run: Callable[[Candidate], Path]
 

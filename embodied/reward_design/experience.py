@@ -61,7 +61,7 @@ class Experience:
         rows = load_file(folder / "experience.safetensors")
         return cls(rows, rows.pop("success", None), rows.pop("random"))
 
-    def judge(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
+    def check(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
         """Check a program in the sandbox and on the transitions."""
         try:
             known = [*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION)]

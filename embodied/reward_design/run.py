@@ -83,7 +83,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
             found,
             ledger,
             experience,
-            lambda source: experience.judge(sandbox, found, source),
+            lambda source: experience.check(sandbox, found, source),
             config.seed,
             lambda candidate: folder_of(ledger, candidate),
         )

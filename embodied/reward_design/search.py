@@ -83,7 +83,7 @@ class Search:
             if digest in seen:
                 problem = f"duplicate: the same program as {seen[digest].id}"
             else:
-                verdict = self.board.judge(source)
+                verdict = self.board.check(source)
                 report = verdict.report
                 problem = f"{verdict.layer}: {verdict.problem}" if verdict.problem else ""
         return Candidate(id, number, source, digest, proposal.origin, problem, report)

@@ -79,7 +79,7 @@ class Scenes:
     `words.facts`; `places` [N, L] on its ladders; `track` [N] (int64): index of the scripted
     episode, or -1; `moved`: the ladder that the tracks climb."""
 
-    world: str
+    env: str
     words: CaptionSet
     pictures: Tensor
     facts: Tensor

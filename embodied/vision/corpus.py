@@ -49,12 +49,12 @@ class Corpus:
     """Scenes of all environments with a common numbering of facts, and the facts of every
     phrasing."""
 
-    def __init__(self, worlds: Sequence[Scenes], held_out: bool = False) -> None:
-        self.worlds = list(worlds)
-        facts = [fact for scenes in worlds for fact in scenes.words.facts]
+    def __init__(self, envs: Sequence[Scenes], held_out: bool = False) -> None:
+        self.envs = list(envs)
+        facts = [fact for scenes in envs for fact in scenes.words.facts]
         self.count = len(facts) + 1  # the last one: an empty image
         self.first = [0]
-        for scenes in worlds:
+        for scenes in envs:
             self.first.append(self.first[-1] + len(scenes.words.facts))
         said = [fact.held_out if held_out else fact.phrases for fact in facts]
         self.phrases: list[tuple[str, ...]] = [*said, BLANKS]
@@ -63,19 +63,19 @@ class Corpus:
             for phrase in each:
                 self.means.setdefault(phrase, set()).add(number)
         # Rare facts are sampled as often as common ones.
-        self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in worlds]
+        self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in envs]
 
     def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
-        """Reduce every picture, in `plan.variants`, to `moments` of its colours, of each
-        world [V, N, F] and of `nothing` [n, F]; read from `folder` where they are there."""
+        """Compute the fixed features of all images: `moments` of each environment [V, N, F], and of
+        empty images `nothing` [n, F]; cached in `folder`."""
         random, self.single = torch.Generator().manual_seed(plan.seed), towers.look.each.size
         empty = blank_images(300, towers.shape.side, towers.shape.views, random)
         self.nothing = colour_moments(towers, empty, 0, random)
         self.moments: list[Tensor] = []
-        for scenes in self.worlds:
+        for scenes in self.envs:
             random.manual_seed(plan.seed)
             sort = f"{len(scenes)}-{plan.variants}-{towers.shape.views}"
-            path = folder / f"moments-{scenes.world}-{sort}.safetensors"
+            path = folder / f"moments-{scenes.env}-{sort}.safetensors"
             if not path.exists():
                 each = [
                     colour_moments(towers, scenes.pictures, v, random) for v in range(plan.variants)
@@ -84,20 +84,20 @@ class Corpus:
                 path.with_suffix(".part").rename(path)
             self.moments.append(load_file(path)["moments"])
 
-    def facts(self, world: int, index: Tensor) -> Tensor:
+    def facts(self, env: int, index: Tensor) -> Tensor:
         """Facts [n, count] (bool) of images `index` [n]."""
         known = torch.zeros(len(index), self.count, dtype=torch.bool)
-        known[:, self.first[world] : self.first[world + 1]] = self.worlds[world].facts[index]
+        known[:, self.first[env] : self.first[env + 1]] = self.envs[env].facts[index]
         return known
 
-    def caption(self, world: int, index: Tensor, random: torch.Generator) -> list[list[str]]:
+    def caption(self, env: int, index: Tensor, random: torch.Generator) -> list[list[str]]:
         """A caption for every image: one to three true phrases."""
-        weights = self.worlds[world].facts[index] * self.rare[world]
+        weights = self.envs[env].facts[index] * self.rare[env]
         most = int((weights > 0).sum(1).min())
         chosen = torch.multinomial(weights, min(3, most), generator=random)
         counts = torch.randint(1, chosen.shape[1] + 1, (len(index),), generator=random)
         return [
-            [self.phrase(self.first[world] + number, random) for number in row[:count]]
+            [self.phrase(self.first[env] + number, random) for number in row[:count]]
             for row, count in zip(chosen.tolist(), counts.tolist(), strict=True)
         ]
 
@@ -147,19 +147,19 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
     """The batch of one step: three quarters from one environment, so that its captions must be
     distinguished, with some empty images and unrelated sentences."""
     random = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
-    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.worlds])
+    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.envs])
     main = int(torch.multinomial(sizes, 1, generator=random))
     others = torch.multinomial(sizes, 3, replacement=True, generator=random).tolist()
     own, rest, blank = 3 * plan.batch // 4, plan.batch // 16, plan.batch // 16
     seen, facts, captions = [], [], []
-    for world, count in [(main, own), *((other, rest) for other in others)]:
-        index = torch.randint(len(corpus.worlds[world]), (count,), generator=random)
+    for env, count in [(main, own), *((other, rest) for other in others)]:
+        index = torch.randint(len(corpus.envs[env]), (count,), generator=random)
         variant = torch.randint(plan.variants, (count,), generator=random)
-        seen.append(corpus.moments[world][variant, index])
-        facts.append(corpus.facts(world, index))
-        captions += corpus.caption(world, index[: max(count // 3, 1)], random)
+        seen.append(corpus.moments[env][variant, index])
+        facts.append(corpus.facts(env, index))
+        captions += corpus.caption(env, index[: max(count // 3, 1)], random)
         if len(seen) == 1:
-            places = corpus.worlds[world].places[index]
+            places = corpus.envs[env].places[index]
     seen.append(corpus.nothing[torch.randint(len(corpus.nothing), (blank,), generator=random)])
     facts.append(functional.one_hot(torch.full((blank,), corpus.count - 1), corpus.count).bool())
     captions.append([corpus.phrase(corpus.count - 1, random)])
@@ -189,10 +189,10 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
     )
 
 
-def rungs_of(corpus: Corpus, world: int) -> list[list[int]]:
+def rungs_of(corpus: Corpus, env: int) -> list[list[int]]:
     """Indices of the facts of each ladder of an environment."""
-    found, number = [], corpus.first[world]
-    for ladder in corpus.worlds[world].words.ladders:
+    found, number = [], corpus.first[env]
+    for ladder in corpus.envs[env].words.ladders:
         found.append(list(range(number, number + len(ladder.rungs))))
         number += len(ladder.rungs)
     return found

@@ -42,7 +42,7 @@ def publish(
     card = card_of(trained, plan, minutes)
     model = SimClip(towers, card, "cpu")
     card["worlds"] = {
-        few.world: {"pictures": len(some), **evaluate(model, few, way)}
+        few.env: {"pictures": len(some), **evaluate(model, few, way)}
         for some, few, way in zip(trained, fresh, tracks, strict=True)
     }
     save(out, towers, card)
@@ -55,7 +55,7 @@ def card_of(trained: Sequence[Scenes], plan: Plan, minutes: float) -> dict[str, 
     """What the model must know at inference: vocabulary and ladders."""
     corpus = Corpus(trained)
     ladders = {
-        f"{scenes.world}: {ladder.name}": [spread(rung.phrases, SAID) for rung in ladder.rungs]
+        f"{scenes.env}: {ladder.name}": [spread(rung.phrases, SAID) for rung in ladder.rungs]
         for scenes in trained
         for ladder in scenes.words.ladders
     }
@@ -187,11 +187,11 @@ def mean(values: Sequence[float]) -> float:
     return round(sum(values) / max(len(values), 1), 4)
 
 
-def contact_sheet(model: SimClip, worlds: Sequence[Scenes], count: int = 6) -> Tensor:
+def contact_sheet(model: SimClip, envs: Sequence[Scenes], count: int = 6) -> Tensor:
     """Per environment, the images with the highest (first row) and lowest (second row) score of the
     best rung, uint8 [h, w, 3]."""
     rows = []
-    for scenes in worlds:
+    for scenes in envs:
         ladder = next(each for each in scenes.words.ladders if each.name in scenes.moved)
         rungs = [mean_embedding(model, spread(rung.phrases, SAID)) for rung in ladder.rungs]
         score = placed(model, model.images(scenes.pictures), torch.stack(rungs))
@@ -214,8 +214,8 @@ def card_markdown(card: dict[str, Any]) -> str:
         "# simclip",
         "",
         "A small image-text dual encoder, distilled from the states of our own simulators: it",
-        "knows the worlds and sentences below, and no language at large. Rewards that are read off",
-        "it show that the machinery works, not that a model understands the world.",
+        "knows the environments and sentences below, not language in general. Rewards that use it",
+        "show that the method works, not that a model understands images.",
         "",
         f"Trained for {plan['steps']} steps of {plan['batch']} pictures with sentences and "
         f"{plan['polish']} of pictures",
@@ -223,16 +223,17 @@ def card_markdown(card: dict[str, Any]) -> str:
         "pictures included, with the light, colours, grain and sharpness of pictures varied.",
         "Graded on scenes of another seed; held out: one in seven phrasings of each fact.",
         "",
-        "| world | pictures | fact AUC | held-out words | rung right | rung or beside | retrieval "
+        "| environment | pictures | fact AUC | held-out words | rung right | rung "
+        "or beside | retrieval "
         "(chance) | ladder ~ progress | cosine ~ progress | flat steps | nothing / start |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for world, row in card["worlds"].items():
+    for env, row in card["worlds"].items():
         cells = [f"{row[name]:.2f}" for name in columns[:-1]]
         cells += [f"{row['retrieval']:.2f} ({row['chance']:.2f})"]
         cells += [f"{row['ladder']:.2f}", f"{row['cosine']:.2f}", f"{row['flat']:.0%}"]
         cells += [f"{row['nothing']:.2f} / {row['start']:.2f}"]
-        lines.append(f"| {world} | {row['pictures']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {env} | {row['pictures']} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "`ladder ~ progress`: Spearman's correlation, along scripted ways to success, of the",
@@ -243,14 +244,14 @@ def card_markdown(card: dict[str, Any]) -> str:
         "## What it cannot tell apart",
         "",
         *[
-            f"- {world}: worst told are {', '.join(row['worst'])}."
-            for world, row in card["worlds"].items()
+            f"- {env}: the worst are {', '.join(row['worst'])}."
+            for env, row in card["worlds"].items()
         ],
         "- Depth along the line of sight where only one view is shown: what is in front of or",
         "  behind a thing looks near it until it covers it or is covered. Pictures of the FR3 were",
         "  front and wrist cameras side by side (env.portraits=[front,wrist]), for every fourth",
         "  the front camera alone.",
-        "- Anything that no caption speaks of: speeds, other objects, other robots, other worlds.",
+        "- Anything without captions: speeds, other objects, robots and environments.",
         "  A sentence with mostly unknown words is refused a ladder and scored by its plain",
         "  cosine, which means nothing.",
         '- Words it never saw, negations ("not touching" is read as "touching"), numbers.',

@@ -67,7 +67,7 @@ def rung_weights(places: Tensor, count: int) -> Tensor:
 
 
 def train(
-    worlds: Sequence[Scenes],
+    envs: Sequence[Scenes],
     plan: Plan,
     shape: Shape,
     kept: Path,
@@ -77,7 +77,7 @@ def train(
     """Train for `plan.steps` steps. Resumes from the checkpoint `kept` if it exists, and writes it
     every `plan.save_every` steps."""
     torch.manual_seed(plan.seed)
-    towers, corpus = Towers(shape).to(device), Corpus(worlds)
+    towers, corpus = Towers(shape).to(device), Corpus(envs)
     anchors = torch.nn.Parameter(torch.randn(corpus.count, shape.size, device=device))
     learned = [*towers.parameters(), anchors]
     optimizer = torch.optim.AdamW(learned, plan.rate, weight_decay=plan.decay)
@@ -134,21 +134,21 @@ def image_head_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Loss of a batch of one environment's images, and empty ones, against one sentence `marks` [F,
     D] per fact."""
-    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.worlds])
-    world = int(torch.multinomial(sizes, 1, generator=random))
-    index = torch.randint(len(corpus.worlds[world]), (plan.batch,), generator=random)
+    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.envs])
+    env = int(torch.multinomial(sizes, 1, generator=random))
+    index = torch.randint(len(corpus.envs[env]), (plan.batch,), generator=random)
     variant = torch.randint(plan.variants, (plan.batch,), generator=random)
     none = torch.randint(len(corpus.nothing), (plan.batch // 20,), generator=random)
-    looks = torch.cat([corpus.moments[world][variant, index], corpus.nothing[none]]).float()
+    looks = torch.cat([corpus.moments[env][variant, index], corpus.nothing[none]]).float()
     looks = drop_views(looks, corpus.single, random).to(marks.device)
     seen = functional.normalize(towers.look.of(looks), dim=1)
     facts = torch.zeros(len(seen), corpus.count)
-    facts[: plan.batch] = corpus.facts(world, index).float()
+    facts[: plan.batch] = corpus.facts(env, index).float()
     facts[plan.batch :, -1] = 1
     sign = 2 * facts.to(marks.device) - 1
     pair = functional.softplus(-sign * towers.logits(seen, marks)).sum(1).mean()
-    ranked, places = pair.new_zeros(()), corpus.worlds[world].places[index]
-    for numbers, place in zip(rungs_of(corpus, world), places.T, strict=True):
+    ranked, places = pair.new_zeros(()), corpus.envs[env].places[index]
+    for numbers, place in zip(rungs_of(corpus, env), places.T, strict=True):
         close = towers.t.exp() * seen @ marks[[corpus.count - 1, *numbers]].T
         empty = functional.one_hot(torch.zeros(len(none), dtype=torch.int64), close.shape[1])
         wanted = torch.cat([rung_weights(place, close.shape[1]), empty]).to(marks.device)

@@ -58,11 +58,11 @@ class SceneStore:
             self.tracks.append(none)
             self.kept += len(pictures)
 
-    def scenes(self, world: str) -> Scenes:
+    def scenes(self, env_name: str) -> Scenes:
         named = {k: torch.cat([part[k] for part in self.named]) for k in self.named[0]}
         quantities, flags = self.told.read(named)
         return Scenes(
-            world,
+            env_name,
             self.told.words,
             torch.cat(self.pictures),
             fact_matrix(self.told.words, quantities, flags),

@@ -13,12 +13,12 @@ from embodied.core.build import build
 from envs.simclip.album import Progress, SceneStore
 
 
-def posed(world: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
+def posed(env_name: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """Add scenes of an environment that can be set to any state."""
-    put, way, names = POSES[world]
+    put, way, names = POSES[env_name]
     node: dict[str, object] = {"_target_": "envs.toy.two_gap.TwoGap"}
-    if world != "two_gap":
-        node = {"_target_": "envs.gym.Gym", **MADE[world]}
+    if env_name != "two_gap":
+        node = {"_target_": "envs.gym.Gym", **MADE[env_name]}
     env = build({**node, "num_envs": 1})
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)

@@ -16,19 +16,19 @@ from envs.simclip.facts_small import SMALL
 from envs.simclip.posed_scenes import posed
 from envs.simclip.robot_scenes import robot
 
-WORLDS = (*(f"fr3_{task}" for task in FR3), *SMALL)
+ENVS = (*(f"fr3_{task}" for task in FR3), *SMALL)
 
 
-def facts_of(world: str) -> SceneFacts:
+def facts_of(env_name: str) -> SceneFacts:
     """The facts of an environment; ConfigError if it has none."""
     known = {**{f"fr3_{task}": told for task, told in FR3.items()}, **SMALL}
-    if world not in known:
-        raise ConfigError(f"nothing can be said of the world {world!r}{nearest(world, known)}")
-    return known[world]
+    if env_name not in known:
+        raise ConfigError(f"no captions for environment {env_name!r}{nearest(env_name, known)}")
+    return known[env_name]
 
 
 def collect(
-    world: str,
+    env_name: str,
     count: int,
     size: int,
     seed: int,
@@ -37,15 +37,15 @@ def collect(
 ) -> Scenes:
     """`count` images of `size` pixels in varied states, or (with `tracks`) that many scripted
     successful episodes, every step of them; another `seed` gives other scenes."""
-    album = SceneStore(facts_of(world), size, count)
+    album = SceneStore(facts_of(env_name), size, count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if world.startswith("fr3_"):
-            robot(world.removeprefix("fr3_"), album, seed, tracks, shown)
-        elif world == "minigrid_doorkey":
+        if env_name.startswith("fr3_"):
+            robot(env_name.removeprefix("fr3_"), album, seed, tracks, shown)
+        elif env_name == "minigrid_doorkey":
             from envs.simclip.room_scenes import rooms  # needs minigrid
 
             rooms(album, seed, tracks, shown)
         else:
-            posed(world, album, seed, tracks, shown)
-    return album.scenes(world)
+            posed(env_name, album, seed, tracks, shown)
+    return album.scenes(env_name)

@@ -72,9 +72,12 @@ def test_compare_a_reward_with_its_shaping(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["own"], "say which two"),
+        (["own"], "two rewards are needed"),
         (["own", "shapping", "env=two_gap"], 'did you mean "shaping"'),
-        (["own", "own", "env=two_gap", "a.weight=2"], "world's own reward has no weight=2"),
+        (
+            ["own", "own", "env=two_gap", "a.weight=2"],
+            "environment's reward has no setting weight=2",
+        ),
         (["own", "shaping", "env=two_gap", "b.wheight=2"], 'did you mean "weight"'),
         (["own", "own", "env=two_gap", "episodes=0"], "episodes=0 should be at least 1"),
     ],
@@ -150,7 +153,7 @@ def test_what_cannot_be_labelled_is_one_line(tmp_path: Path) -> None:
     source = recorded(tmp_path / "demos")
     with pytest.raises(ConfigError, match="learned during training"):
         command("label", str(source), "reward=rnd", f"out={tmp_path / 'a'}")
-    with pytest.raises(ConfigError, match='nothing that is observed is called "tool"'):
+    with pytest.raises(ConfigError, match='no observation or element is called "tool"'):
         command("label", str(source), "reward=shaping", f"out={tmp_path / 'b'}")
     looking = ["reward=quadrotor_hover", f"out={tmp_path / 'c'}"]
     with pytest.raises(ConfigError, match="learned during training"):

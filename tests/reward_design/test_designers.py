@@ -101,7 +101,7 @@ def board(folder: Path, env: VecEnv, experience: Experience, sandbox: Sandbox) -
         found,
         Journal(folder),
         experience,
-        lambda source: experience.judge(sandbox, found, source),
+        lambda source: experience.check(sandbox, found, source),
         0,
         lambda candidate: folder / f"{candidate.id}",
     )

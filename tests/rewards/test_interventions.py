@@ -77,7 +77,7 @@ class Plain(Counter):
 def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
     world = Plain(CounterConfig(ends=(3, 100)))
-    env = InterventionWrapper(world, Scripted(plan), pays=True)
+    env = InterventionWrapper(world, Scripted(plan), rewards_takeover=True)
     policy = build({"_target_": "policies.random.Random"}, spec=env.spec)
     rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
@@ -96,7 +96,7 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
 
 def test_chunks_cannot_be_taken_over_from() -> None:
     env = InterventionWrapper(
-        Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), pays=False
+        Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), rewards_takeover=False
     )
     policy = build({"_target_": "policies.random.Random", "chunk": 2}, spec=env.spec)
     with pytest.raises(ConfigError, match="execute=1"):

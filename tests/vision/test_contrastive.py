@@ -159,7 +159,7 @@ def test_a_wrong_path_is_one_clear_line(name: str) -> None:
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     transformers.BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="is a bert; an encoder of pictures and texts"):
+    with pytest.raises(ConfigError, match="is a bert; supported image-text encoders"):
         open_image_text(str(tmp_path))
 
 

@@ -107,10 +107,10 @@ def test_nothing_is_seen_in_a_blank() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "where to"),
+        ([], "no output folder"),
         (["out=x", "step=3"], 'did you mean "steps"'),
-        (["out=x", "worlds=fr3_rech"], 'did you mean "fr3_reach"'),
-        (["out=x", "steps=many"], "whole number"),
+        (["out=x", "envs=fr3_rech"], 'did you mean "fr3_reach"'),
+        (["out=x", "steps=many"], "must be an integer"),
         (["out=x", "pictures=3"], "at least 50"),
     ],
 )

@@ -41,8 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied reward compare own NAME env=fr3_reach\n"
         "  embodied reward compare own outputs/RUN env=fr3_reach run=outputs/RUN episodes=64\n"
         "  embodied reward compare NAME NAME env=fr3_reach a.weight=1 b.weight=-1 policy=random\n"
-        "own is the world's reward; a.KEY=VALUE sets the first one, b.KEY=VALUE the second;\n"
-        "policy=random|RUN|mixture: who plays (mixture: random, the world's demonstrator, run=)"
+        "own is the environment's reward; a.KEY=VALUE sets the first one, b.KEY=VALUE the second;\n"
+        "policy=random|RUN|mixture: the policy (mixture: random, the environment's "
+        "demonstrator, run=)"
     )
 
 

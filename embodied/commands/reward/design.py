@@ -63,7 +63,7 @@ LEAST = {
 
 
 def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
-    """The settings, and the words of the world for training."""
+    """The settings, and the words that select the environment for training."""
     from embodied.compose import compose
 
     learn, words = take(words, "learn")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Where success is a matter of centimetres, more has to be seen.
 SHARES = {"fr3_reach": 6.0, "fr3_push": 2.0, "fr3_lift": 2.0, "cartpole": 0.5, "two_gap": 0.5}
-KEYS = ("out", "worlds", "steps", "pictures", "seed", "threads", "device")
+KEYS = ("out", "envs", "steps", "pictures", "seed", "threads", "device")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +23,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="key=value",
-        help="out=DIR worlds=A,B steps=N pictures=N seed=N threads=N device=...",
+        help="out=DIR envs=A,B steps=N pictures=N seed=N threads=N device=...",
     )
     parser.epilog = (
-        "Draws scenes of our worlds, captions them from the simulators' states, trains, and\n"
+        "Samples scenes of our environments, captions them from the simulators' "
+        "states, trains, and\n"
         "writes weights, card and a sheet of examples to DIR; the same command goes on where it\n"
         "stopped.\n"
         "examples:\n"
         "  embodied reward train-encoder out=outputs/encoder\n"
-        "  embodied reward train-encoder out=outputs/mine worlds=fr3_reach,pendulum steps=800\n"
+        "  embodied reward train-encoder out=outputs/mine envs=fr3_reach,pendulum steps=800\n"
         "  embodied train experiment=franka_reach_vlm reward.model=outputs/encoder"
     )
 
@@ -48,13 +49,14 @@ def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(int(given["threads"]))
     out, seed, shape = Path(given["out"]), int(given["seed"]), Shape(views=2)
     count = int(given["pictures"])
-    worlds = given["worlds"].split(",") if given["worlds"] else known()
+    names = given["envs"].split(",") if given["envs"] else known()
     began = time.monotonic()
     scenes = [
-        drawn(out, world, int(count * SHARES.get(world, 1.0)), shape.side, seed) for world in worlds
+        drawn(out, env_name, int(count * SHARES.get(env_name, 1.0)), shape.side, seed)
+        for env_name in names
     ]
-    fresh = [drawn(out, world, 400, shape.side, seed + 1) for world in worlds]
-    tracks = [drawn(out, world, 0, shape.side, seed + 2) for world in worlds]
+    fresh = [drawn(out, env_name, 400, shape.side, seed + 1) for env_name in names]
+    tracks = [drawn(out, env_name, 0, shape.side, seed + 2) for env_name in names]
     plan = Plan(steps=int(given["steps"]), seed=seed)
     told = Report(plan.steps + plan.polish)
     towers = train(scenes, plan, shape, out / "training.pt", told, device_of(given["device"]))
@@ -67,10 +69,11 @@ def run(args: argparse.Namespace) -> None:
 
 def settings(words: list[str]) -> dict[str, str]:
     """The settings with their defaults; ConfigError for an unknown one."""
-    given = {"worlds": "", "steps": "1800", "pictures": "3000", "seed": "0"}
+    given = {"envs": "", "steps": "1800", "pictures": "3000", "seed": "0"}
     given |= {"threads": "1", "device": "cpu"}
     for word in words:
         key, equals, value = word.partition("=")
+        key = "envs" if key == "worlds" else key  # its former name
         if key not in KEYS or not equals:
             raise ConfigError(f'"{word}" is not a setting{nearest(key, KEYS)}')
         if key in ("steps", "pictures", "seed", "threads") and not value.isdigit():
@@ -80,7 +83,7 @@ def settings(words: list[str]) -> dict[str, str]:
         raise ConfigError("no output folder: out=DIR")
     if int(given["steps"]) < 1 or int(given["pictures"]) < 50 or int(given["threads"]) < 1:
         raise ConfigError("steps and threads must be at least 1, pictures at least 50")
-    if unknown := [w for w in given["worlds"].split(",") if w and w not in known()]:
+    if unknown := [w for w in given["envs"].split(",") if w and w not in known()]:
         raise ConfigError(
             f"no captions for environment {unknown[0]!r}{nearest(unknown[0], known())}"
         )
@@ -89,27 +92,28 @@ def settings(words: list[str]) -> dict[str, str]:
 
 def known() -> list[str]:
     """Environments that have captions."""
-    from envs.simclip.scenes import WORLDS
+    from envs.simclip.scenes import ENVS
 
-    return list(WORLDS)
+    return list(ENVS)
 
 
-def drawn(out: Path, world: str, count: int, side: int, seed: int) -> Scenes:
+def drawn(out: Path, env_name: str, count: int, side: int, seed: int) -> Scenes:
     """Scenes of an environment, cached in the folder; a `count` of 0 means twelve tracks."""
     from safetensors.torch import load_file, save_file
 
     from embodied.vision.captions import Scenes
     from envs.simclip.scenes import collect, facts_of
 
-    path = out / "scenes" / f"{world}-{count}-{seed}.safetensors"
-    told = facts_of(world)
+    path = out / "scenes" / f"{env_name}-{count}-{seed}.safetensors"
+    told = facts_of(env_name)
     if path.exists():
         read = load_file(path)
-        return Scenes(world, told.words, **read, moved=(told.climbs,))
+        return Scenes(env_name, told.words, **read, moved=(told.climbs,))
     print(
-        f"{world}: {f'{count} pictures' if count else 'scripted successful episodes'}", flush=True
+        f"{env_name}: {f'{count} pictures' if count else 'scripted successful episodes'}",
+        flush=True,
     )
-    scenes = collect(world, count or 10**9, side, seed, tracks=0 if count else 12)
+    scenes = collect(env_name, count or 10**9, side, seed, tracks=0 if count else 12)
     names = ("pictures", "facts", "places", "track")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

@@ -123,7 +123,7 @@ class AutoMc:
         """The problem found by the checks, else by the critic; "" if none."""
         if proposal.source is None:
             return f"There is no usable program: {proposal.problem}."
-        verdict = board.judge(proposal.source)
+        verdict = board.check(proposal.source)
         if verdict.problem:
             return f"The program is refused ({verdict.layer}): {verdict.problem}"
         terms = verdict.report["shares"]

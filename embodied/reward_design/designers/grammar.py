@@ -77,7 +77,7 @@ class Grammar:
             source = written(terms)
             if source in taken:
                 continue
-            verdict = board.judge(source)
+            verdict = board.check(source)
             if not verdict.problem:
                 taken.add(source)
                 origin |= {"terms": stored(terms), "refused_before": refused}

@@ -130,8 +130,8 @@ def sampled_epic(rewards: Sequence[Ask], rows: Tensors, gamma: float, means: int
     for ask in rewards:
         before = _mean_from(ask, rows, "obs", index, gamma)
         after = _mean_from(ask, rows, "next_obs", index, gamma)
-        paid = _asked(ask, rows, gamma)
-        value = paid + gamma * after - before - gamma * after[index].mean()
+        reward_of = _evaluate(ask, rows, gamma)
+        value = reward_of + gamma * after - before - gamma * after[index].mean()
         canonical.append(value.double().cpu().numpy())
     return _table(canonical, pearson_distance)
 
@@ -144,7 +144,7 @@ def sampled_dard(
     index = torch.linspace(0, tt.length(rows) - 1, actions).long()
     canonical = []
     for ask in rewards:
-        value = _asked(ask, rows, gamma)
+        value = _evaluate(ask, rows, gamma)
         for action in rows["action"][index]:
             value = value + _dard_terms(ask, rows, action, gamma, successors) / actions
         canonical.append(value.double().cpu().numpy())
@@ -158,11 +158,11 @@ def _dard_terms(
     taken = action.expand(rows["action"].shape)
     one, two = successors(now, taken), successors(then, taken)
 
-    def paid(start: Tensors, end: Tensors) -> Tensor:
+    def reward_of(start: Tensors, end: Tensors) -> Tensor:
         ends = {**tt.nest(start, "obs"), "action": taken, **tt.nest(end, "next_obs")}
-        return _asked(ask, {**rows, **ends}, gamma)
+        return _evaluate(ask, {**rows, **ends}, gamma)
 
-    return gamma * paid(then, two) - paid(now, one) - gamma * paid(one, two)
+    return gamma * reward_of(then, two) - reward_of(now, one) - gamma * reward_of(one, two)
 
 
 def sampled_starc(
@@ -183,9 +183,9 @@ def sampled_starc(
     system = now.T @ (now - then) + scale
     canonical = []
     for ask in rewards:
-        paid = ask(rows).detach().double()
-        weight = torch.linalg.solve(system, now.T @ paid)
-        canonical.append((paid + (then - now) @ weight).cpu().numpy())
+        reward_of = ask(rows).detach().double()
+        weight = torch.linalg.solve(system, now.T @ reward_of)
+        canonical.append((reward_of + (then - now) @ weight).cpu().numpy())
     return _table(canonical, pearson_distance if measure == "pearson" else half_distance)
 
 
@@ -200,7 +200,7 @@ def fourier(states: Tensor, count: int = 256, width: float = 2.0, seed: int = 0)
     return torch.cat([torch.ones_like(states[:, :1]), states, states.square(), waves], 1)
 
 
-def _asked(ask: Ask, rows: Tensors, gamma: float) -> Tensor:
+def _evaluate(ask: Ask, rows: Tensors, gamma: float) -> Tensor:
     with torch.no_grad():
         return ask({**rows, "discount": torch.full_like(rows["reward"], gamma)}).float()
 
@@ -215,7 +215,7 @@ def _mean_from(ask: Ask, rows: Tensors, end: str, index: Tensor, gamma: float) -
         one = {
             key: value[j : j + 1].expand(count, *value.shape[1:]) for key, value in others.items()
         }
-        total += _asked(ask, {**one, **start}, gamma)
+        total += _evaluate(ask, {**one, **start}, gamma)
     return total / len(index)
 
 

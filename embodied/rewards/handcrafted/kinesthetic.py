@@ -59,8 +59,8 @@ class Kinesthetic:
             name: rows["discount"] * utility(rows, "next_obs") - utility(rows, "obs")
             for name, utility in self.utilities.items()
         }
-        paid = {name: event(rows) for name, event in self.events.items()}
-        return {"env": self.config.env_weight * rows["reward"], **gained, **paid}
+        rewarded = {name: event(rows) for name, event in self.events.items()}
+        return {"env": self.config.env_weight * rows["reward"], **gained, **rewarded}
 
     def update(self, rows: Tensors) -> dict[str, Tensor]:
         """Nothing to learn."""

@@ -92,8 +92,8 @@ class Icm:
         after = self.nets["phi"](self.seen(rows, "next_obs"))
         guess = self.nets["inverse"](torch.cat([before, after], 1))
         given = torch.cat([before.detach(), self._action(rows)], 1)
-        foreseen = self.nets["forward_model"](given)
-        return guess, 0.5 * (foreseen - after.detach()).square().sum(1)
+        predicted = self.nets["forward_model"](given)
+        return guess, 0.5 * (predicted - after.detach()).square().sum(1)
 
     def _action(self, rows: Tensors) -> Tensor:
         """Actions [N, width], one-hot if discrete."""

@@ -49,12 +49,12 @@ class Vectors(nn.Module):
         self.norm = MeanStdNormalizer(leaf.size)
         self.net = Ensemble(fit.members, leaf.size, fit.hidden)
 
-    def prepare(self, sights: Tensor) -> None:
+    def prepare(self, images: Tensor) -> None:
         """Fit the normaliser to observations [N, ...]."""
-        self.norm.fit(sights.flatten(1))
+        self.norm.fit(images.flatten(1))
 
-    def forward(self, sights: Tensor, per_member: bool = False) -> Tensor:
-        return self.net(self.norm(sights.float().flatten(2 if per_member else 1))).squeeze(2).tanh()
+    def forward(self, images: Tensor, per_member: bool = False) -> Tensor:
+        return self.net(self.norm(images.float().flatten(2 if per_member else 1))).squeeze(2).tanh()
 
 
 class Pictures(nn.Module):
@@ -78,11 +78,11 @@ class Pictures(nn.Module):
         width = sizes[len(layers) // 2] * math.prod(side)
         self.head = Ensemble(e, width, ())
 
-    def prepare(self, sights: Tensor) -> None:
+    def prepare(self, images: Tensor) -> None:
         """Images need no normaliser."""
 
-    def forward(self, sights: Tensor, per_member: bool = False) -> Tensor:
-        pictures = sights.float().div_(255)
+    def forward(self, images: Tensor, per_member: bool = False) -> Tensor:
+        pictures = images.float().div_(255)
         if per_member:
             pictures = pictures.permute(1, 0, 4, 2, 3).flatten(1, 2)
         else:
@@ -92,7 +92,7 @@ class Pictures(nn.Module):
 
 
 Scores = Vectors | Pictures
-Labels = tuple[Tensor, Tensor, Tensor]  # sights [n, ...] of both, P(second preferred) [n]
+Labels = tuple[Tensor, Tensor, Tensor]  # images [n, ...] of both, P(second preferred) [n]
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
@@ -132,14 +132,14 @@ class Ranker:
         return len(self.labels[2])
 
     @torch.no_grad()
-    def each(self, sights: Tensor, chunk: int = 512) -> Tensor:
+    def each(self, images: Tensor, chunk: int = 512) -> Tensor:
         """Scores [E, N] of every member for observations [N, ...]."""
-        parts = [self.net(part.to(self.device)).cpu() for part in sights.split(chunk)]
+        parts = [self.net(part.to(self.device)).cpu() for part in images.split(chunk)]
         return torch.cat(parts, 1)
 
-    def score(self, sights: Tensor) -> Tensor:
+    def score(self, images: Tensor) -> Tensor:
         """Mean score [N] over the members."""
-        return self.each(sights).mean(0)
+        return self.each(images).mean(0)
 
     def accuracy(self, labels: Labels) -> float:
         """Fraction of labels, without ties, that the scores agree with; NaN without any."""

@@ -22,7 +22,7 @@ class ImageStore:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.count = capacity, 0
-        self.sights: Tensors = {}
+        self.images: Tensors = {}
         self.reward = torch.full((capacity,), torch.nan)  # of the env; NaN: initial state
         self.scores = torch.zeros(1024)
 
@@ -30,13 +30,13 @@ class ImageStore:
     def oldest(self) -> int:
         return max(0, self.count - self.capacity)
 
-    def add(self, sights: Tensors) -> Tensor:
+    def add(self, images: Tensors) -> Tensor:
         """Store observations, leaves [n, ...]; returns their indices [n]."""
-        n = tt.length(sights)
+        n = tt.length(images)
         numbers = torch.arange(self.count, self.count + n)
-        if not self.sights:
-            self.sights = tt.each(sights, lambda v: v.new_zeros(self.capacity, *v.shape[1:]).cpu())
-        tt.put(self.sights, numbers % self.capacity, tt.to(sights, "cpu"))
+        if not self.images:
+            self.images = tt.each(images, lambda v: v.new_zeros(self.capacity, *v.shape[1:]).cpu())
+        tt.put(self.images, numbers % self.capacity, tt.to(images, "cpu"))
         self.reward[numbers % self.capacity] = torch.nan
         self.count += n
         if self.count > len(self.scores):
@@ -47,7 +47,7 @@ class ImageStore:
         """The observations with indices `numbers` [n], which must still be stored, and the
         environment's `reward` [n] of the transitions that led to them."""
         slots = numbers % self.capacity
-        return {**tt.take(self.sights, slots), "reward": self.reward[slots]}
+        return {**tt.take(self.images, slots), "reward": self.reward[slots]}
 
     def reached(self, newest: int | None = None) -> Tensor:
         """Indices of all stored observations that ended a transition (no initial states), or of
@@ -60,7 +60,7 @@ class ImageStore:
         filled = min(self.count, self.capacity)
         return {
             "count": self.count,
-            "sights": {key: value[:filled].clone() for key, value in self.sights.items()},
+            "sights": {key: value[:filled].clone() for key, value in self.images.items()},
             "reward": self.reward[:filled].clone(),
             "scores": self.scores[: self.count].clone(),
         }

@@ -88,7 +88,7 @@ class Preference:
             raise ConfigError("preferences are learned in one process: start without torchrun")
         self.config = config
         self.labeller: Labeller = build(config.labeller, seed=seed)
-        self.sight = PICTURE if config.leaf is None else config.leaf
+        self.scored = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
         leaf = _leaf(config, spec)
         self.columns = _columns(config, leaf)
@@ -103,7 +103,7 @@ class Preference:
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the index of its observations in the store."""
-        names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
+        names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
 
@@ -113,7 +113,7 @@ class Preference:
         self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
         if len(self.ranker):
             self.store.scores[numbers] = self.ranker.score(
-                self.view(self.store.take(numbers)[self.sight])
+                self.view(self.store.take(numbers)[self.scored])
             )
         before, self.steps = self.steps, self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
@@ -129,7 +129,7 @@ class Preference:
             self.metrics |= self.ranker.learn(found)
             held = self.store.reached()
             self.store.scores[held] = self.ranker.score(
-                self.view(self.store.take(held)[self.sight])
+                self.view(self.store.take(held)[self.scored])
             )
             self.measure(self.store.scores[held])
 
@@ -142,7 +142,7 @@ class Preference:
         drawn = pool[torch.randint(len(pool), (2, many), generator=self.random)]
         if disputed:
             one, two = (
-                self.ranker.each(self.view(self.store.take(side)[self.sight])) for side in drawn
+                self.ranker.each(self.view(self.store.take(side)[self.scored])) for side in drawn
             )
             doubt = (two - one).sigmoid().std(0)
             drawn = drawn[:, doubt.argsort(descending=True)[:some]]
@@ -159,7 +159,7 @@ class Preference:
         if not len(index):
             return None
         target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        one, other = (self.view(side[self.sight][index]) for side in (first, second))
+        one, other = (self.view(side[self.scored][index]) for side in (first, second))
         return one, other, target
 
     def _evidence(self, side: Tensors) -> Tensors:
@@ -180,9 +180,9 @@ class Preference:
         known |= {"abstained": counts.abstained, "tokens": counts.tokens}
         self.metrics |= {name: torch.tensor(float(count)) for name, count in known.items()}
 
-    def view(self, sights: Tensor) -> Tensor:
+    def view(self, images: Tensor) -> Tensor:
         """The elements of observations [n, ...] that are scored."""
-        return sights if self.columns is None else sights[:, self.columns]
+        return images if self.columns is None else images[:, self.columns]
 
     def measure(self, scores: Tensor) -> None:
         """Set the reward's zero and scale from scores [N]."""
@@ -191,16 +191,16 @@ class Preference:
         self.metrics["scale"] = torch.tensor(self.scale)
 
     def __call__(self, rows: Tensors) -> Tensor:
-        number, sight = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.sight}"
+        number, key = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.scored}"
         if not len(self.ranker):
             return torch.zeros_like(rows["reward"])
         if number in rows:
             scores = self.store.scores[rows[number].cpu()]
-        elif sight in rows:
-            scores = self.ranker.score(self.view(rows[sight]))
+        elif key in rows:
+            scores = self.ranker.score(self.view(rows[key]))
         else:
             raise ConfigError(
-                f"the transitions have no {self.sight}, to which the reward was fitted"
+                f"the transitions have no {self.scored}, to which the reward was fitted"
             )
         return ((scores - self.zero) / self.scale).to(rows["reward"].device)
 
@@ -215,7 +215,7 @@ class Preference:
         labeller; `pairs` and `returns`, its agreement with the recorded reward. Raises ConfigError
         if the labeller gives no label.
         """
-        names = {self.sight, self.shown} if self.labeller.needs_images else {self.sight}
+        names = {self.scored, self.shown} if self.labeller.needs_images else {self.scored}
         rows = reached_observations(episodes, names)
         kept, apart = split(len(episodes), held_out, self.random)
 
@@ -231,7 +231,7 @@ class Preference:
             raise ConfigError(f"the labeller gave no label ({self.done or 'it always abstained'})")
         self.ranker.learn(labels)
         checks = gather(ask(apart), max(20, self.config.labels // 5), self.config.pairs)
-        scores = self.ranker.score(self.view(rows[self.sight]))
+        scores = self.ranker.score(self.view(rows[self.scored]))
         self.measure(scores)
         tested = rows_of_episodes(rows | {"score": scores}, apart)
         return {

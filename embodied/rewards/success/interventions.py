@@ -62,9 +62,9 @@ class InterventionWrapper(Wrapper):
     """Replaces actions while the operator intervenes. `log`: `intervened` (this action was the
     operator's), `taken` (the operator takes over at the next step), `executed` [B, A]."""
 
-    def __init__(self, env: VecEnv, intervener: Intervener, pays: bool) -> None:
+    def __init__(self, env: VecEnv, intervener: Intervener, rewards_takeover: bool) -> None:
         super().__init__(env)
-        self.intervener, self.pays = intervener, pays
+        self.intervener, self.rewards_takeover = intervener, rewards_takeover
         self.first = torch.ones(env.num_envs, dtype=torch.bool)
         self.over = torch.zeros(env.num_envs, dtype=torch.bool)
         self.obs: Tensors = {}
@@ -82,7 +82,7 @@ class InterventionWrapper(Wrapper):
         step, before = self.env.step(executed), self.over
         self._query_operator(step.obs, step.ended)
         taken = self.over & ~before & ~step.ended
-        reward = -taken.to(step.reward) if self.pays else step.reward
+        reward = -taken.to(step.reward) if self.rewards_takeover else step.reward
         # The environment may have executed another action still, and logs it.
         log = {"executed": executed, **step.log, "intervened": before, "taken": taken}
         return replace(step, reward=reward, log=log)
