@@ -279,7 +279,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     words = []
     if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
-    wrapper = node.get("finetune") or node["policy"]
+    wrapper = node.get("finetune") or node.get("policy")
     if issubclass(resolve(wrapper["_target_"]), PolicyWrapper):
         diffusion = {"_target_": "policies.generative.diffusion.Diffusion"}
         flow = {"_target_": "policies.generative.flow.Flow"}

@@ -21,7 +21,12 @@ from tests.contract import test_learner as contract
 from tests.golden import fingerprint, test_learners
 
 # What was renamed since: configs/policy, the name in the JSON file -> the name of today.
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "best": "best_of_n",
+    "normal": "diagonal_gaussian",
+    "onestep": "one_step",
+    "realtime": "real_time_chunking",
+}
 
 FILE = "states.json"
 RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {"records": {}}

@@ -15,7 +15,8 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.learners.on_policy.gae import value_loss
-from embodied.learners.on_policy.ppo import Ppo, clip_norm
+from embodied.learners.on_policy.learning_rates import clip_norm
+from embodied.learners.on_policy.ppo import Ppo
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
@@ -143,7 +144,7 @@ def test_values_with_memory_by_hand() -> None:
     learner = make(memory=True, normalize=False)
     batch = played(learner)
     critic = cast(Any, learner.value)
-    _, value, following, kept = learner._look_back(batch, {"h": batch["carry/h"]})
+    _, value, following, kept = learner._evaluate_recurrent(batch, {"h": batch["carry/h"]})
     assert not kept["memory"].any()
     h = torch.zeros(4, 5)
     for t in range(6):
@@ -279,14 +280,19 @@ def test_schedules() -> None:
         assert rate(cosine) == pytest.approx(1e-2 * 0.5 * (1 + math.cos(math.pi * done / 10)))
 
 
+def adapt(learner: Ppo, kl: float) -> None:
+    learner.lr.adapt(torch.tensor(kl), learner.config.target_kl)
+    learner.lr.write(learner.optims.values())
+
+
 def test_the_adaptive_rate_follows_the_divergence() -> None:
     learner = make(schedule="adaptive", target_kl=0.01, lr=1e-3, critic_lr=1e-4)
     learner._set_rates()
     for kl, expected in ((0.021, 1 / 1.5), (0.019, 1 / 1.5), (0.004, 1.0), (0.006, 1.0)):
-        learner._adapt(torch.tensor(kl))
+        adapt(learner, kl)
         assert rate(learner) == pytest.approx(1e-3 * expected)
     for _ in range(20):
-        learner._adapt(torch.tensor(0.0))
+        adapt(learner, 0.0)
     assert rate(learner) == pytest.approx(1e-2)  # and no further
     assert float(learner.optims["critic"].param_groups[0]["lr"]) == pytest.approx(1e-3)
 

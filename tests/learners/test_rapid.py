@@ -26,7 +26,7 @@ def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
     torch.manual_seed(seed)
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
-    node = {"_target_": TARGET, **given, "own_batch": 8, "own_lr": 0.02, **settings}
+    node = {"_target_": TARGET, **given, "bc_batch_size": 8, "bc_lr": 0.02, **settings}
     return build(node, policy=build(NODES[name], spec=spec), spec=spec, total_decisions=240)
 
 
@@ -85,7 +85,7 @@ def test_an_episode_longer_than_there_is_room_for() -> None:
 
 def test_what_decides_is_what_the_policy_sees() -> None:
     """Not what only a critic does; and all of its observations together."""
-    learner = make(beside=0)
+    learner = make(bc_steps=0)
     batch = segment([[1.0] * 4], [[0, 0, 0, 1]])
     batch["obs/critic/truth"] = torch.randn(4, 1, 2)
     learner.update(batch)
@@ -121,7 +121,7 @@ def segment(
 
 def test_episodes_go_on_over_batches() -> None:
     """Row 0 ends two episodes; row 1 begins one, which ends in the next batch."""
-    learner = make(beside=0)
+    learner = make(bc_steps=0)
     learner.update(segment([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 1, 1, 0], [0, 0, 0, 0]]))
     assert sorted(each.ret for each in learner.best.episodes) == [3, 4]
     assert [len(each) for each in learner.open] == [1, 4]
@@ -137,7 +137,7 @@ def test_episodes_go_on_over_batches() -> None:
 
 
 def test_padding_and_what_is_not_to_be_learned_from_is_left_out() -> None:
-    learner = make(beside=0)
+    learner = make(bc_steps=0)
     batch = segment([[1, 2, 4, 8], [1, 1, 1, 1.0]], [[0, 0, 1, 1], [0, 0, 0, 1]])
     batch["valid"][3, 0] = False
     batch["learn"] = torch.tensor([[True, False]]).expand(4, 2)
@@ -147,7 +147,7 @@ def test_padding_and_what_is_not_to_be_learned_from_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", ["categorical", "normal"])
 def test_what_was_best_becomes_likelier(name: str) -> None:
-    learner = make(name, beside=0)
+    learner = make(name, bc_steps=0)
     batch = played(learner)
     learner.update(batch)
     table = learner.best.table
@@ -160,7 +160,7 @@ def test_what_was_best_becomes_likelier(name: str) -> None:
 
 
 def test_imitating_nothing_it_is_ppo() -> None:
-    learner, plain = make(beside=0), make_ppo("categorical")
+    learner, plain = make(bc_steps=0), make_ppo("categorical")
     for _ in range(3):
         batch = played(plain)
         for each in (plain, learner):
@@ -171,7 +171,7 @@ def test_imitating_nothing_it_is_ppo() -> None:
 
 
 def test_it_fades() -> None:
-    learner, steps = make(fade=0.5, beside=4), []
+    learner, steps = make(bc_decay=0.5, bc_steps=4), []
     imitate = learner._imitate
     learner._imitate = lambda count: (steps.append(count), imitate(count))[1]  # type: ignore
     for _ in range(6):  # each batch is 24 of 240 decisions
@@ -226,9 +226,11 @@ def test_what_it_does_not_take() -> None:
         build({"_target_": TARGET}, policy=policy, spec=spec)
     with pytest.raises(ConfigError, match="length of the run"):
         build(
-            {"_target_": TARGET, "fade": 0.5}, policy=build(NODES["normal"], spec=spec), spec=spec
+            {"_target_": TARGET, "bc_decay": 0.5},
+            policy=build(NODES["normal"], spec=spec),
+            spec=spec,
         )
-    refused: list[dict[str, Any]] = [{"size": 0}, {"beside": -1}, {"weights": [1.0, -0.1, 0.0]}]
+    refused: list[dict[str, Any]] = [{"size": 0}, {"bc_steps": -1}, {"weights": [1.0, -0.1, 0.0]}]
     for wrong in refused:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             make(**wrong)

@@ -19,7 +19,13 @@ from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
 from tests.training.test_teaching import NODE, PPO
 
-CLONE = {"before": 30, "warm": 1, "beside": 2, "clone_batch": 8, "clone_lr": 0.02}
+CLONE = {
+    "bc_pretrain_steps": 30,
+    "critic_warmup": 1,
+    "bc_steps": 2,
+    "bc_batch_size": 8,
+    "bc_lr": 0.02,
+}
 
 
 def make(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
@@ -75,7 +81,7 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
 
 
 def test_cloning_fades() -> None:
-    learner = make(fade=0.5, beside=4, before=0, warm=0)
+    learner = make(bc_decay=0.5, bc_steps=4, bc_pretrain_steps=0, critic_warmup=0)
     steps = []
     clone = learner._clone
 
@@ -125,7 +131,7 @@ def test_what_it_does_not_take() -> None:
             {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}, policy=policy, spec=spec
         )
     with pytest.raises(ConfigError, match="length of the run"):
-        node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "fade": 0.5}
+        node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "bc_decay": 0.5}
         build(node, policy=build(NODES["normal"], spec=spec), spec=spec)
 
 

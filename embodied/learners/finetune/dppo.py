@@ -76,7 +76,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
         table["old"] = torch.cat([self._evaluate_actions(rows)[0] for rows in pieces])
         return table, metrics
 
-    def _look(self, batch: Tensors, carry: Tensors) -> Before:
+    def _evaluate(self, batch: Tensors, carry: Tensors) -> Before:
         """Values alone: the densities are those of single steps."""
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, Tensor]] = []

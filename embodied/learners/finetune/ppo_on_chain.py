@@ -88,7 +88,7 @@ class PpoOnChain(ppo.Ppo):
         """Only the critic's normaliser follows; the clone's belongs to its weights."""
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
-            self.critic_seen.follow(self.value.encoder, obs, batch["valid"].flatten())
+            self.critic_stats.follow(self.value.encoder, obs, batch["valid"].flatten())
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"updates": self.updates}

@@ -1,18 +1,18 @@
-"""PPO: proximal policy optimisation (Schulman et al., 2017), for any policy with a density.
+"""PPO: proximal policy optimisation (Schulman et al., 2017), for policies with log-probabilities.
 
     L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] + c_v E[ (V(s) - R)^2 ] / 2 - c_h E[ H(pi) ]
 
-rho = pi(a|s) / pi_old(a|s); A and R = A + V_old by generalised advantage estimation (advantage.py),
-bootstrapped from the true successor at a time limit. Several epochs of shuffled minibatches are
-made of each batch. A policy with memory is evaluated along whole rows of time again.
+rho = pi(a|s) / pi_old(a|s); A and R = A + V_old by generalised advantage estimation (gae.py), which
+bootstraps from the true next observation at a time limit. Each batch is used for several epochs of
+shuffled minibatches. Recurrent policies are evaluated on whole sequences, with minibatches of
+parallel environments.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -25,48 +25,30 @@ from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
+from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
+from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.nn.optim import Adam
-from policies.networks.encoders import Encoder
 
-PIECE = 8192  # decisions that are evaluated at once before learning
-EPS = 1e-5  # of Adam: gradients that are next to nothing should move next to nothing
+PIECE = 8192  # decisions evaluated at once
+EPS = 1e-5  # of Adam, as usual for PPO
+STATS = {"actor_seen": "actor_stats", "critic_seen": "critic_stats"}
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
-
-
-@runtime_checkable
-class StochasticPolicy(Protocol):
-    """A policy that can say how likely its actions were; `encoder` holds its normaliser."""
-
-    encoder: Encoder
-
-    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@runtime_checkable
-class RecurrentPolicy(Protocol):
-    """A policy with memory that can live through rows of time again."""
-
-    encoder: Encoder
-    width: int
-
-    def evaluate_sequence(
-        self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` decisions of every row make a batch; each of `epochs` takes it in minibatches of
-    `batch_size` decisions (with memory, of whole rows of about as many).
+    """A batch has `horizon` decisions of every parallel environment; each of `epochs` divides it
+    into minibatches of `batch_size` decisions (recurrent: of whole sequences of about as many).
 
-    `lam`: of the advantage; `value_clip`: largest move of a value from its old one, 0: any;
-    `entropy`: weight of the bonus. `schedule` of the learning rates over the run: "adaptive" keeps
-    the divergence of an update near `target_kl` (Rudin et al., 2022). `stop_kl`: no more epochs of
-    a batch once the divergence is above it (0: all epochs). `normalize`: observations by running
-    statistics, taken up between updates; `scale_rewards` by the deviation of returns, cut off at
-    `reward_clip`. `critic_lr` 0: the policy's. `compile` and `cuda_graph` change speed only and are
-    for GPUs.
+    `lam`: of generalised advantage estimation; `clip`: eps; `value_clip`: largest change of a value
+    (0: no limit); `entropy`: weight of the entropy bonus. `schedule` of the learning rates over the
+    run; "adaptive" keeps the KL divergence of an update near `target_kl` (Rudin et al., 2022).
+    `stop_kl`: no more epochs once the divergence is above it (0: all epochs). `advantage`: where
+    advantages are normalised. `normalize`: observations, by running statistics that are updated
+    between updates; `scale_rewards`: divide by the standard deviation of returns, then clip to
+    `reward_clip`. `critic_lr` 0: as the policy's. `compile` and `cuda_graph` change speed only and
+    are for GPUs.
     """
 
     horizon: int = 2048
@@ -80,7 +62,7 @@ class Config:
     entropy: float = 0.0
     lr: float = 3e-4
     critic_lr: float = 0.0
-    schedule: Literal["constant", "linear", "cosine", "adaptive"] = "constant"
+    schedule: Schedule = "constant"
     target_kl: float = 0.01
     stop_kl: float = 0.0
     grad_clip: float = 0.5
@@ -94,11 +76,10 @@ class Config:
 
 
 class Ppo(GradientLearner):
-    """`update` makes `epochs` passes over one batch [T, B] of the newest decisions."""
+    """On-policy: `update` makes `epochs` passes over a batch [T, B] of the newest decisions."""
 
     data = "on_policy"
-    rates: Tensor
-    pace: Tensor
+    renamed_state: ClassVar = {"rates": "lr.base_lrs", "pace": "lr.lr_scale", **STATS}
 
     def __init__(
         self,
@@ -120,27 +101,25 @@ class Ppo(GradientLearner):
         self.horizon, self.batch_size = config.horizon, config.batch_size
         self.gamma = config.gamma
         self.total, self.done = total_decisions, 0
-        # The rest of a chunk is not played, and says nothing about what was rewarded.
+        # The rest of a chunk is not executed and had no part in the reward.
         self.played = None if execute is None else execute * spec.act.size
-        self.remembers = isinstance(policy, RecurrentPolicy)
+        self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
-        self.actor_seen, self.critic_seen = (
+        self.actor_stats, self.critic_stats = (
             ObservationStats(policy.encoder),
             ObservationStats(self.value.encoder),
         )
         self.returns = RewardScaler(config.reward_clip)
         self.estimates = None if config.scale_rewards else {}
-        self.memory = torch.empty(0)  # the critic's, [B, width], before the next batch
+        self.memory = torch.empty(0)  # hidden state of the critic before the next batch, [B, width]
         rates = (config.lr, config.critic_lr or config.lr)
-        self.register_buffer("rates", torch.tensor(rates))  # of actor and critic
-        self.register_buffer("pace", torch.tensor(1.0))  # what both are multiplied by
+        self.lr = LearningRates(rates, config.schedule)
         actor = [p for p in policy.parameters() if p.requires_grad]
         critic = list(self.value.parameters())
-        self.optims = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel, one rate
+        self.optims = {"both": Adam([*actor, *critic], rates[0], eps=EPS)}  # one kernel for both
         if rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
-        # The one place where the same code becomes faster code.
         self._loss_fn = self.compiled(self._loss)
         self.step = self.recorded(self._step)
 
@@ -154,8 +133,8 @@ class Ppo(GradientLearner):
         batch = {key: value for key, value in batch.items() if not key.startswith("carry/")}
         if self.played is not None and batch["action"].ndim > 2:
             batch["action"] = batch["action"][..., : self.played]
-        new = self.done == 0 and not self.actor_seen.given
-        if new:  # a new policy hardly looks at what it sees: its densities stay what they were
+        new = self.done == 0 and not self.actor_stats.given
+        if new:  # the output of a new policy hardly depends on observations: ratios stay near 1
             self._observe(batch)
         self._set_rates()
         table, metrics = self._table(batch, carry)
@@ -166,17 +145,17 @@ class Ppo(GradientLearner):
         return metrics
 
     def _size(self, batch: Tensors) -> int:
-        """Of a minibatch: decisions, or rows; never more than there normally are."""
+        """Size of a minibatch: decisions, or parallel environments if recurrent."""
         steps, rows = batch["valid"].shape
-        if self.remembers:
+        if self.recurrent:
             return min(max(self.batch_size // steps, 1), rows)
         return min(self.batch_size, self.horizon * rows)
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:
-        """What minibatches are drawn from: decisions [N, ...], or with memory rows [B, T, ...]."""
+        """The data for minibatches: decisions [N, ...], or sequences [B, T, ...] if recurrent."""
         table = {**nest(under(batch, "obs"), "obs"), "action": batch["action"]}
-        before = self._look_back if self.remembers else self._look
+        before = self._evaluate_recurrent if self.recurrent else self._evaluate
         old, value, following, kept = before(batch, carry)
         reward, discount, valid = batch["reward"], batch["discount"], batch["valid"]
         if self.config.scale_rewards:
@@ -188,24 +167,24 @@ class Ppo(GradientLearner):
         target = advantage + value
         learn = valid & batch["learn"] if "learn" in batch else valid
         share = learn / learn.sum().clamp(min=1)
-        missed, spread = variance(advantage, share), variance(target, share)
-        metrics = {"explained": 1 - missed / spread.clamp(min=1e-8)}
+        residual, spread = variance(advantage, share), variance(target, share)
+        metrics = {"explained": 1 - residual / spread.clamp(min=1e-8)}
         if self.config.advantage == "batch":
             advantage = normalized(advantage, share)
         table |= {"old": old, "value": value, "target": target, "advantage": advantage}
-        if self.remembers:
+        if self.recurrent:
             table |= {"first": batch["first"], "valid": learn}
-            lives = each(table, lambda leaf: leaf.transpose(0, 1)) | kept
-            if "learn" in batch:  # rows with nothing to learn from make no minibatches
-                lives = take(lives, learn.any(0).nonzero().flatten())
-            return lives, metrics
+            sequences = each(table, lambda leaf: leaf.transpose(0, 1)) | kept
+            if "learn" in batch:  # leave out sequences without a decision to learn from
+                sequences = take(sequences, learn.any(0).nonzero().flatten())
+            return sequences, metrics
         flat = each(table, lambda leaf: leaf.flatten(0, 1))
         if not bool(learn.all()):
             flat = take(flat, learn.flatten().nonzero().flatten())
         return flat, metrics
 
-    def _look(self, batch: Tensors, carry: Tensors) -> Before:
-        """Densities, values and values of the successors under the parameters that acted."""
+    def _evaluate(self, batch: Tensors, carry: Tensors) -> Before:
+        """Log-probabilities, values and next values, by the parameters that acted."""
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, ...]] = []
         for at in range(0, len(flat["reward"]), PIECE):
@@ -216,8 +195,8 @@ class Ppo(GradientLearner):
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
 
-    def _look_back(self, batch: Tensors, carry: Tensors) -> Before:
-        """The same for policies with memory, and the memories to begin minibatches with."""
+    def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
+        """The same for recurrent policies, and the hidden states at the start of the sequences."""
         first, rows = batch["first"], batch["first"].shape[1]
         critic = cast(RecurrentValue, self.value)
         if len(self.memory) != rows:
@@ -233,15 +212,15 @@ class Ppo(GradientLearner):
         return old, value, following, kept
 
     def _learn(self, table: Tensors, size: int) -> dict[str, Tensor]:
-        """Epochs of shuffled minibatches of exactly `size`; means over them."""
-        count = distributed.all_min(len(table["old"]))  # processes make the same steps
+        """Epochs of shuffled minibatches of exactly `size`; returns mean metrics."""
+        count = distributed.all_min(len(table["old"]))  # the same for all processes
         if not count:
             return {}
         seen: list[Tensors] = []
         device = table["old"].device
         for _ in range(self.config.epochs):
             order = torch.randperm(count, device=device)
-            if count < size:  # shapes stay what they are
+            if count < size:  # keep the shape
                 order = torch.cat([order, torch.randint(count, (size - count,), device=device)])
             shuffled = take(table, order)
             begun = len(seen)
@@ -263,7 +242,8 @@ class Ppo(GradientLearner):
             metrics["grad_norm"] = clip_norm([p.grad for p in weights], self.config.grad_clip)
         if self.config.schedule == "adaptive":
             distributed.average([metrics["kl"]])
-            self._adapt(metrics["kl"])
+            self.lr.adapt(metrics["kl"], self.config.target_kl)
+            self.lr.write(self.optims.values())
         for adam in self.optims.values():
             adam.step()
         return metrics
@@ -298,9 +278,9 @@ class Ppo(GradientLearner):
         return loss - config.entropy * parts["entropy"] if config.entropy else loss
 
     def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of a table's rows, [N] or with memory [B, T]."""
+        """Log-probabilities and entropies of stored actions, [N] or [B, T] if recurrent."""
         obs = under(rows, "obs")
-        if not self.remembers:
+        if not self.recurrent:
             return cast(StochasticPolicy, self.policy).evaluate_actions(obs, rows["action"])
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         action, first = rows["action"].transpose(0, 1), rows["first"].mT
@@ -310,13 +290,13 @@ class Ppo(GradientLearner):
 
     def _values(self, rows: Tensors) -> Tensor:
         obs = under(rows, "obs")
-        if not self.remembers:
+        if not self.recurrent:
             return self.value(obs)
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
         return self.value(obs, rows["memory"], rows["first"].mT)[0].mT
 
     def state_values(self, obs: Tensors) -> Tensor:
-        """V [N] of observations [N, ...] with which episodes begin."""
+        """V [N] of observations [N, ...] at the start of episodes."""
         if isinstance(self.value, Value):
             return self.value(obs)
         leaf = next(iter(obs.values()))
@@ -325,36 +305,17 @@ class Ppo(GradientLearner):
         return self.value(each(obs, lambda leaf: leaf[None]), begun, first)[0][0]
 
     def _observe(self, batch: Tensors) -> None:
-        """Let the normalisers take up a batch."""
+        """Update the running statistics of observations from a batch."""
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_seen.follow(cast(StochasticPolicy, self.policy).encoder, obs, valid)
-            self.critic_seen.follow(self.value.encoder, obs, valid)
+            self.actor_stats.follow(cast(StochasticPolicy, self.policy).encoder, obs, valid)
+            self.critic_stats.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:
-        """Learning rates of this update, as tensors that a step may change on the device."""
-        left = 1 - min(self.done / self.total, 1.0) if self.total else 1.0
-        if self.config.schedule == "linear":
-            self.pace.fill_(left)
-        elif self.config.schedule == "cosine":
-            self.pace.fill_(0.5 - 0.5 * math.cos(math.pi * left))
-        self._pace()
-
-    def _adapt(self, kl: Tensor) -> None:
-        """Half as fast again where the policy hardly moved, slower where it moved too far."""
-        target, pace = self.config.target_kl, self.pace
-        slower = torch.where(kl > 2 * target, pace / 1.5, pace)
-        pace.copy_(torch.where(kl < target / 2, pace * 1.5, slower))
-        pace.copy_((pace * self.rates[0]).clamp(1e-5, 1e-2) / self.rates[0])
-        self._pace()
-
-    def _pace(self) -> None:
-        for adam, rate in zip(self.optims.values(), self.rates, strict=False):
-            group = adam.param_groups[0]
-            if not isinstance(group["lr"], Tensor) or group["lr"].device != rate.device:
-                group["lr"] = torch.empty_like(rate)
-            torch.mul(self.pace, rate, out=group["lr"])
+        """The learning rates of this update."""
+        self.lr.schedule(self.done / self.total if self.total else 0.0)
+        self.lr.write(self.optims.values())
 
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
@@ -368,13 +329,6 @@ class Ppo(GradientLearner):
         super().set_state(state)
         self.done, self.memory = state["done"], state["memory"]
         self.returns.running = state["returns"]
-
-
-def clip_norm(grads: list[Tensor], most: float) -> Tensor:
-    """The norm of all gradients together, which is then at most `most`; waits for nothing."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))  # pyright: ignore[reportPrivateImportUsage]
-    torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1))  # pyright: ignore[reportPrivateImportUsage]
-    return norm
 
 
 def piece(at: int, size: int, leaf: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Shown: PPO that is shown a few demonstrations before and while it learns.
+"""PPO with demonstrations: behaviour cloning before PPO and after each of its updates.
 
-Offline data for procedurally generated worlds (Andres et al., 2023): two trajectories of MiniGrid
-can be enough. Before anything else `before` steps of cloning; then `warm` updates in which only
-values learn, as a cold critic would spoil what was cloned; then PPO, and after each of its updates
-`beside` more steps of cloning, fewer and fewer over the share `fade` of the run:
+Offline data for procedurally generated environments (Andres et al., 2023): two trajectories of
+MiniGrid can be enough. First `bc_pretrain_steps` steps of behaviour cloning; then `critic_warmup`
+updates of the critic alone, as an untrained critic would spoil the policy; then PPO, with
+`bc_steps` more cloning steps after each update, decayed to 0 over the share `bc_decay` of the run:
 
     L = - mean log pi(a | o)     over (o, a) of the demonstrations
 
-(or what else the policy's own `loss` is: a normal one imitates by its mean).
+or the policy's own `loss`: a diagonal Gaussian regresses its mean.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, take
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo import Ppo, clip_norm
+from embodied.learners.on_policy.learning_rates import clip_norm
+from embodied.learners.on_policy.ppo import Ppo
 from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`before`, `warm`, `beside`: as above, 0 is none; `fade` 0: as many to the end; cloning is of
-    `clone_batch` rows at the rate `clone_lr`."""
+    """`bc_pretrain_steps`, `critic_warmup`, `bc_steps`: as above, 0 for none; `bc_decay` 0: no
+    decay; cloning uses batches of `bc_batch_size` chunks and the learning rate `bc_lr`."""
 
-    before: int = 1000
-    warm: int = 5
-    beside: int = 5
-    fade: float = 0.0
-    clone_lr: float = 1e-3
-    clone_batch: int = 256
+    bc_pretrain_steps: int = 1000
+    critic_warmup: int = 5
+    bc_steps: int = 5
+    bc_decay: float = 0.0
+    bc_lr: float = 1e-3
+    bc_batch_size: int = 256
 
 
 class PpoDemos(Ppo):
-    """`show` gives it the demonstrations; without any it is PPO, less its first batches.
+    """`set_demonstrations` provides the demonstrations; without any it is PPO.
 
-    The batch before cloning was played by nobody that matters any more: only normalisers take it.
+    The first batch, collected before cloning, only updates the normalisers.
     """
 
     rows = "chunks"
@@ -62,14 +63,14 @@ class PpoDemos(Ppo):
         execute: int | None = None,
     ) -> None:
         super().__init__(config, policy, spec, total_decisions, execute)
-        if self.remembers or not hasattr(policy, "loss"):
+        if self.recurrent or not hasattr(policy, "loss"):
             raise ConfigError("this learner needs a policy without memory that can imitate")
-        if config.fade and not total_decisions:
-            raise ConfigError(f"fade={config.fade:g} needs to know the length of the run")
+        if config.bc_decay and not total_decisions:
+            raise ConfigError(f"bc_decay={config.bc_decay:g} needs to know the length of the run")
         self.config: Config = config
         self.register_buffer("free", torch.ones(()))  # 0 while only values learn
         weights = [p for p in policy.parameters() if p.requires_grad]
-        self.cloner = Adam(weights, config.clone_lr)
+        self.cloner = Adam(weights, config.bc_lr)
         self.shown: Tensors | None = None
         self.updates = 0
         self.estimates = None  # its first batch says nothing about the student
@@ -80,14 +81,14 @@ class PpoDemos(Ppo):
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         first, self.updates = self.updates == 0, self.updates + 1
-        if first and self.shown is not None and self.config.before:
+        if first and self.shown is not None and self.config.bc_pretrain_steps:
             self._observe({key: v for key, v in batch.items() if not key.startswith("carry/")})
             self.done += batch["valid"].numel()
-            return {"clone_loss": self._clone(self.config.before)}
-        cold = self.config.warm + bool(self.config.before)
+            return {"clone_loss": self._clone(self.config.bc_pretrain_steps)}
+        cold = self.config.critic_warmup + bool(self.config.bc_pretrain_steps)
         self.free.fill_(float(self.shown is None or self.updates > cold))
         metrics = super().update(batch)
-        steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
+        steps = round(self.config.bc_steps * remaining(self.done, self.config.bc_decay, self.total))
         if self.shown is not None and steps and bool(self.free):
             metrics["clone_loss"] = self._clone(steps)
         return metrics
@@ -98,7 +99,7 @@ class PpoDemos(Ppo):
         device = self.free.device
         count, losses = tt.length(self.shown), []
         for _ in range(steps):
-            index = torch.randint(count, (self.config.clone_batch,))
+            index = torch.randint(count, (self.config.bc_batch_size,))
             loss = self.policy.loss(tt.to(take(self.shown, index), device)).mean()  # type: ignore[attr-defined]
             fit_step(self.cloner, loss, self.config.grad_clip)
             losses.append(loss.detach())
@@ -121,7 +122,7 @@ class PpoDemos(Ppo):
 
 def remaining(done: int, fade: float, total: int) -> float:
     """Share of the steps of cloning that are still made after `done` of `total` decisions, from 1
-    to 0 over the share `fade` of them (0: always 1)."""
+    to 0 over the share `bc_decay` of them (0: always 1)."""
     return max(1 - done / (fade * total), 0.0) if fade else 1.0
 
 

@@ -1,13 +1,13 @@
-"""Rapid: PPO that also imitates the best episodes it has played itself.
+"""RAPID: PPO that also imitates its own best episodes, for sparse-reward procedural environments.
 
-Source: Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021 (RAPID), the exploring baseline of
-Andres et al., 2023. Of an episode with T decisions, of which D saw something else than all before,
-and where N(s) counts how often an observation was seen in the whole of training,
+Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021; the exploring baseline of Andres et al., 2023.
+An episode of T decisions with D different observations is ranked by return and exploration; N(s)
+counts how often an observation occurred in the whole of training:
 
     S = w_0 R + w_1 D / T + w_2 1/T sum_t N(s_t)^(-1/2),    L = - mean log pi(a | o)
 
-R is the undiscounted return. The decisions of the best episodes are kept, at most `size` of them,
-and ranked again with every batch, as counts grow; after each of PPO's updates `beside` steps on L.
+R is the undiscounted return. At most `size` decisions of the best episodes are kept and ranked
+again with every batch, as counts grow; each of PPO's updates is followed by `bc_steps` steps on L.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ DIGEST = 16  # bytes that stand for an observation
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`size`: decisions kept. `weights` w_0, w_1, w_2; a weight of 0 for the last counts nothing
-    (in worlds whose observations never come again counting is of no use and grows with the run).
-    `beside` steps on `own_batch` decisions at the rate `own_lr` (0: PPO's), fewer and fewer over
-    the share `fade` of the run (0: as many to the end). Published: 5 for each episode."""
+    """`size`: decisions kept. `weights` w_0, w_1, w_2; with w_2 = 0 nothing is counted (where
+    observations never repeat, counts are of no use and grow with the run). `bc_steps` steps on
+    `bc_batch_size` decisions with the learning rate `bc_lr` (0: PPO's), decayed to 0 over the share
+    `bc_decay` of the run (0: no decay). Published: 5 per episode."""
 
     size: int = 10_000
     weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
-    beside: int = 5
-    fade: float = 0.0
-    own_lr: float = 0.0
-    own_batch: int = 256
+    bc_steps: int = 5
+    bc_decay: float = 0.0
+    bc_lr: float = 0.0
+    bc_batch_size: int = 256
 
 
 class PpoRapid(Ppo):
@@ -65,18 +65,17 @@ class PpoRapid(Ppo):
         execute: int | None = None,
     ) -> None:
         super().__init__(config, policy, spec, total_decisions, execute)
-        if self.remembers:
-            raise ConfigError("this learner needs a policy without memory")
-        if min(config.size, config.own_batch) < 1 or config.beside < 0 or min(config.weights) < 0:
-            raise ConfigError(
-                f"learner: size={config.size} and own_batch={config.own_batch} should be at least "
-                f"1, beside={config.beside} and weights={list(config.weights)} not below 0"
-            )
-        if config.fade and not total_decisions:
-            raise ConfigError(f"fade={config.fade:g} needs to know the length of the run")
+        if self.recurrent:
+            raise ConfigError("this learner needs a policy without memory, not a recurrent one")
+        if min(config.size, config.bc_batch_size) < 1:
+            raise ConfigError("learner: size and bc_batch_size should be at least 1")
+        if min(config.bc_steps, *config.weights) < 0:
+            raise ConfigError("learner: bc_steps and weights should not be below 0")
+        if config.bc_decay and not total_decisions:
+            raise ConfigError(f"bc_decay={config.bc_decay:g} needs to know the length of the run")
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]
-        self.imitator = Adam(weights, config.own_lr or config.lr)
+        self.imitator = Adam(weights, config.bc_lr or config.lr)
         self.best = EpisodeBuffer(config.size, config.weights)
         self.open: list[Episode] = []  # of each row, what it has played of its episode
 
@@ -86,7 +85,7 @@ class PpoRapid(Ppo):
         device = batch["reward"].device
         told = {name: torch.tensor(value) for name, value in self.best.metrics().items()}
         metrics |= tt.to(told, device)
-        steps = round(self.config.beside * remaining(self.done, self.config.fade, self.total))
+        steps = round(self.config.bc_steps * remaining(self.done, self.config.bc_decay, self.total))
         if steps and distributed.all_min(len(self.best)):
             metrics["own_loss"] = self._imitate(steps)
         return metrics
@@ -133,8 +132,8 @@ class PpoRapid(Ppo):
         """So many steps; the mean loss."""
         losses: list[Tensor] = []
         for _ in range(steps):
-            index = torch.randint(len(self.best), (self.config.own_batch,))
-            rows = tt.to(take(self.best.table, index), self.rates.device)
+            index = torch.randint(len(self.best), (self.config.bc_batch_size,))
+            rows = tt.to(take(self.best.table, index), self.lr.base_lrs.device)
             loss = -self._evaluate_actions(rows)[0].mean()
             fit_step(self.imitator, loss, self.config.grad_clip)
             losses.append(loss.detach())

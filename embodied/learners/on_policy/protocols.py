@@ -1,0 +1,35 @@
+"""Protocols: what PPO needs of a policy."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from embodied.core.tensors import Tensors
+from policies.networks.encoders import Encoder
+
+
+@runtime_checkable
+class StochasticPolicy(Protocol):
+    """A policy with log-probabilities; `encoder` holds its observation normaliser."""
+
+    encoder: Encoder
+
+    def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, [n] each, of stored actions."""
+        ...
+
+
+@runtime_checkable
+class RecurrentPolicy(Protocol):
+    """A policy with a recurrent state of `width` numbers."""
+
+    encoder: Encoder
+    width: int
+
+    def evaluate_sequence(
+        self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy, [T, B] each, of sequences of stored actions."""
+        ...
