@@ -6,15 +6,18 @@ folder in the environment variable EMBODIED_CONFIGS.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
 import sys
 import tempfile
 import typing
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -97,16 +100,20 @@ def _fill_data(
     node: Node, regimes: Mapping[str, Node], words: Sequence[str], search: Sequence[Path]
 ) -> None:
     """Complete `node["data"]` with the defaults of its regime, and with what `regimes`, a size's,
-    sets in it; what is typed stays."""
+    sets in it; what is typed stays. Where the regime itself is typed (`data=offline`), an
+    experiment's settings of another regime are left out."""
     data = node.get("data") or {}
     regime = data.get("regime", "auto")
     if regime == "auto":
         regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
     file = options("data", search).get(regime)
+    defaults = _load(file) if file else {}
     typed = {word.split("=", 1)[0].lstrip("+") for word in words}
+    if "data" in typed:
+        data = {k: v for k, v in data.items() if k in defaults or f"data.{k}" in typed}
     sized = regimes.get(regime, {}).items()
     sized = {key: value for key, value in sized if f"data.{key}" not in typed}
-    node["data"] = {**(_load(file) if file else {}), **data, **sized, "regime": regime}
+    node["data"] = {**defaults, **data, **sized, "regime": regime}
 
 
 def _bound(node: Node, most: Mapping[str, Any]) -> None:
@@ -171,11 +178,39 @@ def _entry(entry: Any) -> Any:
     return made
 
 
+OURS = ("embodied", "envs", "policies", "configs", "real_robot")
+
+
 def import_from_here() -> None:
-    """Let the user's packages in the current folder be imported, after everything installed."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    """Let the user's packages in the current folder be imported, after everything installed.
+
+    One line says which folder of the user has the name of a package of ours, and which of the two
+    Python takes.
+    """
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+    for name in OURS:
+        found = [each for each in (here / name, here / f"{name}.py") if each.exists()]
+        if found and (line := _shadow(name, found[0])):
+            _warn_once(line)
+
+
+def _shadow(name: str, user: Path) -> str | None:
+    """One line, if `user` is another package than the installed `name`."""
+    known = importlib.util.find_spec(name)
+    places = [*(known.submodule_search_locations or []), known.origin] if known else []
+    ours = PACKAGED.parent / name
+    if user.resolve() == ours.resolve() or not user.exists():
+        return None
+    if any(place and Path(place).resolve() == user.resolve() for place in places):
+        return f"{user} hides embodied's own package {name}: rename it, or start elsewhere"
+    return f"{user} is not imported: embodied has a package {name}; rename yours to use it"
+
+
+@cache
+def _warn_once(line: str) -> None:
+    warnings.warn(line, stacklevel=4)
 
 
 def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:

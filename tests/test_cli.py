@@ -218,8 +218,8 @@ def test_the_order_of_precedence() -> None:
     """Defaults, then the experiment, then the size, then the command line; all of it plain."""
     node = compose("train", ["experiment=pendulum_sac"]).node
     assert (node["steps"], node["eval"]["episodes"], node["threads"]) == (10000, 50, 1)
-    small = compose("train", ["experiment=pendulum_sac", "size=debug", "start=7"]).node
-    assert small["steps"] < 1000 and small["start"] == 7
+    small = compose("train", ["experiment=pendulum_sac", "size=debug", "data.warmup_steps=7"]).node
+    assert small["steps"] < 1000 and small["data"]["warmup_steps"] == 7
     assert small["eval"]["episodes"] < 10 and small["learner"]["batch_size"] < 100
     assert type(small) is dict and type(small["learner"]) is dict
 
@@ -277,7 +277,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     made = compose("train", [f"experiment={experiment}"])
     node, env = made.node, str(made.choices["env"])
     words = []
-    if resolve(node["learner"]["_target_"]).data == "offline" or node["demo_episodes"]:
+    if node["data"]["regime"] == "offline" or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
     wrapper = node.get("finetune") or node.get("policy")
     if issubclass(resolve(wrapper["_target_"]), PolicyWrapper):

@@ -85,7 +85,7 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
         )
     made = compose("train", words, folders)
     node, choices = made.node, made.choices
-    if node.setdefault("policy", None) is None and node.get("finetune") is None:
+    if node.get("policy") is None and node.get("finetune") is None:
         known = options("policy", search_folders(folders))
         raise ConfigError(f"policy is not given: policy=NAME{nearest('', known)}")
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]

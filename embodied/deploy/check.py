@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied import moved
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
@@ -171,7 +172,8 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return False, "it holds numbers that are none; take an earlier checkpoint"
     if any(fitted):
         return True, f"{sum(fitted)} of {len(found)} set from data"
-    wanted = bool((site.trained or {}).get("normalize")) or bool((site.trained or {}).get("demos"))
+    trained = moved.run_settings(site.trained or {})
+    wanted = bool((trained.get("data") or {}).get("normalize")) or bool(trained.get("demos"))
     if found and wanted:
         return False, "the run says that there is one, the checkpoint has none that was set"
     return True, "none, as trained" if site.trained else "none"

@@ -127,12 +127,12 @@ class RunConfig:
     """
 
     env: Node
-    policy: Node | None
     learner: Node
     name: str
     output: str
     steps: int
     data: Offline | OffPolicy | OnPolicy
+    policy: Node | None = None
     finetune: Node | None = None
     reward: Node | None = None
     teacher: Node | None = None

@@ -1,0 +1,282 @@
+"""Every setting of a run, in every training regime: it takes effect, or is refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embodied.compose import PACKAGED, compose
+from embodied.core.build import ConfigError
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.training.components import RunComponents
+from embodied.training.config import (
+    REGIMES,
+    EvalConfig,
+    OffPolicy,
+    RunConfig,
+    read_config,
+    settings_of,
+)
+from tests.training.test_train import run
+
+ENV = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
+LEARNERS: dict[str, dict[str, Any]] = {
+    "offline": {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8},
+    "off_policy": {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8},
+    "on_policy": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 4, "batch_size": 8},
+}
+POLICIES = {
+    "offline": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "off_policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "on_policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
+}
+REWARD = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled", "factor": -2.0}
+UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
+PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
+TOP = {"_target_": "embodied.buffers.weighted.Top"}
+
+# Another value than the default of every setting that a regime can use, and how it is seen in the
+# components; `None` where the whole run shows it (`test_a_run_follows`).
+SEEN: dict[str, tuple[Any, Any]] = {
+    "env": ({**ENV, "num_envs": 2}, lambda c: c.env.num_envs == 2),
+    "policy": (None, lambda c: c.policy is not None),
+    "learner": (None, lambda c: c.learner.node["batch_size"] == 8),
+    "name": ("other", lambda c: c.config.name == "other"),
+    "steps": (7, lambda c: c.config.total_steps == 7),
+    "reward": (REWARD, lambda c: c.loop.rewards.reward.node["factor"] == -2.0),
+    "teacher": (UNIFORM, lambda c: "teacher" in c.loop.stateful),
+    "replay": (PRIORITIZED, lambda c: c.loop.buffers.replay.columns == ("index", "weight")),
+    "execute": (1, lambda c: c.config.execute == 1),
+    "data.utd_ratio": (0.5, lambda c: c.loop.config.utd_ratio == 0.5),
+    "data.warmup_steps": (8, lambda c: not c.loop.learning),
+    "data.replay_size": (50, lambda c: c.loop.buffers.replay.capacity == 50),
+    "data.success_fraction": (0.5, lambda c: c.loop.buffers.success is not None),
+}
+WITH_DEMOS: dict[str, tuple[Any, Any]] = {
+    "demos": (None, lambda c: len(c.episodes) == 4),
+    "demo_episodes": (2, lambda c: len(c.episodes) == 2),
+    "weighting": (TOP, lambda c: "data/effective_rows" in c.loop.data_metrics),
+    "data.demo_fraction": (None, lambda c: len(c.loop.buffers.replay) == 80),
+    "data.pretrain_steps": (5, lambda c: c.config.total_steps == 5 + c.config.steps),
+    "data.normalize": (True, lambda c: bool(c.policy.encoder.norm.mean.abs().sum() > 0)),
+}
+# What the whole run shows, or what other files test.
+ELSEWHERE = {
+    "output": "test_a_run_follows",
+    "log_every": "test_a_run_follows",
+    "save_every": "test_a_run_follows",
+    "eval_every": "test_a_run_follows",
+    "video": "test_a_run_follows",
+    "seed": "test_a_run_follows",
+    "device": "test_parallel.py, a GPU",
+    "threads": "test_a_run_follows",
+    "resume": "test_train.py",
+    "wandb": "test_logger.py",
+    "finetune": "test_finetune_demos.py",
+    "init": "test_finetune_demos.py",
+    "eval": "test_task_grid.py",
+    "data.random_shift": "test_a_shift_is_for_images",
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "offline": {"reward": REWARD, "teacher": UNIFORM, "replay": PRIORITIZED},
+    "off_policy": {},
+    "on_policy": {"replay": PRIORITIZED, "weighting": TOP, "demo_episodes": 2, "demos": "demos"},
+}
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("demos") / "set")
+    random = {"_target_": "policies.random.Random"}
+    collect(CollectConfig(ENV, random, 4, out, 4, success_only=False), lambda kept, played: None)
+    return out
+
+
+def node(folder: Path, regime: str, demos: str | None, **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "env": ENV,
+        "policy": POLICIES[regime],
+        "learner": LEARNERS[regime],
+        "name": "run",
+        "output": str(folder),
+        "steps": 32,
+        "data": {"regime": regime},
+        "demos": demos,
+        "eval": {"episodes": 2, "num_envs": 2},
+        "video": False,
+        "device": "cpu",
+    }
+    for key, value in changes.items():
+        if key.startswith("data."):
+            made["data"][key.removeprefix("data.")] = value
+        else:
+            made[key] = value
+    return made
+
+
+def every_setting() -> list[str]:
+    own = {f"data.{name}" for kind in REGIMES.values() for name in settings_of(kind)}
+    return sorted({*settings_of(RunConfig), *own} - {"data"})
+
+
+def test_every_setting_is_covered() -> None:
+    """A new setting of a run has to be put into one of the tables above."""
+    assert set(every_setting()) == {*SEEN, *WITH_DEMOS, *ELSEWHERE}
+    groups = {file.name for file in PACKAGED.iterdir() if file.is_dir()}
+    chosen = yaml.safe_load((PACKAGED / "train.yaml").read_text())["defaults"]
+    chosen = {name for entry in chosen if isinstance(entry, dict) for name in entry}
+    assert chosen <= groups
+    assert chosen - {"experiment", "size", "data"} <= set(settings_of(RunConfig))
+
+
+@pytest.mark.parametrize("setting", sorted(SEEN | WITH_DEMOS))
+@pytest.mark.parametrize("regime", REGIMES)
+def test_it_takes_effect_or_is_refused(
+    tmp_path: Path, demos: str, regime: str, setting: str
+) -> None:
+    value, seen = (SEEN | WITH_DEMOS)[setting]
+    name = setting.removeprefix("data.")
+    needs = demos if regime == "offline" or (setting in WITH_DEMOS) else None
+    foreign = setting.startswith("data.") and name not in settings_of(REGIMES[regime])
+    if foreign or setting in REFUSED[regime]:
+        needs = demos if regime == "offline" or setting == "demos" else None
+        changes = {} if setting == "demos" else {setting: value}
+        with pytest.raises(ConfigError) as refused:
+            RunComponents(read_config(node(tmp_path, regime, needs, **changes)))
+        text = str(refused.value)
+        assert "\n" not in text and (name in text or "demos" in text)
+        return
+    keep = value is None and setting != "data.demo_fraction"
+    changes = {} if keep else {setting: value}
+    if regime == "off_policy" and setting == "teacher":
+        pytest.importorskip("mujoco")
+    if setting == "teacher":
+        changes["env"] = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 2}
+    components = RunComponents(read_config(node(tmp_path, regime, needs, **changes)))
+    assert seen(components)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"data.utd_ratio": -1}, "data.utd_ratio=-1"),
+        ({"data.demo_fraction": 7}, "data.demo_fraction=7"),
+        ({"data.success_fraction": 2}, "data.success_fraction=2"),
+        ({"data.replay_size": 0}, "at least 1"),
+        ({"data.demo_fraction": 0.25}, "demos=DIR"),
+        ({"data.pretrain_steps": 5}, "demos=DIR"),
+        ({"data.normalize": True}, "warm-up"),
+        ({"demo_episodes": 3}, "demos=DIR"),
+        ({"weighting": TOP}, "demos=DIR"),
+        ({"data.random_shift": 4}, "observes none"),
+        ({"steps": 0}, "steps=0"),
+        ({"threads": 0}, "threads=0"),
+        ({"execute": 0}, "execute=0"),
+    ],
+)
+def test_what_has_no_effect_or_no_sense_is_one_line(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        RunComponents(read_config(node(tmp_path, "off_policy", None, **changes)))
+
+
+def test_bad_evaluation_settings_are_refused() -> None:
+    for field in dataclasses.fields(EvalConfig):
+        if field.name != "seed":
+            with pytest.raises(ConfigError, match=rf"eval\.{field.name}"):
+                EvalConfig(**{field.name: -1})
+
+
+def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:
+    with pytest.raises(ConfigError, match="observes none"):
+        RunComponents(read_config(node(tmp_path, "offline", demos, **{"data.random_shift": 2})))
+    with pytest.raises(ConfigError, match="no use in on-policy"):
+        read_config(node(tmp_path, "on_policy", None, **{"data.random_shift": 2}))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_a_run_follows(tmp_path: Path, demos: str, regime: str) -> None:
+    """Its folder, intervals and seed; the settings are all in run.yaml."""
+    import json
+
+    import torch
+
+    given = demos if regime == "offline" else None
+    every = {"log_every": 8, "save_every": 16, "eval_every": 16, "seed": 3, "threads": 2}
+    run(node(tmp_path / "run", regime, given, **every))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == ["00000016", "00000032"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    updated = {16, 32} if regime == "on_policy" else {8, 16, 24, 32}
+    assert {row["step"] for row in rows} >= updated
+    assert [row["step"] for row in rows if "eval/return" in row] == [16, 32]
+    written = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    assert set(written) == set(settings_of(RunConfig)) and written["seed"] == 3
+    assert set(written["data"]) == {"regime", *settings_of(REGIMES[regime])}
+
+
+def test_defaults_in_yaml_are_the_dataclasses() -> None:
+    """Every setting of a regime is in its YAML file; only the warm-up differs."""
+    for regime, kind in REGIMES.items():
+        listed = yaml.safe_load((PACKAGED / "data" / f"{regime}.yaml").read_text())
+        assert listed.pop("regime") == regime and set(listed) == set(settings_of(kind))
+        listed.pop("warmup_steps", None)
+        assert all(getattr(kind(), name) == value for name, value in listed.items())
+
+
+PPO = ["experiment=cartpole_ppo", "size=debug", "name=x", "output=y"]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("data.utd_ratio=5", "data.utd_ratio has no use in on-policy"),
+        ("replay=prioritized", "replay has no use in on-policy"),
+        ("weighting=return", "weighting has no use in on-policy"),
+        ("data.warmup_steps=100", "data=off_policy"),
+        ("data=rollout_policy", "there is no data"),
+    ],
+)
+def test_the_command_line_refuses(word: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_config(compose("train", [*PPO, word]).node)
+
+
+@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
+@pytest.mark.parametrize("word", ["ratio=5", "start=100", "demo_fraction=7", "pretrain=10"])
+def test_the_command_line_refuses_former_names(word: str) -> None:
+    with pytest.raises(ConfigError, match="no use in on-policy"):
+        read_config(compose("train", [*PPO, word]).node)
+
+
+@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
+def test_former_names_still_work(tmp_path: Path) -> None:
+    """Flat settings and renamed options, on the command line, in a user's YAML, in Python."""
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /env: pendulum\n"
+        "  - override /policy: gaussian\n  - override /learner: dsact\n"
+        "  - override /replay: prioritised\nratio: 0.25\nstart: 70\n"
+    )
+    words = ["experiment=mine", "name=x", "output=y", "pretrain=0", "data.replay_size=50"]
+    made = compose("train", words, [tmp_path])
+    config = read_config(made.node)
+    assert made.choices["learner"] == "dsac_t" and made.choices["replay"] == "prioritized"
+    assert config.data == OffPolicy(utd_ratio=0.25, warmup_steps=70, replay_size=50)
+    flat = node(tmp_path, "off_policy", None) | {"data": "replay", "ratio": 0.5, "start": 3}
+    assert read_config(flat).data == OffPolicy(utd_ratio=0.5, warmup_steps=3)
+
+
+def test_one_line_names_the_present_settings(tmp_path: Path) -> None:
+    flat = node(tmp_path, "off_policy", None) | {"data": None, "ratio": 0.125, "shift": 0}
+    with pytest.warns(UserWarning, match="ratio, shift is now data.utd_ratio, data.random_shift"):
+        read_config(flat)
