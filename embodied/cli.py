@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from embodied import commands
 from embodied.core.build import ConfigError, build, nearest
 from embodied.moved import MovedWarning
+from embodied.user_packages import ShadowWarning
 
 STOPPED = 130
 
@@ -105,7 +106,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
     """`warnings.showwarning` that prints old names' warnings without the line of code."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, MovedWarning):
+        if issubclass(category, (MovedWarning, ShadowWarning)):
             print(f"embodied: {message}", file=sys.stderr)
         else:
             usual(message, category, *where, **more)

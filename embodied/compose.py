@@ -6,18 +6,14 @@ folder in the environment variable EMBODIED_CONFIGS.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import re
-import sys
 import tempfile
 import typing
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +22,8 @@ import yaml
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.user_packages import import_from_here
+from embodied.user_yaml import with_present_names
 
 PACKAGED = Path(str(files("configs")))
 
@@ -132,7 +130,7 @@ def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list
     made = {f"{name}.yaml": yaml.safe_dump(node, sort_keys=False) for name, node in given.items()}
     for folder in search[1:]:
         for file in sorted(folder.glob("*/*.yaml")):
-            if (text := _with_present_names(file)) is not None:
+            if (text := with_present_names(file)) is not None:
                 made[str(file.relative_to(folder))] = text
     if not made:
         yield []
@@ -143,74 +141,6 @@ def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         yield [Path(folder)]
-
-
-def _with_present_names(file: Path) -> str | None:
-    """A user's YAML file with the options and settings in it by today's names; None where it has
-    no other."""
-    text = file.read_text()
-    node = yaml.safe_load(text)
-    if not isinstance(node, dict):
-        return None
-    new: Node = dict(node)
-    whole = "@package _global_" in text.partition("\n")[0]
-    defaults = list(node.get("defaults") or [])
-    if whole and isinstance(node.get("data"), str):
-        defaults.append({"override /data": new.pop("data")})
-    if whole:
-        new = moved.run_settings(new)
-    if renamed := [_entry(each) for each in defaults]:
-        new = {"defaults": renamed, **{k: v for k, v in new.items() if k != "defaults"}}
-    if new == node:
-        return None
-    head = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("# @package"))
-    return head + yaml.safe_dump(new, sort_keys=False)
-
-
-def _entry(entry: Any) -> Any:
-    """One entry of a `defaults:` list ("override /learner": name) with today's name."""
-    if not isinstance(entry, dict):
-        return entry
-    made = {}
-    for key, name in cast(Mapping[str, Any], entry).items():
-        group = key.removeprefix("override ").strip("/").partition("@")[0]
-        made[key] = moved.option(group, name) if isinstance(name, str) else name
-    return made
-
-
-OURS = ("embodied", "envs", "policies", "configs", "real_robot")
-
-
-def import_from_here() -> None:
-    """Let the user's packages in the current folder be imported, after everything installed.
-
-    One line says which folder of the user has the name of a package of ours, and which of the two
-    Python takes.
-    """
-    here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.append(str(here))
-    for name in OURS:
-        found = [each for each in (here / name, here / f"{name}.py") if each.exists()]
-        if found and (line := _shadow(name, found[0])):
-            _warn_once(line)
-
-
-def _shadow(name: str, user: Path) -> str | None:
-    """One line, if `user` is another package than the installed `name`."""
-    known = importlib.util.find_spec(name)
-    places = [*(known.submodule_search_locations or []), known.origin] if known else []
-    ours = PACKAGED.parent / name
-    if user.resolve() == ours.resolve() or not user.exists():
-        return None
-    if any(place and Path(place).resolve() == user.resolve() for place in places):
-        return f"{user} hides embodied's own package {name}: rename it, or start elsewhere"
-    return f"{user} is not imported: embodied has a package {name}; rename yours to use it"
-
-
-@cache
-def _warn_once(line: str) -> None:
-    warnings.warn(line, stacklevel=4)
 
 
 def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:

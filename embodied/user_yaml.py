@@ -1,0 +1,45 @@
+"""YAML files of users, with today's names of options and run settings (see moved.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from embodied import moved
+from embodied.core.build import Node
+
+
+def with_present_names(file: Path) -> str | None:
+    """A user's YAML file with the options and settings in it by today's names; None where it has
+    no other."""
+    text = file.read_text()
+    node = yaml.safe_load(text)
+    if not isinstance(node, dict):
+        return None
+    new: Node = dict(node)
+    whole = "@package _global_" in text.partition("\n")[0]
+    defaults = list(node.get("defaults") or [])
+    if whole and isinstance(node.get("data"), str):
+        defaults.append({"override /data": new.pop("data")})
+    if whole:
+        new = moved.run_settings(new)
+    if renamed := [_entry(each) for each in defaults]:
+        new = {"defaults": renamed, **{k: v for k, v in new.items() if k != "defaults"}}
+    if new == node:
+        return None
+    head = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("# @package"))
+    return head + yaml.safe_dump(new, sort_keys=False)
+
+
+def _entry(entry: Any) -> Any:
+    """One entry of a `defaults:` list ("override /learner": name) with today's name."""
+    if not isinstance(entry, dict):
+        return entry
+    made = {}
+    for key, name in cast(Mapping[str, Any], entry).items():
+        group = key.removeprefix("override ").strip("/").partition("@")[0]
+        made[key] = moved.option(group, name) if isinstance(name, str) else name
+    return made
