@@ -42,10 +42,15 @@ def target(dotted: str) -> str:
     """Today's dotted name of the class or function `dotted`; itself where it has not moved."""
     module, _, name = dotted.rpartition(".")
     module = table()["modules"].get(module, module)
-    new = f"{module}.{table()['names'].get(module, {}).get(name, name)}"
+    new = _full(module, table()["names"].get(module, {}).get(name, name))
     if new != dotted:
         warn(dotted, new)
     return new
+
+
+def _full(module: str, name: str) -> str:
+    """`name` is one of `module`, or dotted where it has moved to another one."""
+    return name if "." in name else f"{module}.{name}"
 
 
 def option(group: str, name: str) -> str:
@@ -96,6 +101,7 @@ def attributes(module: str) -> Callable[[str], Any]:
         new = table()["names"].get(home, {}).get(name, name)
         if name.startswith("__") or (home, new) == (module, name) or _submodule(module, name):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, _, new = _full(home, new).rpartition(".")
         value = getattr(importlib.import_module(home), new)
         warn(f"{module}.{name}", f"{home}.{new}")
         return value

@@ -157,7 +157,7 @@ def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
             bad = ~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1)
             if bad.any():
                 rows = [int(row) for row in bad.nonzero().flatten()[:5]]
-                raise NotFinite(f"{name}: {key} is NaN or infinite in envs {rows}")
+                raise NotFinite(f"{name}: {key} is not finite in envs {rows} (NaN or infinity)")
 
 
 # Optional abilities of environments, found with `core.wrapper.find_protocol`.

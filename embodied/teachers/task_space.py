@@ -49,3 +49,28 @@ class TaskSpace:
         width = (self.high - self.low)[self.moving]
         tasks[:, self.moving] += np.clip(cube, 0, 1) * width
         return tasks
+
+
+def named_task(
+    space: TaskSpace, named: Mapping[str, float], default: float, setting: str
+) -> Floats:
+    """The point [d] of the unit cube at which task parameters have the `named` values.
+
+    Values are those of the task vector, in [0, 1]; parameters that are not named get `default` (a
+    share of their box). ConfigError names `setting` where a name or a value is not allowed.
+    """
+    point = np.full(len(space), default)
+    for name, value in named.items():
+        if name not in space.names:
+            raise ConfigError(
+                f'teacher.{setting}: "{name}" is no task parameter that varies'
+                f"{nearest(name, space.names)}"
+            )
+        at = space.names.index(name)
+        low, high = (end[space.moving[at]] for end in (space.low, space.high))
+        if not low <= value <= high:
+            raise ConfigError(
+                f"teacher.{setting}: {name}={value:g} is outside its box [{low:g}, {high:g}]"
+            )
+        point[at] = (value - low) / (high - low)
+    return point

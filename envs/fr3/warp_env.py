@@ -274,7 +274,7 @@ class Fr3Warp(VecEnv):
         bad = ~torch.isfinite(action).all(1)
         if bad.any():
             rows = bad.nonzero().flatten().tolist()[:5]
-            raise NotFinite(f"{self.name}: action is not finite in rows {rows}; the run stops here")
+            raise NotFinite(f"{self.name}: action is not finite in envs {rows}")
         if lost:
             raise RuntimeError(self.batch.why_lost(self.name))
         require_finite(reward, obs, self.name)

@@ -1,15 +1,12 @@
-"""ManiSkill rows over worker processes, one pipe each.
+"""Parallel ManiSkill environments in worker processes, one pipe each.
 
-A step of one row takes milliseconds and its observation is at most a few hundred kilobytes, so that
-sending it costs well under a hundredth of it: shared memory would gain nothing here.
+A step of one env takes milliseconds and its observation has at most a few hundred kilobytes:
+sending it costs less than 1% of a step, so shared memory would gain nothing.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -20,18 +17,17 @@ from torch import Tensor
 from embodied.core.tensors import Tensors
 from envs.maniskill.factory import Settings
 from envs.maniskill.rows import Rows, joined
+from envs.workers import Worker, receive_all, split
 
 
 class Pool:
-    """The methods of `Rows`, over `workers` processes that share `count` rows out."""
+    """The methods of `Rows`, for `count` envs in `workers` processes."""
 
     def __init__(self, settings: Settings, count: int, workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        spread = np.array_split(np.arange(count), workers)
-        self.bounds = [(int(part[0]), int(part[-1]) + 1) for part in spread]
-        self.parts = [_Worker(context, settings, high - low) for low, high in self.bounds]
-        for part in self.parts:
-            part.receive()
+        self.bounds = split(count, workers)
+        given = [(settings, high - low) for low, high in self.bounds]
+        self.parts = [Worker("ManiSkill", _make_rows, each, _arrays, _tensors) for each in given]
+        receive_all(self.parts)
 
     def about(self) -> tuple[Any, Tensors, tuple[str, ...], float]:
         self.parts[0].send("about")
@@ -44,25 +40,24 @@ class Pool:
             if mine:
                 part.send("reset", mine)
                 asked.append(part)
-        return joined([part.receive() for part in asked])
+        return joined(receive_all(asked))
 
     def step(self, actions: NDArray[np.float32]) -> tuple[Tensors, Tensors]:
         for part, (low, high) in zip(self.parts, self.bounds, strict=True):
             part.send("step", actions[low:high])
-        played = [part.receive() for part in self.parts]
+        played = receive_all(self.parts)
         return joined([obs for obs, _ in played]), joined([told for _, told in played])
 
     def read(self) -> dict[str, NDArray[Any]]:
         for part in self.parts:
             part.send("read")
-        states = [part.receive() for part in self.parts]
+        states = receive_all(self.parts)
         return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
 
     def write(self, state: Mapping[str, NDArray[Any]]) -> None:
         for part, (low, high) in zip(self.parts, self.bounds, strict=True):
             part.send("write", {key: value[low:high] for key, value in state.items()})
-        for part in self.parts:
-            part.receive()
+        receive_all(self.parts)
 
     def draw(self, row: int, width: int, height: int) -> Tensor:
         return self._ask("draw", row, width, height)
@@ -80,79 +75,21 @@ class Pool:
             part.close()
 
 
-class _Worker:
-    """A process with a few rows, which ends with this one."""
-
-    def __init__(self, context: Any, settings: Settings, count: int) -> None:
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=serve, args=(other, settings, count), daemon=True)
-        self.process.start()
-        other.close()
-
-    def send(self, method: str, *given: Any) -> None:
-        try:
-            self.connection.send((method, given))
-        except ConnectionError as error:
-            raise self._ended() from error
-
-    def receive(self) -> Any:
-        try:
-            answer, error = self.connection.recv()
-        except (EOFError, ConnectionError) as stop:
-            self.process.join(1)
-            raise self._ended() from stop
-        if error is not None:
-            raise error
-        return _tensors(answer)
-
-    def _ended(self) -> RuntimeError:
-        code = self.process.exitcode
-        return RuntimeError(f"a ManiSkill worker process ended (exit code {code}); try workers=0")
-
-    def close(self) -> None:
-        self.connection.close()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.terminate()
-
-
-def serve(connection: Connection, settings: Settings, count: int) -> None:
-    """What a worker process does until the other end closes; its first answer says it is ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who holds the other end
+def _make_rows(settings: Settings, count: int) -> Rows:
+    """The envs of a worker process."""
     torch.set_num_threads(1)
-    try:
-        rows = Rows(settings, count)
-    except Exception as error:  # whatever it is, it belongs to who asked
-        connection.send((None, error))
-        return
-    connection.send((None, None))
-    while True:
-        try:
-            method, given = connection.recv()
-        except EOFError:
-            return
-        try:
-            reply = _Sent(getattr(rows, method)(*given)), None
-        except Exception as error:  # likewise
-            reply = None, error
-        connection.send(reply)
-
-
-class _Sent:
-    """An answer on its way: tensors travel as arrays (torch would open a file for each)."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = _arrays(answer)
+    return Rows(settings, count)
 
 
 class _Array:
-    """An array that was a tensor."""
+    """Marks an array that was a tensor."""
 
     def __init__(self, values: NDArray[Any]) -> None:
         self.values = values
 
 
 def _arrays(node: Any) -> Any:
+    """A result in which tensors are arrays: torch would open a file for each tensor."""
     if isinstance(node, Tensor):
         return _Array(node.contiguous().numpy())
     if isinstance(node, dict):
@@ -161,8 +98,6 @@ def _arrays(node: Any) -> Any:
 
 
 def _tensors(node: Any) -> Any:
-    if isinstance(node, _Sent):
-        return _tensors(node.answer)
     if isinstance(node, _Array):
         return torch.from_numpy(node.values)
     if isinstance(node, dict):

@@ -238,7 +238,7 @@ class MujocoVecEnv(VecEnv):
         act = action.detach().cpu().numpy().astype(np.float64)
         if not np.isfinite(act).all():
             rows = np.flatnonzero(~np.isfinite(act).all(1)).tolist()[:5]
-            raise NotFinite(f"{self.name}: action is not finite in rows {rows}; the run stops here")
+            raise NotFinite(f"{self.name}: action is not finite in envs {rows}")
         return np.clip(act, -1.0, 1.0)
 
     def _checked_task(self, task: Tensor) -> Floats:

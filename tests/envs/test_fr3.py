@@ -166,7 +166,7 @@ def test_nan_is_refused_with_the_row() -> None:
     env.reset(seed=0)
     action = torch.zeros(3, 4)
     action[1, 2] = float("nan")
-    with pytest.raises(NotFinite, match=r"fr3_lift: action is not finite in rows \[1\]"):
+    with pytest.raises(NotFinite, match=r"fr3_lift: action is not finite in envs \[1\]"):
         env.step(action)
     env.batch.qpos[2, 0] = np.nan
     with pytest.raises(NotFinite, match=r"rows \[2\]"):

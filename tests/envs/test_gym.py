@@ -201,7 +201,7 @@ def test_not_finite_is_an_error() -> None:
     with pytest.raises(NotFinite, match="action is not finite"):
         env.step(torch.full((2, 2), torch.nan))
     env.step(torch.zeros(2, 2))
-    with pytest.raises(NotFinite, match=r"Counter-v0: reward is not finite in rows \[0, 1\]"):
+    with pytest.raises(NotFinite, match=r"Counter-v0: reward is not finite in envs \[0, 1\]"):
         env.step(torch.zeros(2, 2))
 
 

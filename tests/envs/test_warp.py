@@ -211,7 +211,7 @@ def test_what_is_wrong_is_said() -> None:
         env.step(torch.zeros(3, 7))
     action = torch.zeros(3, 4)
     action[1, 2] = float("nan")
-    with pytest.raises(NotFinite, match=r"fr3_lift_warp: action is not finite in rows \[1\]"):
+    with pytest.raises(NotFinite, match=r"fr3_lift_warp: action is not finite in envs \[1\]"):
         env.step(action)
     env.reset(seed=0)
     env.batch.state["qpos"][2, 0] = float("nan")

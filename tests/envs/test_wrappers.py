@@ -17,7 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.toy.two_gap import Config as GapConfig
 from envs.toy.two_gap import TwoGap
-from envs.wrappers import delays, time_limit
+from envs.wrappers import action_repeat, delays, nan_guard, time_limit
 from envs.wrappers.stack import Wrapped
 
 
@@ -99,7 +99,7 @@ def test_time_limit() -> None:
 
 def test_action_repeat() -> None:
     """Horizons 4 and 5, three times each: rows end in the first and second of the second three."""
-    env = time_limit.ActionRepeat(time_limit.RepeatConfig(3, 0.5), Counter(Config()))
+    env = action_repeat.ActionRepeat(action_repeat.RepeatConfig(3, 0.5), Counter(Config()))
     assert env.spec.dt == pytest.approx(0.3)
     env.reset(0)
     step = env.step(zero())
@@ -181,7 +181,7 @@ wrappers:
   - {_target_: envs.wrappers.delays.ActionDelay, low: 0, high: 2, show: true}
   - {_target_: envs.wrappers.delays.ObservationDelay, low: 0, high: 3}
   - {_target_: envs.wrappers.delays.FrameStack, frames: 2}
-  - {_target_: envs.wrappers.time_limit.ActionRepeat, times: 2}
+  - {_target_: envs.wrappers.action_repeat.ActionRepeat, times: 2}
   - {_target_: envs.wrappers.time_limit.TimeLimit, steps: 3}
 """)
 
@@ -241,12 +241,12 @@ class Breaks(TwoGap):
 
 
 def test_nan_guard(tmp_path: Path) -> None:
-    env = time_limit.NanGuard(time_limit.GuardConfig(str(tmp_path), keep=2), Breaks(GapConfig(2)))
+    env = nan_guard.NanGuard(nan_guard.GuardConfig(str(tmp_path), keep=2), Breaks(GapConfig(2)))
     start = env.reset(4)["state"].clone()
     env.step(torch.full((2, 2), 0.25))
     before = env.get_state()["place"].clone()
     env.step(torch.full((2, 2), 0.5))
-    with pytest.raises(NotFinite, match=r"state is not finite in rows \[1\]") as found:
+    with pytest.raises(NotFinite, match=r"state is not finite in envs \[1\]") as found:
         env.step(torch.full((2, 2), 0.75))
     file = tmp_path / "not_finite_0.npz"
     assert str(file) in str(found.value) and "\n" not in str(found.value)

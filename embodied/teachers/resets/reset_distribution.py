@@ -1,8 +1,8 @@
-"""ResetDistribution: chooses the saved simulator states from which coming episodes begin.
+"""ResetDistribution: base class of teachers that choose the initial state of each episode.
 
-Somebody who can already do something (a trained policy, a script) plays, and the states that it
-passes through are kept. As with tasks, every episode has a ticket, and what the distribution meant
-by it waits there for the outcome.
+A player (a trained policy or a scripted demonstrator) records trajectories; their simulator states
+are the candidates. As with tasks, every episode has a ticket (its id), under which the choice is
+kept until the outcome is known.
 """
 
 from __future__ import annotations
@@ -21,27 +21,34 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.teachers.episode_log import Diary
-from embodied.teachers.resets.state_library import Trajectories, play
+from embodied.moved import attributes, renamed
+from embodied.teachers.episode_log import EpisodeLog
+from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
+from embodied.teachers.resets.state_library import Trajectories, record_trajectories
 from embodied.teachers.task_space import Floats
 from embodied.teachers.teacher import Outcome, bounded
 
 TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99
-"""Of the return that is expected to follow a state."""
-AS_USUAL = -1
-"""Instead of a state's number: begin as the world begins."""
+"""Discount of the return that followed a state."""
+OLD_METHODS = {
+    "keep": "select",
+    "begin": "set_up",
+    "passed": "count_steps",
+    "around": "wrap",
+}
+"""Methods that were renamed; subclasses that define the old names still work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Who plays: the policy of the trained `run`, or `player`, a demonstrator's node. `episodes` of
-    it are played, and every `every`-th state kept.
+    """The player is the policy of the trained `run`, or `player`, the node of a demonstrator.
+    `episodes` of it are recorded, and every `every`-th state is kept.
 
-    `usual`: share of episodes that begin as the world begins; after `steps` environment steps all
-    of them do (0: never). `limit`: steps of an episode from a saved state, then it is truncated
-    (0: the world's own). `signal`: what an outcome's score is, its success, or its return as a
-    share of what the player's was from there on.
+    `usual`: share of episodes that start with the environment's own reset; after `steps`
+    environment steps all do (0: never). `limit`: episodes from a saved state are truncated after so
+    many steps (0: the environment's own limit). `signal`: the score of an episode, its success or
+    its return as a share of the player's return from the same state.
     """
 
     run: str | None = None
@@ -55,15 +62,19 @@ class Config:
 
 
 class ResetDistribution(ABC):
-    """Subclasses say what to keep of the trajectories (`keep`), which states to begin from
-    (`propose`) and what they learn from it (`learn`).
+    """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
+    the outcomes (`learn`).
 
-    What they remember is in the attributes named by `remembered`; the trajectories are kept too, so
-    that a resumed run goes on exactly, whatever became of the player.
+    The attributes named in `remembered` and the trajectories are saved, so that a run resumes
+    exactly even if the player is gone.
     """
 
     remembered: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset({"states"})
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        renamed(cls, OLD_METHODS, aliases=True)
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
@@ -72,48 +83,51 @@ class ResetDistribution(ABC):
         self.clock, self.issued, self.dropped = 0, 0, 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player: Policy = build(_player(config), spec=spec).eval()
-        self.paths = self.keep(play(player, env, config.episodes, config.every, seed, GAMMA))
-        self.begin()
+        recorded = record_trajectories(
+            player, env, config.episodes, config.every, seed, GAMMA
+        )
+        self.paths = self.select(recorded)
+        self.set_up()
 
     @abstractmethod
-    def keep(self, paths: Trajectories) -> Trajectories:
-        """Those of the player's trajectories that are worth beginning from."""
+    def select(self, paths: Trajectories) -> Trajectories:
+        """The trajectories whose states are used as initial states."""
 
-    def begin(self) -> None:  # noqa: B027  (not all have more to set up)
-        """Set up what follows from `paths`; called again after a resume."""
+    def set_up(self) -> None:  # noqa: B027  (optional)
+        """Compute what depends on `paths`; called again after a resume."""
 
     @abstractmethod
     def propose(self, n: int) -> list[tuple[int, Any]]:
-        """For `n` episodes, the state that each begins from, and what to remember of it."""
+        """For `n` episodes: the index of the initial state, and a memo for `learn`."""
 
     @abstractmethod
     def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
-        """Episodes from `states` ended with `scores` [n] in [0, 1]."""
+        """Episodes from the states with these indices ended with `scores` [n] in [0, 1]."""
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
-        """Numbers of the states that `n` episodes begin from [n] (AS_USUAL: none), and their
-        tickets [n] (int64)."""
+        """Indices of the initial states of `n` episodes [n] (or DEFAULT_RESET), and their tickets
+        [n] (int64)."""
         tickets = list(range(self.issued, self.issued + n))
         self.issued += n
         over = bool(self.config.steps) and self.clock >= self.config.steps
         usual = self.random.random(n) < (1.0 if over else self.config.usual)
         proposed = iter(self.propose(int((~usual).sum())))
-        drawn = [(AS_USUAL, None) if plain else next(proposed) for plain in usual]
+        drawn = [(DEFAULT_RESET, None) if plain else next(proposed) for plain in usual]
         self.pending |= dict(zip(tickets, drawn, strict=True))
         return torch.tensor([state for state, _ in drawn]), torch.tensor(tickets)
 
     def update(self, ticket: Tensor, outcome: Outcome) -> None:
-        """Episodes `ticket` [n] have ended. One whose score is not a number teaches nothing, nor
-        does one that began as the world begins."""
+        """Report the outcomes of episodes `ticket` [n]. Episodes with a score that is NaN and those
+        that started with the environment's own reset are not learned from."""
         known = [self.pending.pop(number) for number in ticket.tolist()]
         began = np.array([state for state, _ in known], np.intp)
         scores = self.scores(began, outcome)
-        placed = began != AS_USUAL
+        placed = began != DEFAULT_RESET
         lost = placed & ~np.isfinite(scores)
         if lost.any() and not self.dropped:
             warnings.warn(
-                f"teacher: an episode's {self.config.signal} is not a number; such episodes teach "
-                "nothing (teacher.signal=return, if this world knows no success)",
+                f"teacher: the {self.config.signal} of an episode is NaN; such episodes are ignored "
+                "(teacher.signal=return if the environment reports no success)",
                 stacklevel=2,
             )
         self.dropped += int(lost.sum())
@@ -123,7 +137,7 @@ class ResetDistribution(ABC):
             self.learn(began[kept].tolist(), scores[kept], memos)
 
     def scores(self, began: Any, outcome: Outcome) -> Floats:
-        """[n] in [0, 1]; NaN where there is no number."""
+        """[n] in [0, 1]; NaN where unknown."""
         if self.config.signal == "success":
             return bounded(outcome.success.double().cpu().numpy())
         ahead = self.paths.after[began].double().numpy()
@@ -131,18 +145,16 @@ class ResetDistribution(ABC):
         share = np.where(ahead > 0, ret / np.where(ahead > 0, ahead, 1), ret >= ahead)
         return bounded(np.where(np.isfinite(ret), share, np.nan))
 
-    def passed(self, steps: int) -> None:
-        """So many more environment steps are done."""
+    def count_steps(self, steps: int) -> None:
+        """`steps` more environment steps were done."""
         self.clock += steps
 
-    def around(self, env: VecEnv, diary: Diary | None) -> VecEnv:
-        """The same world, its episodes beginning where this says."""
-        from embodied.teachers.resets.reset_wrapper import Placed
-
-        return Placed(env, self, diary)
+    def wrap(self, env: VecEnv, episode_log: EpisodeLog | None) -> VecEnv:
+        """`env`, whose episodes start from the states that this teacher samples."""
+        return ResetStateWrapper(env, self, episode_log)
 
     def metrics(self) -> dict[str, float]:
-        """What to log of it."""
+        """Numbers to log."""
         return {}
 
     def get_state(self) -> dict[str, Any]:
@@ -156,9 +168,9 @@ class ResetDistribution(ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly from `get_state`."""
+        """Restore `get_state`."""
         self.paths = Trajectories(**state["paths"])
-        self.begin()
+        self.set_up()
         for name in self.remembered:
             setattr(self, name, copy.deepcopy(state["own"][name]))
         self.random.bit_generator.state = state["random"]
@@ -174,10 +186,10 @@ def _player(config: Config) -> Node:
 
 def _check(config: Config) -> None:
     if config.run is not None and config.player is not None:
-        raise ConfigError("who plays: teacher.run or teacher.player, not both")
+        raise ConfigError("give teacher.run or teacher.player, not both")
     if config.run is None and config.player is None:
         raise ConfigError(
-            "this teacher needs one who plays: teacher.run=RUN (a trained policy), or "
+            "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
             "teacher.player={_target_: policies.scripted.fr3.Scripted, task: lift}"
         )
     for name in ("episodes", "every"):
@@ -185,3 +197,6 @@ def _check(config: Config) -> None:
             raise ConfigError(f"teacher.{name} has to be at least 1")
     if not 0 <= config.usual <= 1:
         raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")
+
+
+__getattr__ = attributes(__name__)

@@ -1,8 +1,9 @@
-"""Placed: a world whose episodes begin from the saved states that a reset distribution chooses."""
+"""ResetStateWrapper: starts episodes from saved simulator states that a teacher chooses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,44 +11,61 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import Diary
-from embodied.teachers.resets.reset_distribution import AS_USUAL, ResetDistribution
-from embodied.teachers.resets.state_library import moved
+from embodied.teachers.episode_log import EpisodeLog
+from embodied.moved import attributes
+from embodied.teachers.resets.state_library import Trajectories, restored
 from embodied.teachers.teacher import Outcome
 
 NEVER = 1 << 40
+DEFAULT_RESET = -1
+"""Instead of the index of a saved state: the environment's own initial state."""
 
 
-class Placed(Wrapper):
-    """Each row that ends begins again where `resets` says. An episode from a saved state is
-    truncated after `resets.config.limit` steps: its value still counts.
+class InitialStates(Protocol):
+    """Chooses the saved state from which each episode starts (a `ResetDistribution`)."""
 
-    In the diary, an episode's task is how far along the longest trajectory it began (0: as the
-    world begins). `log["ticket"]` [B] says which episode a step belonged to."""
+    config: Any
+    paths: Trajectories
+    pending: dict[int, tuple[int, Any]]
 
-    def __init__(self, env: VecEnv, resets: ResetDistribution, diary: Diary | None = None) -> None:
+    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
+    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
+    def count_steps(self, steps: int) -> None: ...
+
+
+class ResetStateWrapper(Wrapper):
+    """Starts each new episode from the state that `resets` samples. Episodes from a saved state are
+    truncated after `resets.config.limit` steps.
+
+    In `episode_log`, an episode's task is the time of its initial state as a share of the longest
+    trajectory (0: the environment's own reset). `log["ticket"]` [B] is the id of the episode.
+    """
+
+    def __init__(
+        self, env: VecEnv, resets: InitialStates, episode_log: EpisodeLog | None = None
+    ) -> None:
         super().__init__(env)
-        self.resets, self.diary = resets, diary
+        self.resets, self.episode_log = resets, episode_log
         zeros = torch.zeros(self.num_envs, device=self.device)
         whole = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.memory = {
             "ticket": whole - 1,
             "left": whole + NEVER,
-            "began": whole + AS_USUAL,
+            "began": whole + DEFAULT_RESET,
             **{name: zeros.clone() for name in ("return", "won", "length")},
         }
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Episodes that are broken off by this teach nothing."""
+        """Interrupted episodes are not reported to the teacher."""
         if mask is None:
             self.resets.pending.clear()
         return self._place(self.env.reset(seed, task, mask), self.rows(mask))
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        self.resets.passed(self.num_envs)
+        self.resets.count_steps(self.num_envs)
         late = self._count(step)
         log = {**step.log, "ticket": self.memory["ticket"]}
         over = step.ended | late
@@ -58,13 +76,13 @@ class Placed(Wrapper):
         if late.any():
             self._notify_before_reset(late)
             obs = self.env.reset(mask=late)
-        self._tell(over.nonzero().flatten())
+        self._report(over.nonzero().flatten())
         obs = self._place(obs, over)
         truncated = step.truncated | late
         return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
 
     def _count(self, step: Step) -> Tensor:
-        """Take the step up; [B]: whose time is over."""
+        """Add the step to the episode statistics; returns [B]: time limit reached."""
         memory, success = self.memory, step.log.get("success")
         won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
         memory["return"] = memory["return"] + step.reward
@@ -73,20 +91,20 @@ class Placed(Wrapper):
         memory["left"] = memory["left"] - 1
         return (memory["left"] <= 0) & ~step.ended
 
-    def _tell(self, at: Tensor) -> None:
+    def _report(self, at: Tensor) -> None:
         memory = self.memory
         outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
         self.resets.update(memory["ticket"][at], outcome)
-        if self.diary is None:
+        if self.episode_log is None:
             return
         columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
         numbers = {name: value.cpu().numpy() for name, value in columns.items()}
         began, time = memory["began"][at].cpu(), self.resets.paths.time
-        along = torch.where(began == AS_USUAL, 0, time[began]) / self.resets.paths.lengths.max()
-        self.diary.add(memory["ticket"][at].tolist(), along[:, None].numpy().astype(float), numbers)
+        along = torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
+        self.episode_log.add(memory["ticket"][at].tolist(), along[:, None].numpy().astype(float), numbers)
 
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
-        """Rows [B] (bool) have begun as the world begins: move them to their states."""
+        """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""
         memory, at = self.memory, rows.nonzero().flatten()
         index, ticket = self.resets.sample(len(at))
         index = index.to(self.device)
@@ -95,12 +113,15 @@ class Placed(Wrapper):
             memory[key] = memory[key].masked_fill(rows, 0)
         memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
         memory["began"] = memory["began"].index_copy(0, at, index)
-        bounded = (index != AS_USUAL) & bool(limit)
+        bounded = (index != DEFAULT_RESET) & bool(limit)
         left = torch.where(bounded, limit, torch.full_like(index, NEVER))
         memory["left"] = memory["left"].index_copy(0, at, left)
-        placed = (index != AS_USUAL).nonzero().flatten()
+        placed = (index != DEFAULT_RESET).nonzero().flatten()
         if not len(placed):
             return obs
         state = self.env.get_state()
         saved = self.resets.paths.states
-        return self.env.set_state(moved(state, at[placed], saved, index[placed].cpu()))
+        return self.env.set_state(restored(state, at[placed], saved, index[placed].cpu()))
+
+
+__getattr__ = attributes(__name__)

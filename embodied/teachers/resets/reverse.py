@@ -1,9 +1,9 @@
-"""Reverse: begin near the end of a demonstration, and earlier and earlier as that succeeds.
+"""Reverse curriculum: initial states move backward along demonstrations as episodes succeed.
 
-Backward from a single demonstration (Salimans and Chen, 2018), with many of them: each has a point
-that starts close to its end; episodes begin from one of the `width` states before it. When the mean
-score of the last `batch` of them reaches `enough`, the point moves `stride` states back, until the
-whole of the task is played from its own start.
+Salimans and Chen, "Learning Montezuma's Revenge from a single demonstration", 2018; here with
+several demonstrations. Each has a point, at first near its end; episodes start from one of the
+`width` states before it. When the mean score of the last `batch` episodes reaches `enough`, the
+point moves `stride` states back, until episodes start with the environment's own reset.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.resets import reset_distribution
-from embodied.teachers.resets.reset_distribution import AS_USUAL, ResetDistribution
+from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET
 from embodied.teachers.resets.state_library import Trajectories
 from embodied.teachers.task_space import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """Counts are in saved states, so in `every` steps each. Demonstrations that did not succeed are
-    left out, where the world knows."""
+    """`width` and `stride` count saved states (one per `every` steps). Demonstrations known to have
+    failed are left out."""
 
     every: int = 1
     usual: float = 0.2
@@ -37,8 +38,8 @@ class Config(reset_distribution.Config):
 
 
 class Reverse(ResetDistribution):
-    """`point` [E]: how many states of each trajectory are behind its point, from 1 on; at 0 it is
-    done with, and begins as the world begins."""
+    """`point` [E]: number of states of each trajectory before its point; at 0 the trajectory is
+    finished, and its episodes start with the environment's own reset."""
 
     remembered = ("point", "recent")
 
@@ -50,13 +51,13 @@ class Reverse(ResetDistribution):
             raise ConfigError(f"teacher.enough={config.enough:g} should be above 0, at most 1")
         super().__init__(config, spec, env, seed)
 
-    def keep(self, paths: Trajectories) -> Trajectories:
+    def select(self, paths: Trajectories) -> Trajectories:
         good = (~(paths.won == 0)).nonzero().flatten()
         if not len(good):
-            raise ConfigError("this teacher needs a demonstration that succeeds; none of them did")
+            raise ConfigError("this teacher needs a successful demonstration; none of the recorded ones succeeded")
         return paths.only(good)
 
-    def begin(self) -> None:
+    def set_up(self) -> None:
         episode = self.paths.episode.numpy()
         count = len(self.paths.returns)
         self.first = np.searchsorted(episode, np.arange(count))
@@ -70,12 +71,12 @@ class Reverse(ResetDistribution):
     def _one(self, path: int) -> tuple[int, Any]:
         end = int(self.point[path])
         if end == 0:
-            return AS_USUAL, None
+            return DEFAULT_RESET, None
         low = max(end - self.config.width, 0)
         return int(self.first[path] + self.random.integers(low, end)), (path, end)
 
     def learn(self, states: list[int], scores: Floats, memos: list[Any]) -> None:
-        """Episodes that began before the point last moved say nothing about where it is now."""
+        """Ignores episodes that started before the point last moved."""
         for score, (path, end) in zip(scores, memos, strict=True):
             if end != self.point[path]:
                 continue

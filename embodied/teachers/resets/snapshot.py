@@ -1,10 +1,10 @@
-"""Snapshot: begin from states of a trained policy's best episodes, spread over kinds of state.
+"""SnapshotRL (S3RL; Zhao et al., 2024): initial states from a trained policy's best episodes.
 
-SnapshotRL, S3RL (Zhao et al., 2024): `episodes` are played, the `best` of them kept; their states
-are put into `clusters` by k-means, and an episode begins from a cluster drawn uniformly and a state
-drawn uniformly from it, for the first `steps` steps of training, and is truncated after `limit`.
-The published feature is the player's Q(s, pi(s)); ours is the discounted return that followed (its
-Monte Carlo estimate), or the observation, each element standardised.
+The `best` of `episodes` recorded episodes are kept, and their states are grouped into `clusters` by
+k-means. For the first `steps` steps of training an episode starts from a uniformly sampled state of
+a uniformly sampled cluster and is truncated after `limit` steps. The paper clusters by the player's
+Q(s, pi(s)); here the feature is the discounted return that followed (a Monte Carlo estimate of it)
+or the standardised observation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """`best` of the episodes are kept; `clusters` of their states by `feature`."""
+    """`best`: episodes that are kept; `clusters`: of their states, by `feature`."""
 
     best: int = 10
     clusters: int = 6
@@ -38,7 +38,7 @@ class Config(reset_distribution.Config):
 
 
 class Snapshot(ResetDistribution):
-    """It learns nothing: only where the student begins."""
+    """Does not adapt to the outcomes."""
 
     remembered = ("members",)
 
@@ -47,16 +47,16 @@ class Snapshot(ResetDistribution):
             raise ConfigError("teacher.clusters and teacher.best have to be at least 1")
         super().__init__(config, spec, env, seed)
 
-    def keep(self, paths: Trajectories) -> Trajectories:
+    def select(self, paths: Trajectories) -> Trajectories:
         best = paths.returns.argsort(descending=True)[: self.config.best]
         return paths.only(best.sort().values)
 
-    def begin(self) -> None:
+    def set_up(self) -> None:
         label = k_means(self.features(), self.config.clusters, self.random)
         self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
 
     def features(self) -> Floats:
-        """[M, k]: what states are put together by."""
+        """[M, k]: the features for k-means."""
         if self.config.feature == "return":
             return self.paths.togo.double().numpy()[:, None]
         leaves = under(self.paths.states, "obs")
@@ -76,8 +76,8 @@ class Snapshot(ResetDistribution):
 
 
 def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
-    """Which of at most `clusters` each of `points` [M, k] belongs to, [M] (Lloyd, 1982; centres
-    begin far apart as by Arthur and Vassilvitskii, 2007). Fewer where points coincide."""
+    """The cluster [M] of each of `points` [M, k]: k-means (Lloyd, 1982) with k-means++ centres
+    (Arthur and Vassilvitskii, 2007); fewer than `clusters` if points coincide."""
     centres = points[random.integers(len(points))][None]
     while len(centres) < clusters:
         near = _distances(points, centres).min(1)
@@ -97,5 +97,5 @@ def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
 
 
 def _distances(points: Floats, centres: Floats) -> Floats:
-    """Squared, [M, c]."""
+    """Squared distances [M, c]."""
     return np.square(points[:, None] - centres[None]).sum(2)

@@ -1,12 +1,12 @@
-"""Stitched: which states of several trajectories are alike, and states beside them.
+"""Stitched trajectory graph and state-transition field of SkillMimic-V2 (Yu et al., 2025).
 
-From SkillMimic-V2 (Yu et al., 2025): the stitched trajectory graph joins each state to the most
-similar one of another trajectory, the state-transition field holds states that nobody showed. There
-states are bodies' positions and speeds; here they are observations z, each element standardised,
+The graph joins each state to the most similar state of another trajectory; the field has states
+that lie near the trajectories. The paper compares body positions and velocities; here standardised
+observations z are compared:
 
     sim(i, j) = exp(-w mean (z_i - z_j)^2)
 
-and what lies beside a state is where a few random actions lead from it: always a state that can be.
+A nearby state is reached by a few random actions, so it is always physically possible.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from embodied.core import tensors as tt
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors, under
-from embodied.teachers.resets.state_library import Trajectories, moved
+from embodied.teachers.resets.state_library import Trajectories, restored
 from embodied.teachers.task_space import Floats
 
-Places = NDArray[np.intp]
-PIECE = 512  # states compared at once
+Indices = NDArray[np.intp]
+PIECE = 512  # states compared at a time
 
 
 def standardised(states: Tensors, like: Tensors) -> Floats:
-    """Observations of `states` [n, k], in deviations of those of `like`."""
+    """Observations of `states` [n, k], standardised by the statistics of `like`."""
     flat, all_ = _flat(states), _flat(like)
     return (flat - all_.mean(0)) / (all_.std(0) + 1e-8)
 
@@ -39,14 +39,14 @@ def _flat(states: Tensors) -> Floats:
 
 
 def similarity(a: Floats, b: Floats, weight: float) -> Floats:
-    """[n, m] in [0, 1] of states [n, k] and [m, k]."""
+    """Similarity [n, m] in [0, 1] of states [n, k] and [m, k]."""
     return np.exp(-weight * np.square(a[:, None] - b[None]).mean(2))
 
 
-def graph(paths: Trajectories, weight: float, least: float) -> tuple[Places, Floats]:
-    """For each of the M states the most similar one of another trajectory [M], and how similar it
-    is; -1 where none is as similar as `least`. A trajectory's first two states and its last are
-    nobody's match: they are hardly in the middle of anything."""
+def similarity_graph(paths: Trajectories, weight: float, least: float) -> tuple[Indices, Floats]:
+    """For each of the M states the index of the most similar state of another trajectory [M], and
+    the similarity [M]; -1 where it is below `least`. The first two states and the last one of a
+    trajectory are never matched."""
     features = standardised(paths.states, paths.states)
     episode = paths.episode.numpy()
     begins = np.searchsorted(episode, episode)
@@ -64,17 +64,17 @@ def graph(paths: Trajectories, weight: float, least: float) -> tuple[Places, Flo
 
 
 @torch.no_grad()
-def beside(
+def nearby_states(
     paths: Trajectories, env: VecEnv, steps: int, weight: float, random: np.random.Generator
 ) -> Trajectories:
-    """A state `steps` random actions away from each, as `paths` are; its time is that of the most
-    similar state of its own trajectory. Where an episode ended on the way there is none."""
+    """For each state of `paths`, one that `steps` random actions lead to, if the episode did not end
+    on the way; its time is that of the most similar state of its trajectory."""
     parts: list[Tensors] = []
     origins: list[int] = []
     for at in range(0, len(paths), env.num_envs):
         index = torch.arange(at, min(at + env.num_envs, len(paths)))
         rows = torch.arange(len(index))
-        env.set_state(moved(env.get_state(), rows, paths.states, index))
+        env.set_state(restored(env.get_state(), rows, paths.states, index))
         alive = torch.ones(env.num_envs, dtype=torch.bool)
         for _ in range(steps):
             alive &= ~env.step(_random(env, random)).ended.cpu()

@@ -1,4 +1,4 @@
-"""Trajectories: saved simulator states along the episodes of someone who can do something."""
+"""Trajectories: simulator states saved along the episodes of a player policy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 OWN = ("generator", "stream")
-"""What a row keeps of its own when it takes another's state: where its chance comes from."""
+"""State leaves that an env keeps when it loads a saved state: its random generator."""
 CLOCKS = ("count", "elapsed", "age")
-"""What begins anew: its episode has only begun."""
+"""State leaves that are set to 0 when an env loads a saved state."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
     """M saved states of E episodes, in the order of (episode, time).
 
-    `states`: what `get_state` gave [M, ...]; `episode` [M] (int64) and `time` [M] (steps since its
-    start); `left` [M]: steps that were still to come; `togo` [M]: their discounted, `after` [M]
-    their undiscounted return (float64). Of each episode: `returns`, `lengths`, `won` [E] (NaN where
-    the world does not know).
+    `states`: from `get_state` [M, ...]; `episode` [M] (int64); `time` [M]: steps since the start of
+    the episode; `left` [M]: steps to its end; `togo`, `after` [M]: discounted and undiscounted
+    return to go (float64). Per episode: `returns`, `lengths`, `won` [E] (NaN: success unknown).
     """
 
     states: Tensors
@@ -44,7 +44,7 @@ class Trajectories:
         return len(self.episode)
 
     def only(self, episodes: Tensor) -> Trajectories:
-        """Those episodes [k] (int64), in that order."""
+        """The trajectories of `episodes` [k] (int64), in that order."""
         rows = torch.cat([(self.episode == each).nonzero().flatten() for each in episodes])
         number = torch.full((len(self.returns),), -1)
         number[episodes] = torch.arange(len(episodes))
@@ -55,13 +55,13 @@ class Trajectories:
 
 
 @torch.no_grad()
-def play(
+def record_trajectories(
     player: Policy, env: VecEnv, episodes: int, every: int, seed: int, gamma: float
 ) -> Trajectories:
-    """`episodes` of `player`, without exploration, and the state at every `every`-th step.
+    """Play `episodes` of `player` without exploration and save the state at every `every`-th step.
 
-    Each row contributes its first ones, so that quick ends are not favoured. ConfigError where the
-    world cannot be set to a saved state. Global randomness is left as it was.
+    Each env contributes its first episodes, so that short ones are not favoured. ConfigError if the
+    environment cannot load saved states. Torch's global generator is left unchanged.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -69,21 +69,21 @@ def play(
         try:
             env.set_state(env.get_state())
         except NotSavable as error:
-            raise ConfigError(f"this world has no saved states to begin from: {error}") from error
-        tape = _Tape(env.num_envs, episodes, every, gamma)
+            raise ConfigError(f"this environment cannot load saved states: {error}") from error
+        recorder = _Recorder(env.num_envs, episodes, every, gamma)
         actor = Actor(player, env.num_envs)
         first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
-        while not tape.full:
-            tape.save(env)
+        while not recorder.full:
+            recorder.save(env)
             step = env.step(actor(obs, first))
             require_finite(step.reward, step.next_obs, type(env).__name__)
-            tape.add(step.reward, step.log.get("success"), step.ended)
+            recorder.add(step.reward, step.log.get("success"), step.ended)
             obs, first = step.obs, step.ended
-    return tape.trajectories()
+    return recorder.trajectories()
 
 
-class _Tape:
-    """What rows have lived through, until each has had its share of episodes."""
+class _Recorder:
+    """Records all envs until each has contributed its share of the episodes."""
 
     def __init__(self, rows: int, episodes: int, every: int, gamma: float) -> None:
         self.rows, self.episodes, self.every, self.gamma = rows, episodes, every, gamma
@@ -99,7 +99,7 @@ class _Tape:
         return min(self.turn) >= self.quota
 
     def save(self, env: VecEnv) -> None:
-        """The state of each row whose step number is due."""
+        """Save the state of each env whose step number is a multiple of `every`."""
         due = [row for row in range(self.rows) if len(self.rewards[row]) % self.every == 0]
         if not due:
             return
@@ -147,16 +147,18 @@ class _Tape:
 
 
 def _ahead(rewards: list[float], gamma: float) -> list[float]:
-    """The discounted sum of what is still to come at each step."""
+    """The discounted return to go at each step."""
     sums = [0.0] * (len(rewards) + 1)
     for at in reversed(range(len(rewards))):
         sums[at] = rewards[at] + gamma * sums[at + 1]
     return sums[:-1]
 
 
-def moved(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensors:
-    """`state` [B, ...] with `rows` [n] where `saved` [M, ...] was at `index` [n]: chance stays the
-    row's own, clocks begin anew."""
+def restored(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensors:
+    """`state` [B, ...] in which the envs `rows` [n] have the states `index` [n] of `saved` [M, ...].
+
+    Their random generators are kept; their clocks are set to 0.
+    """
     new = tt.each(state, torch.clone)
     for key, value in new.items():
         kind = key.rsplit("/", 1)[-1]
@@ -165,3 +167,6 @@ def moved(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensor
         elif kind not in OWN:
             value[rows] = saved[key][index].to(value)
     return new
+
+
+__getattr__ = attributes(__name__)

@@ -1,14 +1,14 @@
-"""Trajectory: begin where demonstrations still go wrong, also between and beside them.
+"""Adaptive trajectory sampling of SkillMimic-V2 (Yu et al., 2025): hard frames are sampled more.
 
-Adaptive trajectory sampling of SkillMimic-V2 (Yu et al., 2025). With m_f the running mean score
-from frame f, m <- (m + score) / 2, and m_c the mean over a trajectory c,
+With m_f the running mean score from frame f, m <- (m + score) / 2, and m_c the mean over a
+trajectory c,
 
     P(c) = (1 - alpha) / C + alpha softmax(-5 m_c),      P(f | c) = softmax(-10 m_f)
 
-With probability `switch` the episode begins in the most similar state of another trajectory (the
-stitched trajectory graph), with probability `stray` in a state beside the frame (the
-state-transition field); its score is the frame's. What is rewarded here is the task, not how
-closely a reference is followed, so no frames are needed in which nothing counts.
+With probability `switch` the episode starts from the most similar state of another trajectory (the
+stitched trajectory graph), with probability `stray` from a state near the frame (the
+state-transition field); its score counts for the frame. The reward is the task's, not how closely a
+reference is followed, so the paper's masked frames are not needed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.resets.state_graph import beside, graph
+from embodied.teachers.resets.state_graph import nearby_states, similarity_graph
 from embodied.teachers.resets.state_library import Trajectories
 from embodied.teachers.task_space import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """`alpha`, `switch`, `stray`: as above; `weight` w of the similarity, below `least` of which
-    states are not joined; `away`: random steps to a state beside."""
+    """`alpha`, `switch`, `stray`: as above; `weight`: w of the similarity; `least`: states less
+    similar than this are not joined; `away`: random steps to a nearby state."""
 
     every: int = 2
     alpha: float = 1.0
@@ -45,7 +45,7 @@ class Config(reset_distribution.Config):
 
 
 class Trajectory(ResetDistribution):
-    """The first `frames` of `paths` are the demonstrations', the others lie beside them."""
+    """The first `frames` states of `paths` are the demonstrations', the others are nearby states."""
 
     remembered = ("means", "frames", "origin")
 
@@ -57,24 +57,24 @@ class Trajectory(ResetDistribution):
             raise ConfigError("teacher: switch + stray at most 1, and away at least 1")
         super().__init__(config, spec, env, seed)
         self.frames = len(self.paths)
-        more = beside(self.paths, env, config.away, config.weight, self.random)
+        more = nearby_states(self.paths, env, config.away, config.weight, self.random)
         self.paths = joined(self.paths, more)
-        self.begin()
+        self.set_up()
         frame = {key: i for i, key in enumerate(self._keys(slice(0, self.frames)))}
         self.origin = np.array(
             [frame[key] for key in self._keys(slice(self.frames, None))], np.intp
         )
 
-    def keep(self, paths: Trajectories) -> Trajectories:
+    def select(self, paths: Trajectories) -> Trajectories:
         good = (~(paths.won == 0)).nonzero().flatten()
         if not len(good):
-            raise ConfigError("this teacher needs a demonstration that succeeds; none of them did")
+            raise ConfigError("this teacher needs a successful demonstration; none of the recorded ones succeeded")
         return paths.only(good)
 
-    def begin(self) -> None:
+    def set_up(self) -> None:
         self.frames = getattr(self, "frames", len(self.paths))
         shown = part(self.paths, self.frames)
-        self.match, _ = graph(shown, self.config.weight, self.config.least)
+        self.match, _ = similarity_graph(shown, self.config.weight, self.config.least)
         self.clip = shown.episode.numpy()
         self.means = np.zeros(self.frames)
 
@@ -125,7 +125,7 @@ ROWS = ("episode", "time", "left", "togo", "after")
 
 
 def joined(first: Trajectories, then: Trajectories) -> Trajectories:
-    """The states of both, of the same episodes."""
+    """The states of both; they belong to the same episodes."""
     states = tt.cat([first.states, {key: then.states[key] for key in first.states}])
     rows = {name: torch.cat([getattr(first, name), getattr(then, name)]) for name in ROWS}
     return replace(first, states=states, **rows)

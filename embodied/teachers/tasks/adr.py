@@ -17,8 +17,7 @@ import numpy as np
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.named_tasks import place
-from embodied.teachers.task_space import Floats
+from embodied.teachers.task_space import Floats, named_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class Adr(teacher.Teacher):
                 f"queue={config.queue}"
             )
         self.settings = config
-        easy = place(self.space, config.easy, 0.5, "easy")
+        easy = named_task(self.space, config.easy, 0.5, "easy")
         self.bounds = np.stack([easy, easy])  # [2, d]: lowest and highest
         self.moved = [[0] * len(easy) for _ in range(2)]
         self.queues: list[list[list[float]]] = [[[] for _ in easy] for _ in range(2)]

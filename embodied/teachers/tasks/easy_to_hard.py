@@ -13,8 +13,7 @@ from typing import Any, Literal
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.named_tasks import place
-from embodied.teachers.task_space import Floats
+from embodied.teachers.task_space import Floats, named_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class EasyToHard(teacher.Teacher):
                 f"shrink={config.shrink:g} grow={config.grow:g}"
             )
         self.settings = config
-        self.easy = place(self.space, config.easy, 0.0, "easy")
+        self.easy = named_task(self.space, config.easy, 0.0, "easy")
         self.share, self.size, self.ended = config.width, 0, 0
         self.scored: list[float] = []
 

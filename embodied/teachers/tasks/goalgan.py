@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.named_tasks import place
-from embodied.teachers.task_space import Floats
+from embodied.teachers.task_space import Floats, named_task
 from embodied.teachers.torch_teacher import Networked, descend, perceptron, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
@@ -161,7 +160,7 @@ class GoalGan(Networked):
         n, d, settings = 1000, len(self.space), self.settings
         goals = self.random.random((n, d))
         if settings.easy:
-            easy = place(self.space, settings.easy, 0.5, "easy")
+            easy = named_task(self.space, settings.easy, 0.5, "easy")
             goals = (easy + settings.spread * (2 * goals - 1)).clip(0, 1)
         self.adversarial(tensor(goals), torch.ones(n), settings.pretrain)
 

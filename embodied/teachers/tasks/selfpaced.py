@@ -20,8 +20,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.named_tasks import place
-from embodied.teachers.task_space import Floats
+from embodied.teachers.task_space import Floats, named_task
 from embodied.teachers.tasks.gaussian import Gaussian, kl, log_density
 from embodied.teachers.teacher import Outcome
 
@@ -80,11 +79,11 @@ class SelfPaced(teacher.Teacher):
             raise ConfigError("teacher: width, spread and eps should be above 0, every above 1")
         self.settings, self.student = config, student
         d = len(self.space)
-        easy = place(self.space, config.easy, math.nan, "easy")
+        easy = named_task(self.space, config.easy, math.nan, "easy")
         drawn = self.random.random(d)
         self.mean = torch.from_numpy(np.where(np.isnan(easy), drawn, easy))
         self.factor = torch.eye(d).double() * math.log(config.width)
-        hard = torch.from_numpy(place(self.space, config.hard, 0.5, "hard"))
+        hard = torch.from_numpy(named_task(self.space, config.hard, 0.5, "hard"))
         self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
         self.drawn: list[list[float]] = []  # where, log density there, score
         self.updates, self.alpha, self.step_kl = 0, 0.0, 0.0

@@ -1,0 +1,73 @@
+"""ActionRepeat: applies each action several times and sums the rewards (frame skip).
+
+    r = sum_{i<k} d^i r_i over the k <= n inner steps until the episode ends
+
+(Mnih et al., 2015, repeat each action four times; d = 1 is the plain sum.) For the learner it is
+one step of `n dt` seconds, discounted once by its own gamma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import where
+from embodied.core.wrapper import Wrapper
+from envs.wrappers.stack import copied
+
+
+@dataclass(frozen=True)
+class RepeatConfig:
+    """`times`: how often each action is applied; `discount`: d of the summed rewards."""
+
+    times: int = 2
+    discount: float = 1.0
+
+
+class ActionRepeat(Wrapper):
+    """Applies each action `times` times and sums the rewards up to the end of an episode.
+
+    An env whose episode ends early has been reset by the inner environment; it is reset once more
+    at the end (from its own generator), so that its new episode has had no actions yet. `log` is
+    that of the last step of the episode; `success` is true if any of the inner steps succeeded.
+    """
+
+    def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
+        if config.times < 1:
+            raise ConfigError(f"ActionRepeat: times={config.times} should be at least 1")
+        super().__init__(env, replace(env.spec, dt=env.spec.dt * config.times))
+        self.times, self.discount = config.times, config.discount
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        if self.times == 1:
+            return step
+        result = replace(step, next_obs=copied(step.next_obs), reward=step.reward.clone())
+        late = torch.zeros_like(step.terminated)
+        for i in range(1, self.times):
+            done = result.ended
+            step = self.env.step(action)
+            late |= done
+            reward = result.reward + self.discount**i * step.reward * ~done
+            result = _later(result, step, done, reward)
+        obs = self.env.reset(mask=late) if late.any() else step.obs
+        return replace(result, obs=obs)
+
+
+def _later(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
+    """`before` in envs that are `done` [B], else `step`."""
+    log = where(done, before.log, step.log)
+    if "success" in log:
+        log["success"] = before.log["success"] | log["success"]
+    return Step(
+        obs=step.obs,
+        next_obs=where(done, before.next_obs, step.next_obs),
+        reward=reward,
+        terminated=torch.where(done, before.terminated, step.terminated),
+        truncated=torch.where(done, before.truncated, step.truncated),
+        log=log,
+    )
