@@ -1,4 +1,4 @@
-"""Streams: a random generator for each row, all rows drawn at once.
+"""RowRng: a random generator for each row, all rows drawn at once.
 
 Counter-based (SplitMix64; Steele, Lea and Flood, 2014): word n of a row is a hash of its key and n,
 
@@ -15,6 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from embodied.moved import attributes
+
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
@@ -25,7 +27,7 @@ A, B = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 UNIT = 2.0**-32
 
 
-class Streams:
+class RowRng:
     """`state` [rows, 2] (int64) is each row's key and how many words it has drawn."""
 
     def __init__(self, seed: int, rows: int, device: torch.device | str = "cpu") -> None:
@@ -93,3 +95,6 @@ def _open(half: Tensor) -> Tensor:
     """Signed 32-bit numbers, as floats, to (0, 1], in place; the least is 2^-25, so that its
     logarithm is finite."""
     return half.mul_(UNIT).add_(0.5 + 2.0**-25)
+
+
+__getattr__ = attributes(__name__)

@@ -100,14 +100,14 @@ def given(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     """`node` with what users must provide: an archive of two past students, or a second agent."""
-    if "classroom" not in node:
+    if "archive" not in node:
         return {**node, "player": PLAYER} if "player" in node else dict(node)
-    room = folder / "classroom"
+    room = folder / "archive"
     if not room.exists():
         for seed in (1, 2):
-            past = {**node, "classroom": str(room), "stepping": FILL, "epoch": 600}
+            past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
             teaching(build(past, spec=spec, seed=seed), 600)()
-    return {**node, "classroom": str(room), "epoch": 600, "lively": 0.02}
+    return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
 
 
 def teaching(teacher: Teacher, episodes: int) -> Block:

@@ -10,14 +10,14 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.spec import Leaf
-from embodied.teachers.episode_log import Past
+from embodied.teachers.episode_log import LoggedEpisodes
 from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
 from embodied.teachers.task_space import Floats
 
 FILE = "tasks.png"
 
 
-def picture(folder: Path, past: Past) -> Path:
+def picture(folder: Path, past: LoggedEpisodes) -> Path:
     """Write RUN/tasks.png; needs the spec in the run's checkpoint, and matplotlib."""
     task = checkpoint.load_spec(folder).task
     if task is not None and task.unit == LEVEL:
@@ -25,7 +25,7 @@ def picture(folder: Path, past: Past) -> Path:
     return _points(folder, past, task)
 
 
-def _levels(folder: Path, past: Past) -> Path:
+def _levels(folder: Path, past: LoggedEpisodes) -> Path:
     from embodied.teachers.plots.level_gallery import draw
 
     env = build(yaml.safe_load((folder / "run.yaml").read_text())["env"] | {"num_envs": 1})
@@ -36,7 +36,7 @@ def _levels(folder: Path, past: Past) -> Path:
         env.close()
 
 
-def _points(folder: Path, past: Past, task: Leaf | None) -> Path:
+def _points(folder: Path, past: LoggedEpisodes, task: Leaf | None) -> Path:
     from embodied.teachers.plots.task_density import draw
 
     moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
@@ -45,7 +45,7 @@ def _points(folder: Path, past: Past, task: Leaf | None) -> Path:
     return draw(folder / FILE, past.began, past.task[:, moving], _scores(past), names)
 
 
-def _scores(past: Past) -> Floats:
+def _scores(past: LoggedEpisodes) -> Floats:
     """[n] in [0, 1]: success or, if the environment does not report it, the normalised return."""
     if np.isfinite(past.success).any():
         return past.success

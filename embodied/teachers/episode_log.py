@@ -1,4 +1,4 @@
-"""Diary: every episode's task and what came of it, one line each, in the run's folder."""
+"""EpisodeLog: the task and the outcome of every training episode, a JSON line each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 FILE = "tasks.jsonl"
 
 
-class Diary:
-    """Appends to `file`; a resumed run cuts off what came after its checkpoint."""
+class EpisodeLog:
+    """Appends to `file`; a resumed run truncates it to the length at its checkpoint."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def add(self, tickets: Sequence[int], tasks: Floats, columns: dict[str, Floats]) -> None:
-        """Episodes that ended: tasks [n, D] in [0, 1] and, by name, numbers [n] (NaN: unknown)."""
+        """Add finished episodes: tasks [n, D] in [0, 1] and named numbers [n] (NaN: unknown)."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         lines = []
         for i, ticket in enumerate(tickets):
@@ -42,9 +43,9 @@ class Diary:
 
 
 @dataclass(frozen=True)
-class Past:
-    """Of n episodes, in the order in which they ended: when each began (its number), its task
-    [n, D], return, success (NaN: not known) and length [n]."""
+class LoggedEpisodes:
+    """n episodes in the order in which they ended: `began` [n] (their tickets, in order of
+    their start), `task` [n, D], `ret`, `success` (NaN: unknown) and `length` [n]."""
 
     began: Floats
     task: Floats
@@ -53,8 +54,8 @@ class Past:
     length: Floats
 
 
-def read(folder: Path) -> Past | None:
-    """What the diary of a run holds; None where there is none. A line cut in half is left out."""
+def read_episode_log(folder: Path) -> LoggedEpisodes | None:
+    """The episode log of the run in `folder`; None if there is none. Broken lines are skipped."""
     file = folder / FILE
     if not file.exists():
         return None
@@ -71,8 +72,11 @@ def read(folder: Path) -> Past | None:
         return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
 
     parts = (column("return"), column("success"), column("length"))
-    return Past(column("episode"), np.array([row["task"] for row in rows]), *parts)
+    return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
 
 
 def _number(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
+
+
+__getattr__ = attributes(__name__)

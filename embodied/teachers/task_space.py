@@ -1,4 +1,4 @@
-"""TaskSpace: the box of tasks that a teacher chooses from, as the unit cube."""
+"""TaskSpace: the task parameters that a teacher varies, scaled to the unit cube."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf
+from embodied.moved import attributes
 
 Floats = NDArray[np.float64]
 
 
 class TaskSpace:
-    """The elements of a world's task vector (each in [0, 1]) between `low` and `high` [D].
+    """The elements of a task vector (each in [0, 1]) between `low` and `high` [D].
 
-    A teacher sees only those that vary, stretched to [0, 1]^d: distances and mixtures then mean the
-    same in every world. `names` are the d elements' own; an element of no width keeps its value.
+    A teacher works with the d elements that vary, scaled to [0, 1]^d, so that distances mean the
+    same in every environment. `names` are those elements' names; the others keep their values.
     """
 
     def __init__(self, task: Leaf | None, box: Mapping[str, tuple[float, float]]) -> None:
         if task is None or not task.size:
-            raise ConfigError("this world has no task parameters for a teacher to choose")
+            raise ConfigError("this environment has no task parameters for a teacher to vary")
         names = task.names or tuple(f"task{i}" for i in range(task.size))
         low, high = np.zeros(task.size), np.ones(task.size)
         for name, (bottom, top) in box.items():
@@ -36,15 +37,15 @@ class TaskSpace:
         self.low, self.high = low, high
         self.moving = np.flatnonzero(high > low)
         if not len(self.moving):
-            raise ConfigError("every task parameter is fixed: there is nothing for a teacher to do")
+            raise ConfigError("teacher.box fixes every task parameter: none is left to vary")
         self.names = tuple(names[i] for i in self.moving)
 
     def __len__(self) -> int:
-        """d: how many elements vary."""
+        """d: the number of elements that vary."""
         return len(self.names)
 
     def to_env(self, cube: Floats) -> Floats:
-        """Points [n, d] of the cube as the world's task vectors [n, D]."""
+        """Points [n, d] of the cube as task vectors [n, D]."""
         tasks = np.repeat(self.low[None], len(cube), 0)
         width = (self.high - self.low)[self.moving]
         tasks[:, self.moving] += np.clip(cube, 0, 1) * width
@@ -74,3 +75,6 @@ def named_task(
             )
         point[at] = (value - low) / (high - low)
     return point
+
+
+__getattr__ = attributes(__name__)

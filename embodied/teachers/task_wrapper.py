@@ -1,4 +1,4 @@
-"""Taught: a world whose episodes are those that a teacher chooses."""
+"""TaskWrapper: starts each episode with a task that a teacher samples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import Diary
-from embodied.teachers.student_estimates import Estimates
+from embodied.moved import attributes
+from embodied.teachers.episode_log import EpisodeLog
+from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.teacher import Outcome
 
 
-class Chooser(Protocol):
-    """Who chooses: a teacher, or its desk for one of several students."""
+class TaskSampler(Protocol):
+    """Samples tasks and learns from outcomes: a teacher, or its queue for one of two agents."""
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
     def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
@@ -25,22 +26,23 @@ class Chooser(Protocol):
     def forget(self) -> None: ...
 
 
-class Taught(Wrapper):
-    """Each row that ends begins again with the task that the teacher chose for it, and the teacher
-    hears what came of the episode. `log["ticket"]` [B] says which episode a step belonged to.
+class TaskWrapper(Wrapper):
+    """Resets finished envs with a task from `teacher.sample` and reports outcomes to the teacher.
 
-    With `estimates` the outcomes go there, to wait for the student's; `log["learn"]` [B] (bool) is
-    then whether it learns from the step."""
+    `log["ticket"]` [B] is the id of the episode. With `estimates`, outcomes are passed to it, where
+    they wait for the student's value estimates; `log["learn"]` [B] (bool) then says whether the
+    student trains on the step.
+    """
 
     def __init__(
         self,
         env: VecEnv,
-        teacher: Chooser,
-        diary: Diary | None = None,
-        estimates: Estimates | None = None,
+        teacher: TaskSampler,
+        episode_log: EpisodeLog | None = None,
+        estimates: StudentEstimates | None = None,
     ) -> None:
         super().__init__(env)
-        self.teacher, self.diary, self.estimates = teacher, diary, estimates
+        self.teacher, self.episode_log, self.estimates = teacher, episode_log, estimates
         zeros = torch.zeros(self.num_envs, device=self.device)
         self.memory = {
             "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
@@ -55,7 +57,7 @@ class Taught(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Episodes that are broken off by this teach nothing."""
+        """Interrupted episodes are not reported to the teacher."""
         if mask is None:
             self.teacher.forget()
             if self.estimates is not None:
@@ -75,18 +77,18 @@ class Taught(Wrapper):
         following = {key: value.clone() for key, value in step.next_obs.items()}
         at = step.ended.nonzero().flatten()
         outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
-        hears = self.teacher.update if self.estimates is None else self.estimates.end
+        hears = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
         hears(memory["ticket"][at], outcome)
         self._write(memory["ticket"][at], memory["task"][at.cpu()], outcome)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)
 
     def _write(self, ticket: Tensor, task: Tensor, outcome: Outcome) -> None:
-        if self.diary is None:
+        if self.episode_log is None:
             return
         columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
         numbers = {name: value.cpu().numpy() for name, value in columns.items()}
-        self.diary.add(ticket.tolist(), task.numpy(), numbers)
+        self.episode_log.add(ticket.tolist(), task.numpy(), numbers)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
         memory, at = self.memory, rows.nonzero().flatten()
@@ -100,3 +102,6 @@ class Taught(Wrapper):
         memory["task"] = memory["task"].index_copy(0, at.cpu(), task)
         mask = None if rows.all() else rows
         return self.env.reset(seed, memory["task"].to(self.device), mask)
+
+
+__getattr__ = attributes(__name__)

@@ -1,7 +1,7 @@
-"""Teacher: chooses the tasks of coming episodes from what came of earlier ones.
+"""Teacher: base class of automatic curriculum learning; samples the task of each episode.
 
-Many episodes are in flight at once, so every one has a ticket: what the teacher meant by it (which
-region, which bound, which goal) waits there for the outcome, whatever happened meanwhile.
+Many episodes run in parallel. Each has a ticket (its id), under which the teacher's memo (which
+region, bound or goal it sampled) is kept until the outcome is known.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from embodied.teachers.task_space import Floats, TaskSpace
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of n episodes: undiscounted `ret` [n], `success` [n] (1 or 0; NaN where the world
-    does not know), `length` [n] in steps.
+    """Outcomes of n episodes: undiscounted `ret` [n], `success` [n] (1, 0 or NaN if unknown),
+    `length` [n] in steps.
 
-    For a teacher that needs "estimates", what the student thought of them, as means over their
-    steps: `gain` [n] of its advantages where they are above 0, `error` [n] of their size, `value`
-    [n] of the values it expected (NaN where it was not asked).
+    For teachers that need "estimates", also means over the steps of an episode of the student's
+    positive advantages (`gain` [n]), absolute advantages (`error` [n]) and values (`value` [n]);
+    NaN if unknown.
     """
 
     ret: Tensor
@@ -42,8 +42,8 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`box`: bounds of task parameters by name, in [0, 1] (those not named: all of it). `signal`:
-    what an episode's score in [0, 1] is, its success or its return between the two `returns`."""
+    """`box`: bounds of task parameters by name, in [0, 1] (default: all of it). `signal`: the score
+    of an episode, its success or its return scaled from `returns` (low, high) to [0, 1]."""
 
     box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     signal: Literal["success", "return"] = "success"
@@ -51,21 +51,20 @@ class Config:
 
 
 class Teacher(ABC):
-    """Subclasses say what to play (`propose`) and what they learn from it (`learn`).
+    """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
 
-    Their random numbers come from `random` only, and what they remember from `remembered`, which is
-    what `get_state` saves: a resumed run goes on exactly.
+    They take random numbers from `self.random` only and name their state in `remembered`, so that a
+    run resumes exactly.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Beyond a box of tasks. Of the world: "levels" (levels.py), "states" that can be saved
-    (resets.py), "help" in its task (privilege.py), "counts" of what it has shown (surprise.py).
-    With "estimates", outcomes come with the student's own, later than the episode's end, and
-    `trains` is asked which episodes it learns from. With "rival" there is a second student
-    (rivals.py)."""
+    """Requirements beyond a task vector. Of the environment: "levels" (`HasLevels`), "states" that
+    can be saved, "help" (privileged assistance in the task vector), "counts" (an episodic density
+    of observations). "estimates": outcomes come with the student's estimates, after the end of the
+    episode, and `trains` selects the episodes to learn from. "rival": a second agent."""
 
     remembered: ClassVar[tuple[str, ...]] = ()
-    """Attributes that change: numbers, text, arrays, tensors, lists and dictionaries of these."""
+    """Names of the attributes to save: numbers, text, arrays, tensors, lists and dicts of these."""
 
     def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
@@ -77,7 +76,7 @@ class Teacher(ABC):
 
     @abstractmethod
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        """Points [d] of the cube for `n` episodes, each with what to remember of it."""
+        """For `n` episodes: a point [d] of the unit cube and a memo for `learn`."""
 
     @abstractmethod
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
@@ -88,7 +87,7 @@ class Teacher(ABC):
         return self.issue(self.propose(n))
 
     def issue(self, proposed: list[tuple[Floats, Any]]) -> tuple[Tensor, Tensor]:
-        """Tickets for what was proposed."""
+        """Task vectors and tickets of proposed points; remembers their memos."""
         tickets = np.arange(self.issued, self.issued + len(proposed))
         self.issued += len(proposed)
         self.pending |= dict(zip(tickets.tolist(), proposed, strict=True))
@@ -96,15 +95,15 @@ class Teacher(ABC):
         return torch.from_numpy(self.space.to_env(points)).float(), torch.from_numpy(tickets)
 
     def update(self, ticket: Tensor, outcome: Outcome) -> None:
-        """Episodes `ticket` [n] have ended. One whose score is not a number teaches nothing."""
+        """Report the outcomes of episodes `ticket` [n]. Episodes with a NaN score are ignored."""
         known = [self.pending.pop(number) for number in ticket.tolist()]
         scores = self.scores(outcome)
         fine = np.atleast_1d(np.isfinite(scores).reshape(len(scores), -1).all(axis=1))
         if not fine.all():
             if not self.dropped:
                 warnings.warn(
-                    f"teacher: an episode's {self.config.signal} is not a number; such episodes "
-                    "teach nothing (teacher.signal=return, if this world knows no success)",
+                    f"teacher: the {self.config.signal} of an episode is NaN; such episodes are "
+                    "ignored (teacher.signal=return if the environment reports no success)",
                     stacklevel=2,
                 )
             self.dropped += int((~fine).sum())
@@ -114,22 +113,22 @@ class Teacher(ABC):
             self.learn(points, scores[fine], [memo for _, memo in kept])
 
     def trains(self, ticket: Tensor) -> Tensor:
-        """[n] (bool): whether the student learns from episodes `ticket` [n], or only plays them."""
+        """[n] (bool): whether the student trains on episodes `ticket` [n]."""
         return torch.ones(len(ticket), dtype=torch.bool)
 
     def forget(self) -> None:
-        """Whatever is running was broken off."""
+        """All running episodes were interrupted."""
         self.pending.clear()
 
     def scores(self, outcome: Outcome) -> Floats:
-        """[n] in [0, 1] (some teachers: rows [n, k] of numbers); NaN where there is no number."""
+        """[n] in [0, 1] (some teachers: [n, k]); NaN if unknown."""
         if self.config.signal == "success":
             return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
 
     def metrics(self) -> dict[str, float]:
-        """What to log of it."""
+        """Numbers to log."""
         return {}
 
     def get_state(self) -> dict[str, Any]:
@@ -143,7 +142,7 @@ class Teacher(ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly from `get_state`."""
+        """Restore `get_state`."""
         for name in self.remembered:
             setattr(self, name, copy.deepcopy(state["own"][name]))
         self.random.bit_generator.state = state["random"]
@@ -152,5 +151,5 @@ class Teacher(ABC):
 
 
 def bounded(scores: Floats) -> Floats:
-    """Scores [n] within [0, 1]; NaN where they are infinite: that is no number to learn from."""
+    """Scores [n] clipped to [0, 1]; NaN where they are infinite."""
     return np.where(np.isfinite(scores), scores, np.nan).clip(0, 1)

@@ -1,5 +1,7 @@
-"""What the teachers with networks have in common: weights drawn from the teacher's own generator,
-optimisers that are saved with it, and nothing taken from torch's global generator.
+"""TorchTeacher: base class of teachers with neural networks.
+
+Weights are initialised from the teacher's own generator (torch's global one is not used), and
+networks and optimisers are saved with the teacher.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 
 
-def perceptron(
+def mlp(
     sizes: Sequence[int], random: np.random.Generator, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """Linear layers of `sizes` with `activation` between, weights drawn from `random`."""
+    """A multilayer mlp with layers of `sizes`; weights are sampled with `random`."""
     layers: list[nn.Module] = []
     for inner, outer in pairwise(sizes):
         layers += [linear(inner, outer, random), activation()]
@@ -29,8 +32,8 @@ def perceptron(
 
 
 def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1.0) -> nn.Linear:
-    """A layer with torch's usual weights, uniform in +-scale / sqrt(inner)."""
-    layer = nn.Linear(inner, outer, device="meta").to_empty(device="cpu")  # nothing drawn
+    """A linear layer with torch's default initialisation, uniform in +-scale / sqrt(inner)."""
+    layer = nn.Linear(inner, outer, device="meta").to_empty(device="cpu")  # no random numbers used
     edge = scale / math.sqrt(inner)
     with torch.no_grad():
         for parameter in (layer.weight, layer.bias):
@@ -40,7 +43,7 @@ def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1
 
 
 def gru(inner: int, outer: int, random: np.random.Generator, both_ways: bool = False) -> nn.GRU:
-    """A GRU over [n, T, inner] with torch's usual weights."""
+    """A GRU over [n, T, inner] with torch's default initialisation."""
     cell = nn.GRU(inner, outer, batch_first=True, bidirectional=both_ways, device="meta")
     cell, edge = cell.to_empty(device="cpu"), 1 / math.sqrt(outer)
     with torch.no_grad():
@@ -50,16 +53,16 @@ def gru(inner: int, outer: int, random: np.random.Generator, both_ways: bool = F
     return cell
 
 
-def table(words: int, size: int, random: np.random.Generator) -> nn.Embedding:
-    """An embedding with standard normal numbers."""
+def embedding(words: int, size: int, random: np.random.Generator) -> nn.Embedding:
+    """An embedding table with standard normal weights."""
     layer = nn.Embedding(words, size, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(random.standard_normal((words, size))))
     return layer
 
 
-class Networked(teacher.Teacher):
-    """`modules` and `optimizers` by name are saved and resumed too."""
+class TorchTeacher(teacher.Teacher):
+    """Saves and restores `modules` and `optimizers`, by name, with the teacher."""
 
     modules: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
@@ -71,7 +74,7 @@ class Networked(teacher.Teacher):
         return torch.from_numpy(self.random.random(shape)).float()
 
     def some(self, rows: Tensor, n: int) -> Tensor:
-        """`n` of `rows`, drawn with replacement."""
+        """`n` of `rows`, sampled with replacement."""
         return rows[torch.from_numpy(self.random.integers(len(rows), size=n))]
 
     def get_state(self) -> dict[str, Any]:
@@ -90,12 +93,15 @@ def tensor(array: Floats | list[Any]) -> Tensor:
 
 
 def points(values: Tensor) -> Floats:
-    """Points of the cube [n, d] from a network's."""
+    """Network outputs as points [n, d] of the unit cube."""
     return values.detach().double().numpy()
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step of an optimiser."""
+def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Minimise `loss` by one optimiser step."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+
+
+__getattr__ = attributes(__name__)

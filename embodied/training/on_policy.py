@@ -20,7 +20,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner, TakesDemonstrations
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
-from embodied.teachers.student_estimates import Estimates
+from embodied.teachers.student_estimates import StudentEstimates
 from embodied.training.collector import Collector
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import rows_for
@@ -47,7 +47,7 @@ class OnPolicyLoop:
         learner: Learner,
         rewards: RewardPipeline | None = None,
         stateful: Mapping[str, Stateful] | None = None,
-        estimates: Estimates | None = None,
+        estimates: StudentEstimates | None = None,
         second_agent: SecondAgent | None = None,
     ) -> None:
         self.collector, self.learner = collector, learner
@@ -126,7 +126,7 @@ class OnPolicyLoop:
         if self.estimates is None or self.learner.estimates is None:
             return {}
         parts = {"ticket": batch["ticket"], **self.learner.estimates}
-        self.estimates.tell(**{key: part[batch["valid"]] for key, part in parts.items()})
+        self.estimates.add_steps(**{key: part[batch["valid"]] for key, part in parts.items()})
         metrics = self.estimates.teacher.metrics()
         return {f"teacher_{key}": torch.tensor(value) for key, value in metrics.items()}
 

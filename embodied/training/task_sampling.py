@@ -14,11 +14,11 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.reward import Stateful
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import Learner
-from embodied.teachers.episode_log import FILE, Diary
+from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.student_estimates import Estimates
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.student_estimates import StudentEstimates
+from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Teacher
 from embodied.training.config import OnPolicy, RunConfig
 from embodied.training.second_agent import SecondAgent
@@ -36,7 +36,7 @@ class TaskSampling:
 
     env: VecEnv
     stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
-    estimates: Estimates | None = None
+    estimates: StudentEstimates | None = None
     second_agent: SecondAgent | None = None
 
 
@@ -62,12 +62,12 @@ def build_task_sampling(
     if config.teacher is None:
         return TaskSampling(env)
     teacher = _teacher(config, env, learner, device)
-    log = Diary(Path(config.output) / FILE) if distributed.rank() == 0 else None
-    estimates: Estimates | None = None
+    log = EpisodeLog(Path(config.output) / FILE) if distributed.rank() == 0 else None
+    estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
     if "estimates" in teacher.needs:
         _require_estimates(config, learner)
-        estimates = Estimates(teacher)
+        estimates = StudentEstimates(teacher)
     if "rival" in teacher.needs:
         if build_second_agent is None or config.finetune or config.init or config.reward:
             raise ConfigError(
@@ -78,9 +78,9 @@ def build_task_sampling(
         second = build_second_agent(config, two_agent, env, device)
         env = two_agent.protagonist_env(env, log)
     elif "states" in teacher.needs:
-        env = cast(ResetDistribution, teacher).around(env, log)
+        env = cast(ResetDistribution, teacher).wrap(env, log)
     else:
-        env = Taught(env, teacher, log, estimates)
+        env = TaskWrapper(env, teacher, log, estimates)
     parts = {"teacher": teacher, "diary": log, "estimates": estimates, "rival": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)

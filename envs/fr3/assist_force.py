@@ -1,4 +1,4 @@
-"""Magnet: help that no robot has, a virtual force that draws an object to the hand.
+"""AssistForce: help that no robot has, a virtual force that draws an object to the hand.
 
 Privileged actions fade with success (privileged-action curriculum, 2025; the law is ours):
 
@@ -25,6 +25,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.moved import attributes
 
 GRAVITY = 9.81
 PULL, HELP = "pull", "help"
@@ -43,20 +44,22 @@ class Config:
     cost: float = 0.002
 
 
-class Magnet(Wrapper):
+class AssistForce(Wrapper):
     """Around an FR3 in MuJoCo: action and task have one more element each, observations `help`."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):
-            raise ConfigError("Magnet is for the FR3 worlds of envs.fr3.env")
+            raise ConfigError("AssistForce is for the FR3 worlds of envs.fr3.env")
         if min(config.weights, config.reach) <= 0 or min(config.damping, config.cost) < 0:
-            raise ConfigError("Magnet: weights and reach are above 0, damping and cost not below")
+            raise ConfigError("AssistForce: weights and reach above 0, damping and cost from 0")
         super().__init__(env, _spec(env.spec))
         self.config = config
         inner: Any = env
         known = [inner.model.body(i).name for i in range(inner.model.nbody)]
         if config.body not in inner.what.free:
-            raise ConfigError(f"Magnet: no free body {config.body!r}; there are {inner.what.free}")
+            raise ConfigError(
+                f"AssistForce: no free body {config.body!r}; there are {inner.what.free}"
+            )
         self._body = known.index(config.body)
         joint = inner.model.joint(config.body)
         self._at, self._speed = int(joint.qposadr[0]), int(joint.dofadr[0])
@@ -69,7 +72,7 @@ class Magnet(Wrapper):
         rows = self.rows(mask)
         asked = torch.zeros(self.num_envs) if task is None else task[:, -1].to(self.memory[HELP])
         if not ((asked >= 0) & (asked <= 1)).all():
-            raise ValueError("Magnet: task vectors have to be in [0, 1]")
+            raise ValueError("AssistForce: task vectors have to be in [0, 1]")
         self.memory[HELP] = torch.where(rows, asked, self.memory[HELP])
         return self.transform_obs(
             self.env.reset(seed, None if task is None else task[:, :-1], mask)
@@ -110,9 +113,12 @@ class Magnet(Wrapper):
 
 def _spec(spec: Spec) -> Spec:
     if spec.act.names and PULL in spec.act.names:
-        raise ConfigError("Magnet: this world has one already")
+        raise ConfigError("AssistForce: this world has one already")
     act = replace(spec.act, shape=(spec.act.size + 1,), names=(*spec.act.names, PULL))
     names = () if spec.task is None else spec.task.names
     task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))
     shown = Leaf((1,), low=0.0, high=1.0, names=(HELP,))
     return replace(spec.with_obs(**{HELP: shown}), act=act, task=task)
+
+
+__getattr__ = attributes(__name__)

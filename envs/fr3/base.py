@@ -10,6 +10,7 @@ import mujoco
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.moved import attributes
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks import TASKS
 from envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
@@ -25,7 +26,7 @@ Ranges = Mapping[str, tuple[float, float]]
 Worth = Literal["sparse", "shaped"]
 
 
-class Given:
+class TaskInstance:
     """A task as it was asked for: its ranges narrowed or widened, its reward chosen, `more`
     parameters after its own.
 
@@ -79,7 +80,7 @@ class Given:
         return reward, success, {"success": success, **{f"term/{k}": v for k, v in terms.items()}}
 
 
-class Drawn:
+class RenderScene:
     """The scene for pictures, compiled when it is first asked for: with every mesh, or as the boxes
     that things collide as (no arm, no shadows: 0.3 ms a picture in software, with meshes 200)."""
 
@@ -120,3 +121,6 @@ def _ranged(task: Task, ranges: Ranges, name: str) -> tuple[Parameter, ...]:
         Parameter(each.name, *ranges.get(each.name, (each.low, each.high)), each.unit)
         for each in task.parameters
     )
+
+
+__getattr__ = attributes(__name__)

@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from envs.fr3 import joint_model
-from envs.fr3.base import ROBOT_NAMES, Drawn, Given, addresses, mocaps
+from envs.fr3.base import ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
 from envs.fr3.domain_randomization import Look, Physics, drawn_from
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks.task import View
@@ -72,7 +72,7 @@ class Fr3(MujocoVecEnv):
                 f"env.portraits: no camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
             )
         more = drawn_from(config.randomize)
-        self.given = Given(config.task, config.reward, config.ranges, more)
+        self.given = TaskInstance(config.task, config.reward, config.ranges, more)
         self.what, self.parameters = self.given.task, self.given.parameters
         self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
         self.draws = self.what.draws
@@ -90,9 +90,11 @@ class Fr3(MujocoVecEnv):
             cameras=_cameras(config),
         )
         self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
-        self._drawn = Drawn(self.what)
-        self._seen = self._drawn if config.drawing == "full" else Drawn(self.what, meshes=False)
-        self._looks: dict[Drawn, Look] = {}
+        self._drawn = RenderScene(self.what)
+        self._seen = (
+            self._drawn if config.drawing == "full" else RenderScene(self.what, meshes=False)
+        )
+        self._looks: dict[RenderScene, Look] = {}
         self._physics = Physics(config.randomize, model, self.what)
         self._remember(num_envs=config.num_envs)
 
@@ -175,7 +177,7 @@ class Fr3(MujocoVecEnv):
     def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
         return self._scene(row, self._seen)
 
-    def _scene(self, row: int, drawn: Drawn) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    def _scene(self, row: int, drawn: RenderScene) -> tuple[mujoco.MjModel, mujoco.MjData]:
         native = self.native(np.array([row]))
         model, data = drawn.shaped(native)
         if self.config.randomize:

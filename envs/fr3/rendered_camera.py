@@ -1,5 +1,8 @@
-"""Posed: the picture of an FR3 task as it was measured, for a rendered camera beside a real arm's
-wire (real_robot.cameras.sources.Rendered): the same drawing as in training."""
+"""RenderedCamera: renders an FR3 task from measured joints and object positions.
+
+A virtual camera for a real robot (`real_robot.cameras.sources.Rendered`), with the same rendering
+as in training.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.fr3.base import Drawn, Given, addresses, mocaps
+from embodied.moved import attributes
+from envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from envs.mujoco.batch_env import Floats
 from envs.mujoco.cameras import Cameras
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task` of `envs.fr3.tasks`; `camera` "front" or "wrist"; pictures of `size` x `size`;
-    `drawing`
-    as in `envs.fr3.env`."""
+    """`task`: of `envs.fr3.tasks`; `camera`: "front" or "wrist"; `size`: of the square image in
+    pixels; `drawing`: as in `envs.fr3.env`."""
 
     task: str
     camera: str = "front"
@@ -29,25 +32,25 @@ class Config:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
 
 
-class Posed:
-    """`show` may be called from another thread than `picture`."""
+class RenderedCamera:
+    """`show` may be called from a different thread than `picture`."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.given = Given(config.task, "sparse", config.ranges)
-        self.drawn = Drawn(self.given.task, meshes=config.drawing == "full")
+        self.given = TaskInstance(config.task, "sparse", config.ranges)
+        self.drawn = RenderScene(self.given.task, meshes=config.drawing == "full")
         self.cameras: Cameras | None = None
         self.shown: tuple[Floats, float, Mapping[str, float]] | None = None
 
     def show(self, q: Floats, width: float, values: Mapping[str, float]) -> None:
-        """From now on joints at `q` [7] (rad), the hand `width` m open, and things where `values`
-        (`cube_x ...`, `goal_x ...`) say."""
+        """Set the state to render: joint angles `q` [7] (rad), the hand opening `width` (m) and the
+        positions `values` (`cube_x`, ..., `goal_x`, ...)."""
         self.shown = (q, width, values)
 
     def picture(self) -> NDArray[np.uint8]:
-        """Of what was shown last, uint8 [size, size, 3]."""
+        """The image of the last `show`, uint8 [size, size, 3]."""
         if self.shown is None:
-            raise RuntimeError("Posed: call show() before picture()")
+            raise RuntimeError("RenderedCamera: call show() before picture()")
         q, width, values = self.shown
         task, half = self.given.task, np.full((1, len(self.given.parameters)), 0.5)
         native = self.given.native(half)
@@ -61,13 +64,16 @@ class Posed:
         for name, at in mocaps(model, task).items():
             data.mocap_pos[at] = [values[f"{name}_{axis}"] for axis in "xyz"]
         mujoco.mj_forward(model, data)
-        if self.cameras is None:  # drawing belongs to the thread that began it
+        if self.cameras is None:  # the renderer belongs to the thread that creates it
             self.cameras = Cameras((), 0)
         config = self.config
         return self.cameras.picture(model, data, config.camera, config.size, config.size)
 
     def close(self) -> None:
-        """By the thread that has drawn."""
+        """Release the renderer; call it from the thread that called `picture`."""
         if self.cameras is not None:
             self.cameras.close()
             self.cameras = None
+
+
+__getattr__ = attributes(__name__)

@@ -24,13 +24,13 @@ from embodied.core.env import NotFinite, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
-from envs.fr3.base import Drawn, Given, addresses, mocaps
+from envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks.task import Start, View
 from envs.mujoco.cameras import Cameras
 from envs.mujoco.warp_batch import WarpBatch
 from envs.mujoco.warp_import import tell_about_compiling
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 REFERENCE = ("place", "turn", "q", "width")
 
@@ -62,7 +62,7 @@ class Fr3Warp(VecEnv):
 
     def __init__(self, config: Config) -> None:
         self.config, self.name = config, f"fr3_{config.task}_warp"
-        self.given = Given(config.task, config.reward, config.ranges)
+        self.given = TaskInstance(config.task, config.reward, config.ranges)
         self.what, self.parameters = self.given.task, self.given.parameters
         self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
         self.spec, self.num_envs = self.given.spec(self.controller), config.num_envs
@@ -72,8 +72,8 @@ class Fr3Warp(VecEnv):
         self.batch = self._batch()
         self.device = self.batch.device
         self._free, self._markers = addresses(self.model, self.what), mocaps(self.model, self.what)
-        self._drawn, self._cameras = Drawn(self.what), Cameras((), 0)
-        self.streams = Streams(config.seed, self.num_envs, self.device)
+        self._drawn, self._cameras = RenderScene(self.what), Cameras((), 0)
+        self.streams = RowRng(config.seed, self.num_envs, self.device)
         self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.task = self._zeros(len(self.parameters))
         self.memory: Tensors = {}

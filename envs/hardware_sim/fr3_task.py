@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from envs.fr3.base import Given, addresses, mocaps
+from envs.fr3.base import TaskInstance, addresses, mocaps
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks.task import View
 from envs.mujoco.batch_env import Floats
@@ -35,7 +35,7 @@ class Wired:
 
     def __init__(self, config: Config) -> None:
         self.lasting, self.laid = config.lasting, False
-        self.given = Given(config.task, "sparse", config.ranges)
+        self.given = TaskInstance(config.task, "sparse", config.ranges)
         self.task = self.given.task
         self.names = (*self.task.names, "success")
 

@@ -22,7 +22,7 @@ from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.maze.levels import Floats, MazeLevels
 from envs.maze.render import drawing, words
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 EMPTY, WALL, GOAL = 0, 1, 2
 LEFT, RIGHT, GO = 0, 1, 2
@@ -60,7 +60,7 @@ class Maze(VecEnv):
         self.spec = self._spec()
         n = config.num_envs
         self.every = np.arange(n)
-        self.streams = Streams(config.seed, n)
+        self.streams = RowRng(config.seed, n)
         self.task = np.zeros((n, self.levels.size))
         self.pad = config.view - 1
         self.width = config.side + 2 * self.pad

@@ -25,7 +25,7 @@ from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from envs.quadrotor.cascade_controller import Pilot
 from envs.quadrotor.dynamics import Body, numbers
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 NAMES = (
     *(f"q{i}" for i in range(1, 5)),
@@ -78,7 +78,7 @@ class QuadrotorGoto(VecEnv):
             torch.tensor(end, device=device)[:, None]
             for end in (config.flight.low, config.flight.high)
         )
-        self.streams = Streams(config.seed, n, device)
+        self.streams = RowRng(config.seed, n, device)
         self.every = torch.arange(n, device=device)
         self.state = torch.zeros(17, n, device=device)
         self.sent = torch.zeros(4, n, device=device)

@@ -23,7 +23,7 @@ from envs.quadrotor.describe import described
 from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
 from envs.quadrotor.rewards import TARGET, hover
 from envs.quadrotor.vehicles import Vehicles
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 STATE = (
     *("x", "y", "z"),
@@ -91,7 +91,7 @@ class Quadrotor(VecEnv):
         upset = torch.tensor([weight / 20] * 3 + [weight / 10_000] * 3, device=device)
         self.upset = config.disturbance * upset[:, None]
         self.every = torch.arange(n, device=device)
-        self.streams = Streams(config.seed, n, device)
+        self.streams = RowRng(config.seed, n, device)
         self.state = torch.zeros(17, n, device=device)
         self.hidden = torch.zeros(6, n, device=device)
         self.task = torch.zeros(len(self.parameters), n, device=device)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
+from embodied.moved import attributes
 
 
 class Mode(IntEnum):
@@ -68,7 +69,7 @@ class Facts:
     lost: Tensor
 
 
-class Ground(Protocol):
+class ResetFreeEnv(Protocol):
     """What is practised on: a VecEnv whose rows never end by themselves (or only because somebody
     had to come), with goals to go to one after the other."""
 
@@ -107,7 +108,7 @@ class Verdict:
         return self.terminated | self.truncated
 
 
-class States:
+class PracticeStates:
     """The machine of n rows; all that it remembers is in `memory` [n, ...], to be saved."""
 
     def __init__(self, config: Config, n: int, dims: int, memory: Tensors | None = None) -> None:
@@ -164,3 +165,6 @@ class States:
         """Of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)
+
+
+__getattr__ = attributes(__name__)

@@ -1,11 +1,10 @@
-"""Practice: a world that is never put back goes on and on; what a step does between two episodes.
+"""ResetFreeWrapper: reset-free (autonomous) reinforcement learning.
 
-The world (a `Ground`) never ends by itself. Here episodes end (envs.reset_free.state_machine), and
-before
-the step returns, whatever has to happen without the learner happens: a primitive frees what is
-stuck, an arm goes home, a task that has a script of its own (`played`) is played. Steps of those
-are XX by the world's `reset`: in simulation for nothing, on a robot by a person;
-`log["manual"]` says when.
+The inner environment (a `ResetFreeEnv`) never resets by itself. The wrapper ends episodes
+(`envs.reset_free.state_machine`) and, inside `step`, does what the learner does not do: a recovery
+primitive frees a stuck robot, the robot goes home, and goals with a scripted policy (`played`) are
+played. The learner does not see these steps. If all of that fails, the inner environment is reset:
+in simulation for free, on a real robot by a person; `log["manual"]` counts such resets.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper
+from embodied.moved import attributes
 from envs.reset_free import state_machine
-from envs.reset_free.state_machine import Facts, Ground, Mode, States
+from envs.reset_free.state_machine import Facts, Mode, PracticeStates, ResetFreeEnv
 from envs.wrappers.stack import copied
 from policies.scripted.intervener import Intervener
 
@@ -58,7 +58,7 @@ class Config:
             raise ConfigError("practice: waits from 1 on")
 
 
-class Practice(Wrapper):
+class ResetFreeWrapper(Wrapper):
     """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, and `aside`, the
     steps that were taken between this episode and the next; with a `slew` also `executed`."""
 
@@ -70,8 +70,8 @@ class Practice(Wrapper):
             raise ConfigError(
                 f"nobody can practise in {type(env).__name__}: it has no {missing[0]}"
             )
-        self.ground = cast(Ground, env)
-        self.states: States | None = None
+        self.ground = cast(ResetFreeEnv, env)
+        self.states: PracticeStates | None = None
         self.actor = self._actor(config.primitive)
         self.played = {int(k): self._actor(node) for k, node in config.played.items()}
         self.person: Intervener | None = None
@@ -129,11 +129,11 @@ class Practice(Wrapper):
             log=log,
         )
 
-    def _machine(self) -> States:
+    def _machine(self) -> PracticeStates:
         """Made when the first facts are there: they say how many numbers a place has."""
         if self.states is None:
             dims = self.ground.facts().place.shape[1]
-            self.states = States(self.config.states, self.num_envs, dims, self.memory)
+            self.states = PracticeStates(self.config.states, self.num_envs, dims, self.memory)
             self.memory["length"] = torch.zeros(self.num_envs, dtype=torch.int64)
             if self.config.slew is not None:
                 self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
@@ -173,7 +173,7 @@ class Practice(Wrapper):
         obs, more, manual = self._play(obs, ended)
         return obs, aside + more, manual
 
-    def _mended(self, states: States) -> tuple[Tensors, Tensor]:
+    def _mended(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
         """Somebody puts right what no primitive can: observations, and steps that it took."""
         errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
         if not bool(errored.any()):
@@ -269,3 +269,6 @@ class Practice(Wrapper):
     def get_state(self) -> dict[str, Any]:
         self._machine()
         return super().get_state()
+
+
+__getattr__ = attributes(__name__)

@@ -22,7 +22,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.reset_free.state_machine import Facts
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 from envs.toy.race_track import Track
 
 RAYS = (-1.5, -0.9, -0.4, 0.0, 0.4, 0.9, 1.5)  # rad
@@ -71,7 +71,7 @@ class Race(VecEnv):
         self.last = torch.zeros(n, 2)
         self.goal = torch.zeros(n, dtype=torch.int64)
         self.crashed = torch.zeros(n, dtype=torch.bool)
-        self.streams = Streams(config.seed, n)
+        self.streams = RowRng(config.seed, n)
         self._begin(torch.arange(n))
 
     def _begin(self, index: Tensor) -> None:

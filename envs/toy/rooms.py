@@ -18,7 +18,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 EMPTY, WALL, SWITCH, DARK, NOISE = 0, 1, 2, 3, 4  # and the colours after it
 DT = 0.1
@@ -57,7 +57,7 @@ class Rooms(VecEnv):
             "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
         }
         self.spec = Spec(obs, Leaf((), "int64", low=0, high=GO), DT, None, "see all the rooms")
-        self.every, self.streams = np.arange(n), Streams(config.seed, n)
+        self.every, self.streams = np.arange(n), RowRng(config.seed, n)
         self.pad, self.step_size = view - 1, config.size + 1
         self.side = config.rooms * self.step_size + 1
         self.width = self.side + 2 * self.pad

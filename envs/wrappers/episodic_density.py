@@ -1,4 +1,4 @@
-"""Familiar: shows what has been seen in this episode so far, and how far the episode is.
+"""EpisodicDensity: shows what has been seen in this episode so far, and how far the episode is.
 
 The density model of Adversarial Surprise (Fickinger et al., 2021): of each place of a picture of
 symbols, how often it showed each of them,
@@ -19,6 +19,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.moved import attributes
 
 KNOWN, CLOCK = "known", "clock"
 
@@ -32,18 +33,18 @@ class Config:
     floor: float = 1e-3
 
 
-class Familiar(Wrapper):
+class EpisodicDensity(Wrapper):
     """Observations `known` [P * S] (theta) and `clock` [1] more. Every observation after an action
     is counted, unless somebody said otherwise (`count`)."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if config.of not in env.spec.obs:
             raise ConfigError(
-                f'Familiar: no observation "{config.of}"{nearest(config.of, env.spec.obs)}'
+                f'EpisodicDensity: no observation "{config.of}"{nearest(config.of, env.spec.obs)}'
             )
         leaf = env.spec.obs[config.of]
         if leaf.unit != SYMBOL or not isinstance(leaf.high, int | float):
-            raise ConfigError(f"Familiar: {config.of} is not a picture of symbols of one kind")
+            raise ConfigError(f"EpisodicDensity: {config.of} is not an image of symbols")
         self.symbols, self.places = int(leaf.high) + 1, leaf.size
         known = Leaf((self.places * self.symbols,), low=0.0, high=1.0)
         more = {KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)}
@@ -97,3 +98,6 @@ class Familiar(Wrapper):
         theta = torch.where(total > 0, theta, 1 / self.symbols)
         clock = (self.memory["age"] / self.config.horizon).clamp(max=1)
         return {**obs, KNOWN: theta.flatten(1), CLOCK: clock[:, None]}
+
+
+__getattr__ = attributes(__name__)

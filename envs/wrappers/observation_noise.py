@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 STEM = re.compile(r"(_[xyz]|\d+)$")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
@@ -49,7 +49,7 @@ class ObservationNoise(Wrapper):
             self._wide(each).to(env.device) for each in (config.deviation, config.bias)
         )
         self.mixing = _mixing(self.names).to(env.device)
-        self.streams = Streams(self.depth << 40, env.num_envs, env.device)
+        self.streams = RowRng(self.depth << 40, env.num_envs, env.device)
         self.memory["generator"] = self.streams.state
         self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
         self.memory["noise"] = torch.zeros_like(self.memory["bias"])

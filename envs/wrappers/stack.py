@@ -12,7 +12,7 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, where
 from embodied.core.wrapper import Wrapper
-from envs.row_rng import Streams
+from envs.row_rng import RowRng
 
 
 class Lags:
@@ -26,7 +26,7 @@ class Lags:
             raise ConfigError(f"a delay from {low} to {high} steps: it needs 0 <= low <= high")
         self.wrapper, self.low, self.high = wrapper, low, high
         # Wrappers around one environment draw apart.
-        self.streams = Streams(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
+        self.streams = RowRng(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
         wrapper.memory["generator"] = self.streams.state
         wrapper.memory["lag"] = torch.full_like(self.streams.state[:, 0], low)
 

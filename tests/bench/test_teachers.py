@@ -40,5 +40,5 @@ def test_a_block_is_as_many_episodes_as_it_says() -> None:
 def test_a_classroom_is_made_where_one_is_read(tmp_path: Path) -> None:
     node = yaml.safe_load(Path("configs/teacher/again.yaml").read_text())
     ready = teachers.ready(node, teachers.SPEC, tmp_path)
-    assert sorted(records(Path(ready["classroom"]))) == ["seed-1", "seed-2"]
+    assert sorted(records(Path(ready["archive"]))) == ["seed-1", "seed-2"]
     assert teachers.ready({"_target_": "x"}, teachers.SPEC, tmp_path) == {"_target_": "x"}

@@ -21,14 +21,14 @@ from embodied.teachers.teacher import Outcome, Teacher
 from envs.toy.rooms import Config as RoomsConfig
 from envs.toy.rooms import Rooms
 from envs.wrappers.episodic_density import Config as FamiliarConfig
-from envs.wrappers.episodic_density import Familiar
+from envs.wrappers.episodic_density import EpisodicDensity
 from tests.teachers.kinds import GAME, WORLDS, Box, need, small
 
 FILES = sorted(Path("configs/teacher").glob("*.yaml"))
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
 GAMES = [name for name, node in NODES.items() if need(node["_target_"]) == GAME]
 CHOOSERS = [name for name in NODES if name not in GAMES]
-LEARNS_NOTHING = ("dr", "snapshot", "uniform")
+LEARNS_NOTHING = ("domain_randomization", "snapshot", "uniform")
 EPISODES = 180
 OWN_CLOCKS = ("pending", "issued", "dropped", "counts", "random")
 
@@ -260,9 +260,9 @@ class Game:
         self.explore.reset(seed)
 
     @staticmethod
-    def world(inner: type[Wrapper]) -> Familiar:
+    def world(inner: type[Wrapper]) -> EpisodicDensity:
         rooms = Rooms(RoomsConfig(num_envs=2, noisy=2, dark=1, horizon=50))
-        return Familiar(FamiliarConfig(horizon=50), inner(rooms))
+        return EpisodicDensity(FamiliarConfig(horizon=50), inner(rooms))
 
     def move(self, obs: Any = None) -> None:
         """The second player's step."""

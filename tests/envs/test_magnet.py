@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3.assist_force import Config, Magnet
+from envs.fr3.assist_force import AssistForce, Config
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.gym import Config as GymConfig
@@ -18,7 +18,7 @@ def lift(rows: int = 2) -> Fr3:
     return Fr3(Fr3Config(task="lift", num_envs=rows, threads=1))
 
 
-def above(world: Magnet, height: float, **change: float) -> None:
+def above(world: AssistForce, height: float, **change: float) -> None:
     """Put the cube of each row `height` below the tool, at rest."""
     inner: Fr3 = world.env  # type: ignore[assignment]
     tool = inner.view(np.arange(world.num_envs)).tool
@@ -28,7 +28,7 @@ def above(world: Magnet, height: float, **change: float) -> None:
 
 
 def test_the_force_is_what_its_law_says() -> None:
-    world = Magnet(Config(body="cube", weights=2.0, reach=0.1, damping=5.0), lift())
+    world = AssistForce(Config(body="cube", weights=2.0, reach=0.1, damping=5.0), lift())
     world.reset(0)
     above(world, 0.025)
     mass = 0.08
@@ -45,7 +45,7 @@ def test_the_force_is_what_its_law_says() -> None:
 
 
 def test_without_a_teacher_there_is_no_help_and_the_world_is_the_same() -> None:
-    world, plain = Magnet(Config(body="cube"), lift()), lift()
+    world, plain = AssistForce(Config(body="cube"), lift()), lift()
     obs, before = world.reset(3), plain.reset(3)
     assert torch.equal(obs["state"], before["state"]) and not obs["help"].any()
     random = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def test_without_a_teacher_there_is_no_help_and_the_world_is_the_same() -> None:
 
 
 def test_help_lifts_the_cube_costs_and_ends_with_the_episode() -> None:
-    world = Magnet(Config(body="cube", cost=0.01), lift())
+    world = AssistForce(Config(body="cube", cost=0.01), lift())
     task = torch.full((2, 6), 0.5)
     task[:, -1] = torch.tensor([1.0, 0.5])
     obs = world.reset(0, task)
@@ -76,7 +76,7 @@ def test_help_lifts_the_cube_costs_and_ends_with_the_episode() -> None:
 
 
 def test_a_saved_row_goes_on_with_its_help() -> None:
-    world = Magnet(Config(body="cube"), lift())
+    world = AssistForce(Config(body="cube"), lift())
     world.reset(0, torch.rand(2, 6))
     above(world, 0.04)
     state = world.get_state()
@@ -91,12 +91,12 @@ def test_a_saved_row_goes_on_with_its_help() -> None:
 
 def test_settings_that_make_no_magnet() -> None:
     with pytest.raises(ConfigError, match="no free body"):
-        Magnet(Config(body="cup"), lift())
+        AssistForce(Config(body="cup"), lift())
     with pytest.raises(ConfigError, match="FR3 worlds"):
-        Magnet(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
+        AssistForce(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
     with pytest.raises(ConfigError, match="above 0"):
-        Magnet(Config(body="cube", reach=0.0), lift())
+        AssistForce(Config(body="cube", reach=0.0), lift())
     with pytest.raises(ConfigError, match="one already"):
-        Magnet(Config(body="cube"), Magnet(Config(body="cube"), lift()))
+        AssistForce(Config(body="cube"), AssistForce(Config(body="cube"), lift()))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        Magnet(Config(body="cube"), lift()).reset(0, torch.full((2, 6), 1.5))
+        AssistForce(Config(body="cube"), lift()).reset(0, torch.full((2, 6), 1.5))

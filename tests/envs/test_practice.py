@@ -17,8 +17,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.training.collector import Collector
 from envs.reset_free import state_machine
-from envs.reset_free.state_machine import Facts, Mode, States
-from envs.reset_free.wrapper import Config, Practice
+from envs.reset_free.state_machine import Facts, Mode, PracticeStates
+from envs.reset_free.wrapper import Config, ResetFreeWrapper
 from policies.random import Config as RandomConfig
 from policies.random import Random
 
@@ -27,9 +27,9 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
-def states(n: int = 1, **more: object) -> States:
+def states(n: int = 1, **more: object) -> PracticeStates:
     settings = {"window": 3, "radius": 0.5, "timeout": 6, "recovery": 2, "tries": 2} | more
-    made = States(state_machine.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
+    made = PracticeStates(state_machine.Config(**settings), n, 1)  # pyright: ignore[reportArgumentType]
     made.begin(torch.ones(n, dtype=torch.bool))
     return made
 
@@ -38,7 +38,7 @@ def facts(x: float, reached: int = 0, crashed: int = 0, lost: int = 0) -> Facts:
     return Facts(torch.tensor([[x]]), flags(reached), flags(crashed), flags(lost))
 
 
-def names(machine: States, verdict: state_machine.Verdict) -> tuple[str, str]:
+def names(machine: PracticeStates, verdict: state_machine.Verdict) -> tuple[str, str]:
     """How the episode went on, and the mode."""
     end = "terminated" if verdict.terminated else "truncated" if verdict.truncated else "-"
     return end, Mode(int(machine.memory["mode"])).name
@@ -201,7 +201,7 @@ def push(env: VecEnv, *actions: float) -> list[Step]:
 
 def test_there_and_back_and_nobody_puts_it_back() -> None:
     world = Corridor(CorridorConfig())
-    env = Practice(Config(SHORT), world)
+    env = ResetFreeWrapper(Config(SHORT), world)
     env.reset(0)
     steps = push(env, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 1.0)
     assert [s.terminated.item() for s in steps] == [0, 0, 1, 0, 0, 1, 0]
@@ -213,7 +213,7 @@ def test_there_and_back_and_nobody_puts_it_back() -> None:
 
 def test_what_is_stuck_frees_itself_and_that_is_not_learned_from() -> None:
     world = Corridor(CorridorConfig())
-    env = Practice(Config(SHORT, primitive=script(-1.0)), world)
+    env = ResetFreeWrapper(Config(SHORT, primitive=script(-1.0)), world)
     env.reset(0)
     steps = push(env, 0.0, 0.0, 0.0)
     assert [s.truncated.item() for s in steps] == [False, False, True]
@@ -226,7 +226,7 @@ def test_what_is_stuck_frees_itself_and_that_is_not_learned_from() -> None:
 def test_actions_change_by_so_much_at_most() -> None:
     """0.5 a step: 0 -> 0.5 -> 1.0 -> 0.5 -> 0.0, and the rollout learns from what was done."""
     world = Corridor(CorridorConfig())
-    env = Practice(Config(replace(SHORT, window=9), slew=0.5), world)
+    env = ResetFreeWrapper(Config(replace(SHORT, window=9), slew=0.5), world)
     env.reset(0)
     steps = push(env, 9.0, 1.0, -1.0, -1.0)
     assert [s.log["executed"].item() for s in steps] == [0.5, 1.0, 0.5, 0.0]
@@ -248,7 +248,7 @@ def test_actions_change_by_so_much_at_most() -> None:
 def test_the_bound_goes_on_from_what_the_primitive_did() -> None:
     """In its own row; the other row's last action is its own."""
     world = Corridor(CorridorConfig(num_envs=2))
-    env = Practice(Config(SHORT, primitive=script(-1.0), slew=0.25), world)
+    env = ResetFreeWrapper(Config(SHORT, primitive=script(-1.0), slew=0.25), world)
     env.reset(0)
     actions = torch.tensor([[0.0], [1.0]])
     steps = [env.step(actions) for _ in range(3)]
@@ -283,7 +283,7 @@ class Somebody:
 def test_somebody_drives_free_what_is_stuck_for_good(capsys: pytest.CaptureFixture[str]) -> None:
     world = Corridor(CorridorConfig())
     person = {"_target_": "tests.envs.test_practice.Somebody"}
-    env = Practice(Config(SHORT, teleop=person), world)
+    env = ResetFreeWrapper(Config(SHORT, teleop=person), world)
     env.reset(0)
     steps = push(env, *[0.0] * 9)  # three times stuck: once more than `tries`
     assert [s.truncated.item() for s in steps] == [False, False, True] * 3
@@ -293,7 +293,7 @@ def test_somebody_drives_free_what_is_stuck_for_good(capsys: pytest.CaptureFixtu
     assert steps[-1].log["aside"].tolist() == [4.0]
     assert steps[-1].obs["state"][0].tolist() == pytest.approx([1.8, 3.0])
     assert int(env.memory["mode"]) == Mode.LEARNING and int(env.memory["tries"]) == 0
-    late = Practice(Config(SHORT, teleop={**person, "waits": 50}, waits=5), world)
+    late = ResetFreeWrapper(Config(SHORT, teleop={**person, "waits": 50}, waits=5), world)
     late.reset(0)
     step = push(late, *[0.0] * 9)[-1]
     assert step.log["aside"].tolist() == [5.0] and world.resets == 3, "nobody came: put right"
@@ -303,7 +303,7 @@ def test_somebody_drives_free_what_is_stuck_for_good(capsys: pytest.CaptureFixtu
 
 def test_what_nobody_can_mend_is_asked_for() -> None:
     world = Corridor(CorridorConfig())
-    env = Practice(Config(SHORT), world)
+    env = ResetFreeWrapper(Config(SHORT), world)
     env.reset(0)
     step = push(env, -1.0, -1.0, -1.0)[-1]
     assert step.truncated.item() and step.log["manual"].item() and world.resets == 2
@@ -315,7 +315,7 @@ def test_what_nobody_can_mend_is_asked_for() -> None:
 def test_the_way_back_may_have_a_script() -> None:
     """The learner sees the way to 3 only; somebody else walks back, three steps each time."""
     world = Corridor(CorridorConfig())
-    env = Practice(Config(SHORT, played={"0": script(1.0)}), world)
+    env = ResetFreeWrapper(Config(SHORT, played={"0": script(1.0)}), world)
     env.reset(0)
     steps = push(env, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     assert [s.terminated.item() for s in steps] == [0, 0, 1, 0, 0, 1]
@@ -327,7 +327,7 @@ def test_the_way_back_may_have_a_script() -> None:
 def test_a_script_that_fails_is_tried_again_and_then_somebody_comes() -> None:
     world = Corridor(CorridorConfig())
     still = {"0": script(0.0)}
-    env = Practice(Config(SHORT, played=still), world)
+    env = ResetFreeWrapper(Config(SHORT, played=still), world)
     env.reset(0)
     step = push(env, 1.0, 1.0, 1.0)[-1]
     assert step.log["manual"].item() and world.resets == 2 and step.log["aside"].item() == 3 * 6
@@ -335,14 +335,14 @@ def test_a_script_that_fails_is_tried_again_and_then_somebody_comes() -> None:
 
 
 def test_a_script_that_never_gets_there_is_said() -> None:
-    env = Practice(Config(SHORT, played={"1": script(0.0)}), Corridor(CorridorConfig()))
+    env = ResetFreeWrapper(Config(SHORT, played={"1": script(0.0)}), Corridor(CorridorConfig()))
     with pytest.raises(ConfigError, match="the script of goal 1 does not get there"):
         env.reset(0)
 
 
 def test_others_wait_while_one_frees_itself() -> None:
     world = Corridor(CorridorConfig(2))
-    env = Practice(Config(SHORT, primitive=script(-1.0)), world)
+    env = ResetFreeWrapper(Config(SHORT, primitive=script(-1.0)), world)
     env.reset(0)
     for a in (0.5, 0.7, 0.9):
         step = env.step(torch.tensor([[0.0], [a]]))
@@ -352,7 +352,7 @@ def test_others_wait_while_one_frees_itself() -> None:
 
 def test_free_resets_are_what_it_is_compared_with() -> None:
     world = Corridor(CorridorConfig())
-    env = Practice(Config(SHORT, resets="free", primitive=script(-1.0)), world)
+    env = ResetFreeWrapper(Config(SHORT, resets="free", primitive=script(-1.0)), world)
     env.reset(0)
     steps = push(env, 0.0, 0.0, 0.0)
     assert steps[2].truncated.item() and steps[2].obs["state"].tolist() == [[0.0, 3.0]]
@@ -362,7 +362,7 @@ def test_free_resets_are_what_it_is_compared_with() -> None:
 def test_not_everything_can_be_practised_in() -> None:
     world = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
     with pytest.raises(ConfigError, match="TwoGap: it has no facts"):
-        Practice(Config(), world)
+        ResetFreeWrapper(Config(), world)
 
 
 def race(n: int, **more: object) -> VecEnv:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from envs.row_rng import GOLDEN, Streams, mixed
+from envs.row_rng import GOLDEN, RowRng, mixed
 
 WORD = (1 << 64) - 1
 
@@ -19,7 +19,7 @@ def by_hand(state: int) -> int:
 def test_words_are_splitmix() -> None:
     """The first output of the reference implementation seeded with 0 is 0xe220a8397b1dcdaf."""
     assert int(mixed(torch.tensor([GOLDEN]))) & WORD == 0xE220A8397B1DCDAF
-    streams = Streams(5, 3)
+    streams = RowRng(5, 3)
     key = int(streams.state[1, 0])
     first, second = streams.words(2), streams.words(1)
     expected = [by_hand((key + n * (GOLDEN & WORD)) & WORD) for n in (1, 2, 3)]
@@ -27,16 +27,16 @@ def test_words_are_splitmix() -> None:
 
 
 def test_a_row_depends_on_seed_and_number_only() -> None:
-    few, many = Streams(7, 2), Streams(7, 5)
+    few, many = RowRng(7, 2), RowRng(7, 5)
     many.normal(6, torch.tensor([0, 3, 4]))  # others draw, rows 1 and 2 do not
     assert torch.equal(few.uniform(5, torch.tensor([1])), many.uniform(5, torch.tensor([1])))
-    assert not torch.equal(Streams(7, 4).words(4), Streams(8, 4).words(4))
+    assert not torch.equal(RowRng(7, 4).words(4), RowRng(8, 4).words(4))
     few.seed(7, torch.tensor([0, 1]))
-    assert torch.equal(few.state, Streams(7, 2).state)
+    assert torch.equal(few.state, RowRng(7, 2).state)
 
 
 def test_all_rows_and_picked_rows_draw_the_same() -> None:
-    whole, parts = Streams(1, 4), Streams(1, 4)
+    whole, parts = RowRng(1, 4), RowRng(1, 4)
     picked = [parts.normal(7, torch.tensor(rows)) for rows in ([0, 2], [1, 3])]
     everything = whole.normal(7)
     assert torch.equal(everything[:, [0, 2]], picked[0])
@@ -45,7 +45,7 @@ def test_all_rows_and_picked_rows_draw_the_same() -> None:
 
 
 def test_uniform_numbers_fill_the_interval_evenly() -> None:
-    drawn = Streams(3, 2000).uniform(101)
+    drawn = RowRng(3, 2000).uniform(101)
     assert drawn.min() > 0 and drawn.max() <= 1
     n = drawn.numel()
     counts = torch.histc(drawn, 50, 0, 1)
@@ -59,7 +59,7 @@ def test_uniform_numbers_fill_the_interval_evenly() -> None:
 
 
 def test_normal_numbers_have_normal_moments_and_tails() -> None:
-    drawn = Streams(4, 4000).normal(51).flatten().double()
+    drawn = RowRng(4, 4000).normal(51).flatten().double()
     n = len(drawn)
     assert drawn.isfinite().all() and drawn.abs().max() < 5.9
     assert drawn.mean().abs() < 5 / n**0.5

@@ -19,7 +19,7 @@ from embodied.rewards.wrappers.render_caption import PICTURE
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.fr3.rendered_camera import Config as PosedConfig
-from envs.fr3.rendered_camera import Posed
+from envs.fr3.rendered_camera import RenderedCamera
 from real_robot.cameras.camera import CameraError
 from real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
@@ -29,7 +29,7 @@ LIFT = {"_target_": "policies.scripted.fr3.Scripted", "task": "lift", "quality":
 CAMERA = {
     "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "lift", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "lift", "size": SIZE},
 }
 
 
@@ -37,7 +37,7 @@ def test_a_posed_picture_is_the_simulations() -> None:
     world = Fr3(Fr3Config("lift", 2, drawing="light", threads=1))
     obs = world.reset(4)
     names = world.spec.obs["state"].names
-    posed = Posed(PosedConfig("lift", size=SIZE))
+    posed = RenderedCamera(PosedConfig("lift", size=SIZE))
     with pytest.raises(RuntimeError, match="show"):
         posed.picture()
     for row in (0, 1):

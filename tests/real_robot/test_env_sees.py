@@ -19,7 +19,7 @@ from embodied.core.spec import require_same
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.fr3.rendered_camera import Config as PosedConfig
-from envs.fr3.rendered_camera import Posed
+from envs.fr3.rendered_camera import RenderedCamera
 from real_robot.assemble import open_channels
 from real_robot.cameras.camera import CameraError
 from real_robot.ipc.messages import Mode
@@ -40,7 +40,7 @@ WORLD: dict[str, Any] = {
 FRONT = {
     "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "reach", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "reach", "size": SIZE},
 }
 FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
 FLOW |= {"images": {"channels": [8, 16], "features": 16}}
@@ -65,7 +65,7 @@ def drawn(env: RealEnv, obs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
     """What the arm that `obs` tells of looks like."""
     names = env.spec.obs["state"].names
     values = dict(zip(names, obs["state"][0].double().tolist(), strict=True))
-    scene = Posed(PosedConfig("reach", size=SIZE))
+    scene = RenderedCamera(PosedConfig("reach", size=SIZE))
     scene.show(np.array([values[f"q{i}"] for i in range(1, 8)]), values["width"], values)
     picture = scene.picture().astype(int)
     scene.close()

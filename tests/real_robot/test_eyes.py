@@ -63,7 +63,7 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     obs = world.reset(4)
     names = world.spec.obs["privileged/state"].names
     values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
-    scene = {"_target_": "envs.fr3.rendered_camera.Posed", "task": "lift", "size": 32}
+    scene = {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "lift", "size": 32}
     drawn = {"_target_": "real_robot.cameras.sources.Rendered", "scene": scene}
     with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1

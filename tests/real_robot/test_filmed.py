@@ -38,7 +38,7 @@ FILES = 40
 FRONT = {
     "_target_": "real_robot.cameras.sources.Rendered",
     "fps": 30.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.Posed", "task": "reach", "size": SIZE},
+    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "reach", "size": SIZE},
 }
 
 

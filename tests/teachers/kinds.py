@@ -17,10 +17,9 @@ from embodied.core.build import build, resolve
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.resets.reset_distribution import AS_USUAL
-from embodied.teachers.resets.reset_wrapper import Placed
-from embodied.teachers.student_estimates import Estimates
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
+from embodied.teachers.student_estimates import StudentEstimates
+from embodied.teachers.task_wrapper import TaskWrapper
 from envs.fr3.env import Config, Fr3
 from envs.maze.env import Config as MazeConfig
 from envs.maze.env import Maze
@@ -97,7 +96,7 @@ class Box:
         """A teacher and a real world whose episodes are those that it chooses: FR3 reach."""
         env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
         teacher = build({**node, "signal": "success"}, spec=env.spec, seed=0)
-        return teacher, Taught(env, teacher)
+        return teacher, TaskWrapper(env, teacher)
 
 
 class Help(Box):
@@ -108,11 +107,11 @@ class Help(Box):
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """FR3 lift with a magnet."""
         inner = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 2}
-        magnet = {"_target_": "envs.fr3.assist_force.Magnet", "body": "cube"}
+        magnet = {"_target_": "envs.fr3.assist_force.AssistForce", "body": "cube"}
         wrapped = {"_target_": "envs.wrappers.stack.Wrapped", "num_envs": 2}
         env = build({**wrapped, "env": inner, "wrappers": [magnet]})
         teacher = build(node, spec=env.spec, seed=0)
-        return teacher, Taught(env, teacher)
+        return teacher, TaskWrapper(env, teacher)
 
 
 class Levels(Box):
@@ -149,8 +148,8 @@ class Levels(Box):
             env = teacher.protagonist_env(self.maze, None)
             return teacher, TwoAgents(env, teacher, lambda obs=None: other.step(still))
         if "estimates" not in teacher.needs:
-            return teacher, Taught(self.maze, teacher)
-        return teacher, _Told(self.maze, teacher, None, Estimates(teacher))
+            return teacher, TaskWrapper(self.maze, teacher)
+        return teacher, _Told(self.maze, teacher, None, StudentEstimates(teacher))
 
 
 class TwoAgents(Wrapper):
@@ -164,13 +163,13 @@ class TwoAgents(Wrapper):
         return self.teacher.after_step(self.env.step(action), self.step_second)
 
 
-class _Told(Taught):
+class _Told(TaskWrapper):
     """The student says of every step what it expected."""
 
     def step(self, action: Tensor) -> Any:
         step = super().step(action)
         assert self.estimates is not None
-        self.estimates.tell(step.log["ticket"], torch.ones(2), torch.zeros(2))
+        self.estimates.add_steps(step.log["ticket"], torch.ones(2), torch.zeros(2))
         return step
 
 
@@ -191,7 +190,7 @@ class States(Box):
 
     def valid(self, tasks: Tensor, teacher: Any) -> bool:
         """A saved state's number, or the world's own beginning."""
-        known = (tasks == AS_USUAL) | ((tasks >= 0) & (tasks < len(teacher.paths)))
+        known = (tasks == DEFAULT_RESET) | ((tasks >= 0) & (tasks < len(teacher.paths)))
         return tasks.dtype == torch.int64 and bool(known.all())
 
     def ease(self, task: Tensor) -> float:
@@ -199,7 +198,7 @@ class States(Box):
 
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         teacher = build({**node, "limit": 2, "usual": 0.0, "steps": 0}, **self.context(), seed=0)
-        return teacher, Placed(self.env, teacher)
+        return teacher, ResetStateWrapper(self.env, teacher)
 
 
 WORLDS: dict[str, Box] = {"": Box(), "help": Help(), "levels": Levels(), "states": States()}

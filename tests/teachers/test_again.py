@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.students.student_archive import Record, choose, curriculum, probes, records
+from embodied.teachers.students.student_archive import (
+    Record,
+    choose_expert,
+    curriculum,
+    probes,
+    records,
+)
 from tests.teachers.place import ended, made, point
 
-TARGET = "again.Again"
+TARGET = "students.meta_acl.MetaAcl"
 
 
 def past(tests: list[list[float]], final: float = 0.5, d: int = 2) -> Record:
@@ -44,7 +50,7 @@ def room(folder: Path, **students: Record) -> Path:
 
 def again(folder: Path, **settings: Any) -> Any:
     room(folder, one=past([[0.0] * 4]))
-    teacher = made(TARGET, classroom=str(folder), random=0.0, random_taught=0.0, **settings)
+    teacher = made(TARGET, archive=str(folder), random=0.0, random_taught=0.0, **settings)
     teacher.expert = curriculum(past([[0.0] * 4]), 0.2, 2)
     return teacher
 
@@ -75,14 +81,14 @@ def test_the_best_of_those_who_were_like_it_is_followed() -> None:
     }
     random = np.random.Generator(np.random.PCG64(0))
     test = np.full(4, 0.16)
-    assert choose(known, test, 2, 2, "knowledge", random) == "nearer"
-    assert choose(known, test, 2, 1, "knowledge", random) == "nearer"
-    assert choose(known, np.full(4, 0.11), 2, 1, "knowledge", random) == "near"
-    assert choose(known, test, 2, 3, "knowledge", random) == "far"
-    assert choose(known, test, 3, 3, "knowledge", random) is None
-    assert {choose(known, test, 2, 1, "random", random) for _ in range(40)} == known.keys() - {
-        "short"
-    }
+    assert choose_expert(known, test, 2, 2, "knowledge", random) == "nearer"
+    assert choose_expert(known, test, 2, 1, "knowledge", random) == "nearer"
+    assert choose_expert(known, np.full(4, 0.11), 2, 1, "knowledge", random) == "near"
+    assert choose_expert(known, test, 2, 3, "knowledge", random) == "far"
+    assert choose_expert(known, test, 3, 3, "knowledge", random) is None
+    assert {
+        choose_expert(known, test, 2, 1, "random", random) for _ in range(40)
+    } == known.keys() - {"short"}
 
 
 def test_lively_components_and_what_was_reached_in_them() -> None:
@@ -166,11 +172,11 @@ def test_from_filling_a_classroom_to_following_somebody(tmp_path: Path) -> None:
             teacher.update(tickets, ended(float(good and (played // 7) % 2)))
 
     for seed, left in ((1, True), (2, False)):
-        own = made(TARGET, seed, classroom=str(tmp_path), stepping="none", **sizes)
+        own = made(TARGET, seed, archive=str(tmp_path), stepping="none", **sizes)
         play(own, 240, left)
     assert sorted(records(tmp_path)) == ["seed-1", "seed-2"]
     for seed, left in ((3, True), (4, False)):
-        new = made(TARGET, seed, classroom=str(tmp_path), lively=0.05, neighbours=1, **sizes)
+        new = made(TARGET, seed, archive=str(tmp_path), lively=0.05, neighbours=1, **sizes)
         play(new, 130, left)
         assert new.chosen == ("seed-1" if left else "seed-2")
         means = np.concatenate([stage["mean"][:, 0] for stage in new.expert])
@@ -183,16 +189,16 @@ def test_students_can_be_asked(tmp_path: Path) -> None:
         def tests(self, tasks: np.ndarray) -> np.ndarray:
             return tasks[:, 0]
 
-    teacher = made(TARGET, classroom=str(tmp_path), stepping="none", box={"x": [0.0, 0.5]})
+    teacher = made(TARGET, archive=str(tmp_path), stepping="none", box={"x": [0.0, 0.5]})
     teacher.student = Student()
     assert teacher.test() == pytest.approx(probes(64, 2)[:, 0] / 2)
 
 
 def test_nobody_to_follow(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stepping=none"):
-        made(TARGET, classroom=str(tmp_path / "empty"))
+        made(TARGET, archive=str(tmp_path / "empty"))
     room(tmp_path, other=past([[0.0] * 64], d=3))
-    teacher = made(TARGET, classroom=str(tmp_path), epoch=10)
+    teacher = made(TARGET, archive=str(tmp_path), epoch=10)
     with pytest.warns(UserWarning, match="no past student"):
         for _ in range(10):
             teacher.update(teacher.sample(1)[1], ended(0.5))

@@ -11,8 +11,14 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.state_codec import pack, unpack
-from embodied.teachers.levels.clutr import Clutr, Place
-from embodied.teachers.levels.level_autoencoder import Sentences, Settings, beta, divergence, teach
+from embodied.teachers.levels.clutr import Clutr, LatentGaussian
+from embodied.teachers.levels.level_autoencoder import (
+    LevelAutoencoder,
+    Settings,
+    beta,
+    divergence,
+    train,
+)
 from embodied.teachers.levels.level_generator import Grammar
 from embodied.teachers.teacher import Outcome
 from envs.maze.env import Config, Maze
@@ -44,7 +50,7 @@ def test_losses_by_hand() -> None:
     mean, log = torch.tensor([[1.0, 0.0]]), torch.tensor([[math.log(4), 0.0]])
     assert divergence(mean, log).item() == pytest.approx((4 - math.log(4)) / 2)
     assert beta(350, 100) == 0.5 and beta(0, 100) < 0.01 and beta(900, 100) > 0.99
-    place = Place(2)
+    place = LatentGaussian(2)
     with torch.no_grad():
         place.mean[0], place.log[1] = 1.0, math.log(2)
     # z = (0, 2): densities of N(1, 1) at 0 and N(0, 4) at 2, both 1 deviation away
@@ -54,7 +60,7 @@ def test_losses_by_hand() -> None:
 
 def test_a_latent_may_be_bounded() -> None:
     grammar = Grammar(5, 4, 1)
-    plain, bounded = (Sentences(Settings(bounded=b), grammar, rng()) for b in (False, True))
+    plain, bounded = (LevelAutoencoder(Settings(bounded=b), grammar, rng()) for b in (False, True))
     z = torch.tensor([[0.5, 100.0]])
     assert torch.equal(plain.bound(z), z)
     assert torch.allclose(bounded.bound(z), torch.tensor([[4 * math.tanh(0.5), 4.0]]))
@@ -67,10 +73,10 @@ def test_it_learns_to_write_what_it_read() -> None:
         [random.integers(6, size=(400, 1)), np.sort(random.integers(7, size=(400, 3)), 1)], 1
     )
     settings = Settings(steps=400, batch=32, lr=5e-3, latent=8, writer=32, reader=32, warm=1e6)
-    model = Sentences(settings, grammar, random)
+    model = LevelAutoencoder(settings, grammar, random)
     adam = torch.optim.Adam(model.parameters(), settings.lr)
     before = torch.get_rng_state()
-    noted = teach(model, adam, pool, random)
+    noted = train(model, adam, pool, random)
     assert torch.equal(before, torch.get_rng_state())
     with torch.no_grad():
         again = model.write(model.read(torch.from_numpy(pool))[0])
@@ -81,7 +87,7 @@ def test_it_learns_to_write_what_it_read() -> None:
 
 def test_writing_is_what_the_writer_thinks_likeliest() -> None:
     """Word by word it says what it would say of the whole sentence at once."""
-    model = Sentences(Settings(latent=3), Grammar(6, 5, 2), rng())
+    model = LevelAutoencoder(Settings(latent=3), Grammar(6, 5, 2), rng())
     z = torch.from_numpy(rng(1).standard_normal((7, 3))).float()
     words = torch.from_numpy(model.write(z))
     assert torch.equal(model.logits(z, words).argmax(2), words)

@@ -12,10 +12,10 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
-from embodied.teachers.levels.level_buffer import Library
+from embodied.teachers.levels.level_buffer import LevelBuffer
 from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, Plr
-from embodied.teachers.student_estimates import Estimates
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.student_estimates import StudentEstimates
+from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Outcome
 from envs.maze.env import Config, Maze
 
@@ -44,10 +44,12 @@ def filled(world: Maze, count: int = 4, **settings: Any) -> Plr:
     return teacher
 
 
-def library(*scores: float, beta: float = 0.5, staleness: float = 0.25, size: int = 4) -> Library:
-    books = Library(size, 1, beta, staleness)
+def library(
+    *scores: float, beta: float = 0.5, staleness: float = 0.25, size: int = 4
+) -> LevelBuffer:
+    books = LevelBuffer(size, 1, beta, staleness)
     for at, score in enumerate(scores):
-        assert books.offer(np.array([at / 10]), score, 0.0)
+        assert books.add(np.array([at / 10]), score, 0.0)
     return books
 
 
@@ -66,28 +68,28 @@ def test_a_small_beta_takes_the_best() -> None:
     books = library(0.2, 0.5, 0.1, beta=0.001, staleness=0.0)
     assert np.allclose(books.chances(), [0, 1, 0])
     random = np.random.default_rng(0)
-    assert {books.draw(random) for _ in range(5)} == {1} and books.clock == 5
+    assert {books.sample(random) for _ in range(5)} == {1} and books.clock == 5
 
 
 def test_the_least_likely_level_leaves_for_a_better_one() -> None:
     books = library(0.2, 0.5, 0.1, 0.4)
-    assert not books.offer(np.array([0.9]), 0.1, 0.0)  # not higher than the lowest
-    assert books.offer(np.array([0.9]), 0.11, 0.7)
+    assert not books.add(np.array([0.9]), 0.1, 0.0)  # not higher than the lowest
+    assert books.add(np.array([0.9]), 0.11, 0.7)
     assert books.get(2) is None and books.find(np.array([0.2])) is None
     number = books.find(np.array([0.9]))
     assert number == 4 and books.best_of(number) == 0.7 and len(books) == 4
-    books.rate(2, 9.0, 9.0)  # late news of a level that has left
+    books.update_score(2, 9.0, 9.0)  # late news of a level that has left
     assert books.score.max() == 0.5
     # A stale level is likely to be drawn, and stays although its score is the lowest.
     old = library(0.3, 0.1, 0.2, staleness=0.9, size=3)
     old.clock, old.drawn[:] = 10, [10, 0, 10]
-    assert old.offer(np.array([0.9]), 0.25, 0.0)
+    assert old.add(np.array([0.9]), 0.25, 0.0)
     assert old.find(np.array([0.1])) == 1 and old.find(np.array([0.2])) is None
 
 
 def test_draws_are_as_often_as_chances() -> None:
     books, random = library(0.2, 0.5, 0.1, staleness=0.0), np.random.default_rng(0)
-    counts = np.bincount([books.draw(random) for _ in range(3000)], minlength=3)
+    counts = np.bincount([books.sample(random) for _ in range(3000)], minlength=3)
     assert np.allclose(counts / 3000, np.array([9, 36, 4]) / 49, atol=0.03)
 
 
@@ -123,7 +125,7 @@ def test_scores_by_hand(world: Maze) -> None:
         teacher = made(world, score=score, replay=1.0, size=1, fill=1.0)
         teacher.update(teacher.sample(1)[1], outcome(0.3, ret=0.7, value=0.2))
         assert teacher.library.score[0] == pytest.approx(expected)
-        # Again, and worse: the best return is remembered, the newest expectation counts.
+        # MetaAcl, and worse: the best return is remembered, the newest expectation counts.
         teacher.update(teacher.sample(1)[1], outcome(0.1, ret=0.0, value=0.6))
         again = {"gain": 0.1, "error": 0.2, "maxmc": 0.7 - 0.6}[score]
         assert teacher.library.score[0] == pytest.approx(again, abs=1e-6)
@@ -177,14 +179,18 @@ def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
     heard: list[Any] = []
     teacher.learn = lambda points, scores, memos: heard.append(scores)  # type: ignore[assignment]
     _, tickets = teacher.sample(2)
-    parts = Estimates(teacher)
-    parts.tell(torch.tensor([0, 0, 1]), torch.tensor([0.4, -0.2, 9.0]), torch.tensor([0.5, 0.1, 0]))
+    parts = StudentEstimates(teacher)
+    parts.add_steps(
+        torch.tensor([0, 0, 1]), torch.tensor([0.4, -0.2, 9.0]), torch.tensor([0.5, 0.1, 0])
+    )
     assert not heard
     state = unpack(pack(parts.get_state()))
-    parts = Estimates(teacher)
+    parts = StudentEstimates(teacher)
     parts.set_state(state)
-    parts.end(tickets[:1], Outcome(torch.tensor([0.8]), torch.ones(1), torch.tensor([3.0])))
-    parts.tell(torch.tensor([1, 0]), torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.9]))
+    parts.episodes_ended(
+        tickets[:1], Outcome(torch.tensor([0.8]), torch.ones(1), torch.tensor([3.0]))
+    )
+    parts.add_steps(torch.tensor([1, 0]), torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.9]))
     assert len(heard) == 1
     # gain (0.4 + 0 + 0.5) / 3, return, value (0.5 + 0.1 + 0.9) / 3
     assert np.allclose(heard[0], [[0.3, 0.8, 0.5]])
@@ -194,19 +200,19 @@ def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
 def test_an_episode_whose_steps_were_never_told_teaches_nothing(world: Maze) -> None:
     teacher = made(world)
     _, tickets = teacher.sample(2)
-    parts = Estimates(teacher)
+    parts = StudentEstimates(teacher)
     ends = torch.tensor([0.8, 0.8])
-    parts.end(tickets, Outcome(ends, ends, ends))
-    with pytest.warns(UserWarning, match="not a number"):
-        parts.tell(tickets[:1], torch.ones(1), torch.ones(1))
+    parts.episodes_ended(tickets, Outcome(ends, ends, ends))
+    with pytest.warns(UserWarning, match="is NaN"):
+        parts.add_steps(tickets[:1], torch.ones(1), torch.ones(1))
     assert teacher.dropped == 1 and len(teacher.library) == 1
 
 
 def test_a_world_says_who_learns(world: Maze) -> None:
     """`learn` belongs to the episode of the step, not to the one that begins after it."""
     teacher = filled(world, robust=True)
-    parts = Estimates(teacher)
-    taught = Taught(world, teacher, estimates=parts)
+    parts = StudentEstimates(teacher)
+    taught = TaskWrapper(world, teacher, estimates=parts)
     taught.reset(0)
     seen: dict[int, set[bool]] = {}
     for _ in range(60):
@@ -222,15 +228,15 @@ def test_a_world_says_who_learns(world: Maze) -> None:
     assert not parts.ended and len(teacher.pending) == 3
 
 
-@pytest.mark.parametrize("name", ["dr", "plr", "accel", "paired", "clutr"])
+@pytest.mark.parametrize("name", ["domain_randomization", "plr", "accel", "paired", "clutr"])
 def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
     node = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
-    with pytest.raises(ConfigError, match="needs a world made of levels"):
+    with pytest.raises(ConfigError, match="needs an environment with levels"):
         build(node, spec=world.spec, seed=0)
-    with pytest.raises(ConfigError, match="levels are taken whole"):
+    with pytest.raises(ConfigError, match="levels are chosen whole"):
         build(node | {"box": {"start": [0, 1]}}, spec=world.spec, levels=world.levels, seed=0)
     small = Maze(Config(side=6, blocks=3))
-    with pytest.raises(ConfigError, match="has 39 numbers, its levels have 28"):
+    with pytest.raises(ConfigError, match="39 elements, a level has 28"):
         build(node, spec=small.spec, levels=world.levels, seed=0)
 
 
@@ -250,5 +256,5 @@ def test_settings_that_make_no_sense(world: Maze) -> None:
 def test_an_outcome_without_estimates_is_refused(world: Maze) -> None:
     teacher = made(world)
     _, ticket = teacher.sample(1)
-    with pytest.raises(ConfigError, match="what the student expected"):
+    with pytest.raises(ConfigError, match="value estimates"):
         teacher.update(ticket, Outcome(torch.ones(1), torch.ones(1), torch.ones(1)))

@@ -9,7 +9,7 @@ import torch
 from embodied.teachers.tasks.mpts import correlated, divergence, standard
 from tests.teachers.place import ended, made
 
-TARGET = "mpts.Mpts"
+TARGET = "tasks.mpts.Mpts"
 
 
 def test_divergence_by_hand() -> None:

@@ -11,11 +11,11 @@ import torch
 
 from embodied.teachers.tasks.goalgan import critic_loss
 from embodied.teachers.tasks.real_nvp import Flow, normal
-from embodied.teachers.torch_teacher import perceptron, tensor
+from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import ended, made, point
 
-GAN = "goalgan.GoalGan"
-SETTER = "settersolver.SetterSolver"
+GAN = "tasks.goalgan.GoalGan"
+SETTER = "tasks.settersolver.SetterSolver"
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -24,7 +24,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def test_weights_come_from_the_given_generator() -> None:
     before = torch.get_rng_state()
-    one, two, other = (perceptron((3, 5, 2), rng(seed)) for seed in (0, 0, 1))
+    one, two, other = (mlp((3, 5, 2), rng(seed)) for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(one[0].weight, two[0].weight)
     assert not torch.equal(one[0].weight, other[0].weight)

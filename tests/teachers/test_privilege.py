@@ -70,7 +70,7 @@ def test_some_episodes_have_less() -> None:
 
 def test_no_number_no_lesson_and_an_exact_resume() -> None:
     teacher, other = made(), made()
-    with pytest.warns(UserWarning, match="not a number"):
+    with pytest.warns(UserWarning, match="is NaN"):
         play(teacher, [float("nan")] * 5)
     assert teacher.level == 1 and not teacher.recent
     play(teacher, [1.0, 1.0, 0.0])
@@ -81,15 +81,15 @@ def test_no_number_no_lesson_and_an_exact_resume() -> None:
 
 
 def test_settings_that_mean_nothing() -> None:
-    with pytest.raises(ConfigError, match="needs a world with help"):
+    with pytest.raises(ConfigError, match="with assistance"):
         build(
             {"_target_": "embodied.teachers.assistance.privilege.Privilege", "name": "aid"},
             spec=SPEC,
         )
-    with pytest.raises(ConfigError, match="needs a world with help"):
+    with pytest.raises(ConfigError, match="with assistance"):
         node = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
         build(node, spec=replace(SPEC, task=None))
-    with pytest.raises(ConfigError, match="no width"):
+    with pytest.raises(ConfigError, match="cannot be annealed"):
         made(box={"help": [0.5, 0.5]})
     for wrong in ({"step": 0.0}, {"batch": 0}, {"first": 2.0}, {"little": 0.8}):
         with pytest.raises(ConfigError, match="teacher"):

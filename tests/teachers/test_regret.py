@@ -12,10 +12,9 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.state_codec import pack, unpack
-from embodied.core.tensors import Tensors
 from embodied.teachers.levels.level_generator import (
-    Builder,
     Grammar,
+    LevelGenerator,
     Settings,
     advantages,
     improve,
@@ -23,7 +22,7 @@ from embodied.teachers.levels.level_generator import (
 )
 from embodied.teachers.levels.paired import Paired
 from embodied.teachers.levels.regret import STUDENT, regret
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Outcome
 from envs.maze.env import Config, Maze
 
@@ -100,7 +99,7 @@ def test_an_episode_that_never_ends_or_has_no_number_holds_nobody_up(world: Maze
     teacher = made(world, every=2)
     desk = teacher.rival
     teacher.sample(1)  # never heard of again
-    with pytest.warns(UserWarning, match="not a number"):
+    with pytest.warns(UserWarning, match="is NaN"):
         desk.update(desk.sample(1)[1], ended(math.nan))
     for _ in range(3):
         for who in (teacher, desk):
@@ -120,22 +119,19 @@ def test_forgetting_is_each_ones_own(world: Maze) -> None:
 
 
 def test_two_worlds_of_the_same_levels(world: Maze) -> None:
-    """The second student steps once with each step of the first."""
-    teacher, count = made(world), [0]
-    other = teacher.against(world, lambda: Maze(world.config))
-    assert isinstance(other, Taught) and other.env is not world
+    """Both agents play the levels of a round, each in its own environment."""
+    teacher = made(world)
+    other = teacher.antagonist_env(world, lambda: Maze(world.config))
+    assert isinstance(other, TaskWrapper) and other.env is not world
     seen = other.reset(1)
 
-    def play(obs: Tensors | None = None) -> None:
-        count[0] += 1
-        other.step(torch.full((3,), 2))
-
-    env = teacher.beside(world, play, None)
+    env = teacher.protagonist_env(world, None)
     first = env.reset(0)
     assert all(torch.equal(first[key], seen[key]) for key in ("facing", "view"))
     for _ in range(40):
         env.step(torch.zeros(3, dtype=torch.int64))
-    assert count == [40] and teacher.round >= 1 and teacher.how["student"] == 0.0
+        other.step(torch.full((3,), 2))
+    assert teacher.round >= 1 and teacher.how["student"] == 0.0
     assert len(teacher.pending) == 6
 
 
@@ -160,12 +156,12 @@ def test_the_clipped_objective_by_hand() -> None:
 def test_what_was_said_is_as_likely_as_it_says() -> None:
     """And is seen again as it was seen when it was said."""
     grammar = Grammar(words=5, length=6, marks=2)
-    builder = Builder(grammar, 8, rng())
+    builder = LevelGenerator(grammar, 8, rng())
     with torch.no_grad():
         builder.word.weight.normal_()
-    words, old, value = builder.say(200, rng(1))
+    words, old, value = builder.generate(200, rng(1))
     assert words.shape == (200, 6) and words[:, :2].max() == 3 and words[:, 2:].max() == 4
-    seen = builder.seen(torch.from_numpy(words))
+    seen = builder.observations(torch.from_numpy(words))
     logs, again = builder(seen, torch.arange(6))
     said = logs.gather(2, torch.from_numpy(words)[..., None])[..., 0]
     assert torch.allclose(said, old, atol=1e-5) and torch.allclose(again, value, atol=1e-5)
@@ -175,8 +171,8 @@ def test_what_was_said_is_as_likely_as_it_says() -> None:
 
 def test_what_is_seen_by_hand() -> None:
     """Words 2, 0 (marks), 1, 1 of 0..3; before the last: both marks, a 1, three quarters done."""
-    builder = Builder(Grammar(4, 4, 2), 8, rng())
-    seen = builder.seen(torch.tensor([[2, 0, 1, 1]]))[0]
+    builder = LevelGenerator(Grammar(4, 4, 2), 8, rng())
+    seen = builder.observations(torch.tensor([[2, 0, 1, 1]]))[0]
     assert seen[0].tolist() == [0] * 13
     assert seen[1].tolist() == [0, 0, 1, 0] + [0] * 8 + [0.25]
     assert seen[3].tolist() == [0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0.75]
@@ -185,11 +181,11 @@ def test_what_is_seen_by_hand() -> None:
 def test_it_learns_to_say_what_pays() -> None:
     """A level earns the share of its words that are 0: from a fifth to most of them."""
     grammar, random = Grammar(words=5, length=6, marks=1), rng()
-    builder, settings = Builder(grammar, 16, random), Settings(lr=5e-3)
+    builder, settings = LevelGenerator(grammar, 16, random), Settings(lr=5e-3)
     adam = torch.optim.Adam(builder.parameters(), settings.lr)
     shares = []
     for _ in range(50):
-        words, old, value = builder.say(32, random)
+        words, old, value = builder.generate(32, random)
         earned = torch.from_numpy((words == 0).mean(1)).float()
         shares.append(float(earned.mean()))
         improve(builder, adam, settings, words, old, value, earned)

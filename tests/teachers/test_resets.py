@@ -17,12 +17,12 @@ from embodied.core.env import NotSavable
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import FILE, Diary
-from embodied.teachers.resets.reset_distribution import AS_USUAL, ResetDistribution
-from embodied.teachers.resets.reset_wrapper import Placed
+from embodied.teachers.episode_log import FILE, EpisodeLog
+from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.resets.reverse import Reverse
 from embodied.teachers.resets.snapshot import Snapshot, k_means
-from embodied.teachers.resets.state_library import Trajectories, moved, play
+from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
 from embodied.teachers.teacher import Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -69,14 +69,14 @@ def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
     env = reach() if world == "reach" else Gym(GymConfig("Hopper-v5", 2))
     policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=env.spec)
     policy.eval()
-    saved = play(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
+    saved = record_trajectories(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
     assert saved.returns.shape == (3,) and set(saved.episode.tolist()) == {0, 1, 2}
     assert all(time % 5 == 0 for time in saved.time.tolist())
     for number in (0, len(saved) // 2, len(saved) - 1):
         env.reset(7)
         row = int(saved.episode[number]) % 2  # networks round by place in the batch
         rows = torch.tensor([row])
-        obs = env.set_state(moved(env.get_state(), rows, saved.states, torch.tensor([number])))
+        obs = env.set_state(restored(env.get_state(), rows, saved.states, torch.tensor([number])))
         earned, discounted, steps, over = 0.0, 0.0, 0, False
         with torch.no_grad():
             while not over:
@@ -93,12 +93,12 @@ def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
 
 def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() -> None:
     env = reach()
-    saved = play(build(SCRIPT, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
+    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
     env.reset(5)
     for _ in range(4):
         env.step(torch.zeros(2, 4))
     before = env.get_state()
-    after = moved(before, torch.tensor([1]), saved.states, torch.tensor([1]))
+    after = restored(before, torch.tensor([1]), saved.states, torch.tensor([1]))
     assert torch.equal(after["generator"], before["generator"])
     assert after["count"].tolist() == [4, 0]
     assert torch.equal(after["physics"][1], saved.states["physics"][1])
@@ -109,7 +109,7 @@ def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() ->
 class Fixed(ResetDistribution):
     """Begins in state 1 whenever it may."""
 
-    def keep(self, paths: Trajectories) -> Trajectories:
+    def select(self, paths: Trajectories) -> Trajectories:
         return paths
 
     def propose(self, n: int) -> list[tuple[int, Any]]:
@@ -131,7 +131,7 @@ def fixed(env: Any, **settings: Any) -> Fixed:
 def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) -> None:
     env = reach(horizon=50)
     resets = fixed(env, limit=2, steps=12)
-    world = Placed(env, resets, Diary(tmp_path / FILE))
+    world = ResetStateWrapper(env, resets, EpisodeLog(tmp_path / FILE))
     obs = world.reset(3)
     begun = resets.paths.states["obs/state"][1]
     assert torch.equal(obs["state"], begun.expand(2, -1))
@@ -157,7 +157,7 @@ def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) ->
 
 def test_a_world_of_starts_continues_exactly() -> None:
     env = reach()
-    world = Placed(env, made(SNAPSHOT, env, limit=5, usual=0.5))
+    world = ResetStateWrapper(env, made(SNAPSHOT, env, limit=5, usual=0.5))
     world.reset(0)
     for _ in range(3):
         world.step(torch.zeros(2, 4))
@@ -175,8 +175,8 @@ def test_usual_episodes_and_those_without_a_score_teach_nothing() -> None:
     env = reach()
     resets = fixed(env, usual=0.5)
     states, tickets = resets.sample(200)
-    assert 70 < int((states == AS_USUAL).sum()) < 130
-    with pytest.warns(UserWarning, match="not a number"):
+    assert 70 < int((states == DEFAULT_RESET).sum()) < 130
+    with pytest.warns(UserWarning, match="is NaN"):
         resets.update(tickets[:50], ends(50, float("nan")))
     assert resets.dropped == int((states[:50] == 1).sum()) and not hasattr(resets, "heard")
     resets.update(tickets[50:199], ends(149))
@@ -199,16 +199,16 @@ def test_a_return_is_scored_against_what_the_player_still_earned() -> None:
 def test_snapshot_keeps_the_best_episodes_and_draws_clusters_evenly() -> None:
     env = reach()
     teacher: Snapshot = made(SNAPSHOT, env, best=2, clusters=2)
-    kept = teacher.keep(paths([3, 2, 4], [5.0, 1.0, 7.0]))
+    kept = teacher.select(paths([3, 2, 4], [5.0, 1.0, 7.0]))
     assert kept.returns.tolist() == [5, 7] and kept.episode.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert kept.time.tolist() == [0, 1, 2, 0, 1, 2, 3]
     teacher.paths = paths([100], [1.0], [0.0] * 99 + [50.0])
-    teacher.begin()
+    teacher.set_up()
     assert sorted(map(len, teacher.members)) == [1, 99]
     drawn = [state for state, _ in teacher.propose(400)]
     assert 150 < drawn.count(99) < 250  # a cluster of one is drawn as often as that of 99
     teacher.paths = paths([5], [1.0], [2.0] * 5)  # states that are all alike
-    teacher.begin()
+    teacher.set_up()
     assert len(teacher.members) == 1
 
 
@@ -224,11 +224,11 @@ def test_k_means_finds_what_is_apart() -> None:
 def test_reverse_goes_back_when_it_succeeds_and_only_then() -> None:
     env = reach()
     teacher: Reverse = made(REVERSE, env, batch=4, enough=0.5, width=2, stride=3, usual=0.0)
-    assert teacher.keep(paths([3, 2], [0.0, 1.0])).returns.tolist() == [1]  # those that succeeded
-    with pytest.raises(ConfigError, match="succeeds"):
-        teacher.keep(paths([3], [0.0]))
+    assert teacher.select(paths([3, 2], [0.0, 1.0])).returns.tolist() == [1]  # those that succeeded
+    with pytest.raises(ConfigError, match="successful"):
+        teacher.select(paths([3], [0.0]))
     teacher.paths = paths([5], [1.0])
-    teacher.begin()
+    teacher.set_up()
     assert {state for state, _ in teacher.propose(50)} == {3, 4}  # the two before the end
     late = (0, 5)
     teacher.learn([4] * 3, np.array([1.0, 0.0, 0.0]), [late] * 3)
@@ -240,7 +240,7 @@ def test_reverse_goes_back_when_it_succeeds_and_only_then() -> None:
     assert {state for state, _ in teacher.propose(50)} == {0, 1}
     teacher.learn([1] * 4, np.ones(4), [(0, 2)] * 4)
     assert teacher.point[0] == 0
-    assert {state for state, _ in teacher.propose(5)} == {AS_USUAL}
+    assert {state for state, _ in teacher.propose(5)} == {DEFAULT_RESET}
     teacher.update(teacher.sample(5)[1], ends(5))
     assert teacher.metrics() == {"done": 1.0}
 
@@ -253,7 +253,7 @@ class Closed(Wrapper):
 @pytest.mark.parametrize("target", [SNAPSHOT, REVERSE])
 def test_what_cannot_be(target: str) -> None:
     env = reach()
-    with pytest.raises(ConfigError, match="no saved states"):
+    with pytest.raises(ConfigError, match="cannot load saved states"):
         made(target, Closed(env))
     with pytest.raises(ConfigError, match=r"teacher\.run=RUN"):
         made(target, env, player=None)
@@ -287,7 +287,7 @@ def test_a_run_is_resumed_exactly(tmp_path: Path, more: dict[str, Any], target: 
 
 def test_saved_states_are_tensors_of_one_length() -> None:
     env = reach()
-    saved = play(build(SCRIPT, spec=env.spec), env, 3, 4, 0, 0.99)
+    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 3, 4, 0, 0.99)
     assert tt.length(saved.states) == len(saved)
     assert saved.only(torch.tensor([2, 0])).episode.unique().tolist() == [0, 1]
     assert (saved.time + saved.left == saved.lengths[saved.episode]).all()

@@ -17,7 +17,7 @@ from embodied.teachers.tasks.selfpaced import step
 from embodied.teachers.teacher import Outcome
 from tests.teachers.place import LINE, ended, made
 
-TARGET = "selfpaced.SelfPaced"
+TARGET = "tasks.selfpaced.SelfPaced"
 
 
 def gaussian(seed: int, d: int = 3) -> Gaussian:

@@ -14,7 +14,7 @@ from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.teachers.exploration.adversarial_surprise import Surprise
 from envs.toy.rooms import Config, Rooms
-from envs.wrappers.episodic_density import CLOCK, KNOWN, Familiar
+from envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
 from envs.wrappers.episodic_density import Config as FamiliarConfig
 from tests.teachers.kinds import TwoAgents
 
@@ -27,12 +27,12 @@ NODE = {
 STILL = torch.zeros(2, dtype=torch.int64)
 
 
-def world(**settings: Any) -> Familiar:
+def world(**settings: Any) -> EpisodicDensity:
     rooms = Rooms(Config(num_envs=2, **{"noisy": 0, "dark": 0, "horizon": 50, **settings}))
-    return Familiar(FamiliarConfig(horizon=50), rooms)
+    return EpisodicDensity(FamiliarConfig(horizon=50), rooms)
 
 
-def game(env: Familiar, **settings: Any) -> tuple[Surprise, Any, Any, list[Tensors | None]]:
+def game(env: EpisodicDensity, **settings: Any) -> tuple[Surprise, Any, Any, list[Tensors | None]]:
     """A teacher, the worlds of Control and Explore, and what Control was told to see."""
     teacher: Surprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
     control = teacher.antagonist_env(env, world)
@@ -152,4 +152,4 @@ def test_other_worlds_and_settings_are_refused() -> None:
         with pytest.raises(ConfigError, match="teacher"):
             build(NODE | settings, env=world(), seed=0)
     with pytest.raises(ConfigError, match='no observation "vew"'):
-        Familiar(FamiliarConfig(of="vew"), rooms)
+        EpisodicDensity(FamiliarConfig(of="vew"), rooms)

@@ -10,10 +10,9 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
-from embodied.teachers.resets.reset_distribution import AS_USUAL
-from embodied.teachers.resets.reset_wrapper import Placed
-from embodied.teachers.resets.state_graph import beside, graph, similarity
-from embodied.teachers.resets.state_library import Trajectories, play
+from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
+from embodied.teachers.resets.state_graph import nearby_states, similarity, similarity_graph
+from embodied.teachers.resets.state_library import Trajectories, record_trajectories
 from embodied.teachers.resets.trajectory import Trajectory
 from embodied.teachers.teacher import Outcome
 from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
@@ -39,18 +38,18 @@ def test_similarity_falls_with_the_mean_square() -> None:
 
 
 def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
-    match, how = graph(alike(), 1.0, 1e-10)
+    match, how = similarity_graph(alike(), 1.0, 1e-10)
     assert match.tolist() == [7, 7, 7, 8, 8, 2, 2, 2, 3, 3]  # never the first two nor the last
     spread = np.array(alike().togo).std()
     np.testing.assert_allclose(how[2], np.exp(-((0.1 / spread) ** 2)), rtol=1e-5)
-    assert (graph(alike(), 1.0, 0.9999)[0] == -1).all()
-    assert (graph(paths([5], [1.0]), 1.0, 1e-10)[0] == -1).all()  # nobody to go over to
+    assert (similarity_graph(alike(), 1.0, 0.9999)[0] == -1).all()
+    assert (similarity_graph(paths([5], [1.0]), 1.0, 1e-10)[0] == -1).all()  # nobody to go over to
 
 
 def test_beside_a_state_is_where_random_actions_lead() -> None:
     env = reach()
-    saved = play(build(SCRIPT, spec=env.spec), env, 2, 2, 0, 0.99)
-    near = beside(saved, env, 3, 1.0, np.random.default_rng(0))
+    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 2, 2, 0, 0.99)
+    near = nearby_states(saved, env, 3, 1.0, np.random.default_rng(0))
     assert 0 < len(near) <= len(saved) and set(near.states) == set(saved.states)
     far = (near.states["obs/state"][:, None] - saved.states["obs/state"][None]).abs().sum(2)
     assert (far.min(1).values > 0).all()
@@ -86,13 +85,13 @@ def test_switching_and_straying_are_the_frames_own_score() -> None:
         frame = teacher.pending[int(ticket)][1]
         before = teacher.means[frame]
         teacher.update(ticket, Outcome(ended, ended, ended))
-        assert teacher.means[frame] == (before + 1) / 2 and state != AS_USUAL
+        assert teacher.means[frame] == (before + 1) / 2 and state != DEFAULT_RESET
 
 
 def test_it_goes_on_exactly_in_a_world() -> None:
     env = reach(horizon=50)
     teacher = made(env, usual=0.3, limit=4)
-    world = Placed(env, teacher)
+    world = ResetStateWrapper(env, teacher)
     world.reset(0)
     for _ in range(15):
         world.step(torch.zeros(2, 4))

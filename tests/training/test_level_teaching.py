@@ -15,7 +15,7 @@ import yaml
 from embodied.core.build import ConfigError
 from embodied.core.seeding import seed_everything
 from embodied.evaluation.task_grid import FILE, TaskGridEval
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
@@ -57,7 +57,7 @@ def node(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", [NODE["policy"], MEMORY], ids=["plain", "memory"])
-@pytest.mark.parametrize("name", ["dr", "plr", "accel"])
+@pytest.mark.parametrize("name", ["domain_randomization", "plr", "accel"])
 def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
     """In the middle of a batch, with episodes whose outcome is known and whose steps are not."""
     taught = node(name, policy=policy)
@@ -79,7 +79,7 @@ def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
         parts.loop.run(keeper)
     loop: Any = parts.loop
     estimates, world = loop.estimates, loop.collector.env
-    assert estimates is not None and isinstance(world, Taught) and not estimates.ended
+    assert estimates is not None and isinstance(world, TaskWrapper) and not estimates.ended
     numbers, steps = (world.memory[key].tolist() for key in ("ticket", "length"))
     lengths = dict(zip(numbers, steps, strict=True))
     told = {number: row[0] for number, row in estimates.sums.items()}
@@ -104,9 +104,9 @@ def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
-    run(tmp_path / "run", node("dr"))
+    run(tmp_path / "run", node("domain_randomization"))
     lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
-    parts = RunComponents(read_config({**node("dr"), "output": str(tmp_path)}))
+    parts = RunComponents(read_config({**node("domain_randomization"), "output": str(tmp_path)}))
     assert isinstance(parts.eval_env, TaskGridEval)
     held: Any = parts.eval_env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
@@ -121,7 +121,7 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     from embodied.teachers import episode_log
     from embodied.teachers.plots.level_gallery import chosen
 
-    run(tmp_path / "run", node("dr"))
+    run(tmp_path / "run", node("domain_randomization"))
     assert "where the teacher sampled" in write(tmp_path / "run").read_text()
     picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour

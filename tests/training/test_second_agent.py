@@ -84,7 +84,7 @@ ROOMS: dict[str, Any] = {
             "noisy": 1,
             "horizon": 30,
         },
-        "wrappers": [{"_target_": "envs.wrappers.episodic_density.Familiar"}],
+        "wrappers": [{"_target_": "envs.wrappers.episodic_density.EpisodicDensity"}],
     },
     "teacher": {
         "_target_": "embodied.teachers.exploration.adversarial_surprise.Surprise",

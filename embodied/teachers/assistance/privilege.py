@@ -1,11 +1,10 @@
-"""Privilege: help that fades with success and comes back with failure; other tasks are uniform.
+"""Privileged-action curriculum: assistance that is annealed with success and raised on failure.
 
-The schedule of privileged-action curricula: one element of the task vector is how much help there
-is. An episode gets p - below u^2 of it, u uniform in [0, 1]: about p, and sometimes less, as a
-student that only ever met one p has not seen what less asks of it. When the mean score of the last
-`batch` episodes at this p is above `enough`, p falls by `step`, below `little` it rises by it. What
-counts is success without help, and that is what evaluation plays: worlds with help give none unless
-they are asked.
+One element of the task vector is the amount of assistance. Its level is p; an episode gets
+p - below u^2 with u uniform in [0, 1], mostly near p and sometimes less, so that the student also
+trains with less assistance. If the mean score of the last `batch` episodes at this p is above
+`enough`, p decreases by `step`; below `little` it increases. The other task parameters are sampled
+uniformly. Evaluation runs without assistance, which is the environments' default.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from embodied.teachers.teacher import Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`name`: the task parameter that is help; `first`: how much of it to begin with; an
-    episode has up to `below` less than p (never less than none)."""
+    """`name`: the task parameter that is the assistance; `first`: the initial p; `below`: an
+    episode gets up to this much less than p (at least 0)."""
 
     name: str = "help"
     first: float = 1.0
@@ -38,7 +37,7 @@ class Config(teacher.Config):
 
 
 class Privilege(Teacher):
-    """`level` is p, in whole steps below `first`, so that it ends at exactly 0."""
+    """`level` is p, in whole steps below `first`."""
 
     needs = frozenset({"help"})
     remembered = ("level", "recent")
@@ -47,14 +46,12 @@ class Privilege(Teacher):
         names = () if spec.task is None else spec.task.names
         if config.name not in names:
             raise ConfigError(
-                f'this teacher needs a world with help in its task ("{config.name}"): '
+                f'this teacher needs an environment with assistance in its task ("{config.name}"): '
                 "env=fr3_lift_magnet"
             )
         super().__init__(config, spec, seed)
         if config.name not in self.space.names:
-            raise ConfigError(
-                f"teacher.box leaves {config.name} no width: there is no help to fade"
-            )
+            raise ConfigError(f"teacher.box fixes {config.name}: the assistance cannot be annealed")
         if not 0 < config.step <= 1 or not 0 <= config.first <= 1 or config.batch < 1:
             raise ConfigError("teacher: 0 < step <= 1, 0 <= first <= 1 and batch of 1 or more")
         if not 0 <= config.little < config.enough <= 1:
@@ -72,7 +69,7 @@ class Privilege(Teacher):
         return [(point, self.level) for point in points]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        """Episodes of another p say nothing about this one."""
+        """Ignores episodes that were sampled at another p."""
         for score, level in zip(scores, memos, strict=True):
             if level != self.level:
                 continue

@@ -24,7 +24,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import Diary
+from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels.two_agent import StepSecondAgent
 
 
@@ -71,7 +71,7 @@ class Surprise:
         self.control = Control(env, self.config)
         return self.control
 
-    def protagonist_env(self, env: VecEnv, log: Diary | None) -> VecEnv:
+    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
         assert self.control is not None, "`antagonist_env` comes first"
         self.explore = Explore(env, self, self.control)
         return self.explore

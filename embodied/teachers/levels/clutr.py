@@ -1,8 +1,8 @@
-"""Clutr: as paired, but the adversary chooses a place among levels that were learned before.
+"""CLUTR: PAIRED with an adversary that samples from the latent space of pretrained levels.
 
-Source: Azad et al., "CLUTR: curriculum learning via unsupervised task representation learning",
-2023. An autoencoder learns to write random levels (sentences.py) and is left alone then; the
-adversary draws a latent z, and learns by PPO with one step from the regret of the level written:
+Azad et al., "CLUTR: curriculum learning via unsupervised task representation learning", 2023. An
+autoencoder is trained on random levels and then frozen. The adversary samples a latent z and learns
+by one-step PPO from the regret of the decoded level:
 
     z ~ N(m, diag s^2),   L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] - c_h sum log s
 """
@@ -18,18 +18,17 @@ from torch import Tensor, nn
 
 from embodied.core.spec import Spec
 from embodied.teachers.levels import level_autoencoder, regret
-from embodied.teachers.levels.level_autoencoder import EDGE, Sentences, teach
+from embodied.teachers.levels.level_autoencoder import EDGE, LevelAutoencoder, train
 from embodied.teachers.levels.level_generator import Grammar, normal, surrogate
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.levels.paired import spelled
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import descend, tensor
+from embodied.teachers.torch_teacher import gradient_step, tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(regret.Config):
-    """`autoencoder`: of levels, learned before the first episode; the others: how the adversary
-    learns."""
+    """`autoencoder`: trained before the first episode; the others are the adversary's PPO."""
 
     autoencoder: level_autoencoder.Settings = field(default_factory=level_autoencoder.Settings)
     lr: float = 1e-2
@@ -38,21 +37,21 @@ class Config(regret.Config):
     entropy: float = 0.01
 
 
-class Place(nn.Module):
-    """A normal distribution over latents: at first that of random levels."""
+class LatentGaussian(nn.Module):
+    """A diagonal normal distribution over latents, initially the standard one."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.mean, self.log = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logarithms of the density at z [n, Z], [n]."""
+        """Log density [n] at z [n, Z]."""
         apart = (z - self.mean) * (-self.log).exp()
         return -(0.5 * apart.square() + self.log + 0.5 * math.log(2 * math.pi)).sum(1)
 
 
 class Clutr(regret.Regretful):
-    """The autoencoder learns when the first level is asked for, from the teacher's own seed."""
+    """The autoencoder is trained when the first level is generated, with the teacher's seed."""
 
     remembered = (*regret.Regretful.remembered, "z", "learned", "noted")
 
@@ -63,8 +62,8 @@ class Clutr(regret.Regretful):
         self.settings, self.spelled = config, spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
-        self.sentences = Sentences(config.autoencoder, grammar, self.random)
-        self.place = Place(config.autoencoder.latent)
+        self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
+        self.place = LatentGaussian(config.autoencoder.latent)
         self.modules = {"sentences": self.sentences, "place": self.place}
         self.optimizers = {"adam": torch.optim.Adam(self.place.parameters(), config.lr)}
         self.z = torch.zeros(0, config.autoencoder.latent)
@@ -79,7 +78,7 @@ class Clutr(regret.Regretful):
         return self.written(self.z)
 
     def written(self, z: Tensor) -> Floats:
-        """Levels [n, D] at latents [n, Z]."""
+        """Levels [n, D] decoded from latents [n, Z]."""
         words = self.sentences.write(self.sentences.bound(z.clamp(-EDGE, EDGE)))
         return self.spelled.built(words, self.random)
 
@@ -89,14 +88,14 @@ class Clutr(regret.Regretful):
         old = place(self.z).detach()
         for _ in range(settings.epochs):
             loss = surrogate(place(self.z), old, advantage, settings.clip).mean()
-            descend(self.optimizers["adam"], loss - settings.entropy * place.log.sum())
+            gradient_step(self.optimizers["adam"], loss - settings.entropy * place.log.sum())
         return {"spread": float(place.log.detach().exp().mean()), **self.noted}
 
     def _learn_levels(self) -> dict[str, float]:
         settings = self.settings.autoencoder
         pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
         adam = torch.optim.Adam(self.sentences.parameters(), settings.lr, fused=True)
-        noted = teach(self.sentences, adam, pool, self.random)
+        noted = train(self.sentences, adam, pool, self.random)
         words = torch.from_numpy(pool[:256])
         with torch.no_grad():
             again = self.sentences.write(self.sentences.bound(self.sentences.read(words)[0]))

@@ -1,6 +1,6 @@
-"""Dr: domain randomisation, a new random level for every episode.
+"""Domain randomization (Tobin et al., 2017): a random level for every episode.
 
-Source: Tobin et al., 2017. What a teacher of levels has to be better than.
+The baseline that every teacher of levels is compared with.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.spec import Spec
+from embodied.moved import attributes
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
@@ -16,11 +17,11 @@ from embodied.teachers.task_space import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """Nothing of its own."""
+    """No settings of its own."""
 
 
-class Dr(level_teacher.Leveled):
-    """Learns nothing."""
+class DomainRandomization(level_teacher.LevelTeacher):
+    """Samples levels with `levels.random`; does not adapt."""
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -32,3 +33,6 @@ class Dr(level_teacher.Leveled):
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         pass
+
+
+__getattr__ = attributes(__name__)

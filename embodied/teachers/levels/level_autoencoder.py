@@ -1,13 +1,13 @@
-"""Sentences: a recurrent autoencoder of levels in words (CLUTR, Azad et al., 2023; VAE: Kingma and
-Welling, 2014).
+"""LevelAutoencoder: a recurrent VAE of token sequences that encode levels.
 
-An embedding and a bidirectional GRU read the words w_1 .. w_T; its last states say where the level
-is, q(z | w) = N(mu, sigma^2). A GRU that sees z with every word writes them again, greedily.
+CLUTR (Azad et al., 2023); VAE: Kingma and Welling, 2014. An embedding and a bidirectional GRU read
+the tokens w_1 .. w_T; its last states give the posterior q(z | w) = N(mu, sigma^2). A GRU that gets
+z with every token decodes them greedily.
 
     L = c CE(w) + beta_i KL(q || N(0, I)),   beta_i = (tanh((i - 3.5 k) / k) + 1) / 2
 
-CE is the mean over words; c = 79, k = 1000 as published. Published too, but only if `bounded`: z
-becomes 4 tanh(z) after it was drawn, and its prior is then no longer a normal one.
+CE is the mean over tokens; the paper has c = 79, k = 1000. With `bounded`, as in the paper, z is
+replaced by 4 tanh(z) after sampling; its prior is then no longer normal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from embodied.moved import attributes
 from embodied.teachers.levels.level_generator import Grammar, Words
-from embodied.teachers.torch_teacher import descend, gru, linear, table
+from embodied.teachers.torch_teacher import embedding, gradient_step, gru, linear
 
-EDGE = 4.0  # latents are never further from 0
+EDGE = 4.0  # bound of latents
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`steps` of `batch` levels out of `pool` random ones, before the first episode. `blur`: share
-    of the numbers that the writer sees of the words before that are left out (so that it needs z).
-    `warm`: k; `weight`: c."""
+    """Trained first: `steps` batches of `batch` levels out of `pool` random ones.
+    `blur`: dropout on the decoder's inputs of previous tokens (so that it needs z). `warm`: k;
+    `weight`: c."""
 
     pool: int = 20_000
     steps: int = 2_000
@@ -46,15 +47,15 @@ class Settings:
     bounded: bool = False
 
 
-class Sentences(nn.Module):
-    """Words [n, T] to where they are, latents [n, Z] to words."""
+class LevelAutoencoder(nn.Module):
+    """Encodes tokens [n, T] to latents [n, Z] and decodes them."""
 
     def __init__(self, settings: Settings, grammar: Grammar, random: np.random.Generator) -> None:
         super().__init__()
         self.settings, self.grammar = settings, grammar
         latent, size = settings.latent, settings.embedding
-        # One word more: what comes before the first.
-        self.embedding = table(grammar.words + 1, size, random)
+        # One token more: the start token.
+        self.embedding = embedding(grammar.words + 1, size, random)
         self.reader = gru(size, settings.reader, random, both_ways=True)
         self.where = linear(2 * settings.reader, 2 * latent, random)
         self.begin = linear(latent, settings.writer, random)
@@ -62,7 +63,7 @@ class Sentences(nn.Module):
         self.word = linear(settings.writer, grammar.words, random)
 
     def read(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """mu and log sigma^2 [n, Z] of words [n, T]."""
+        """mu and log sigma^2 [n, Z] of tokens [n, T]."""
         _, last = self.reader(self.embedding(words))
         mean, log = self.where(torch.cat([last[0], last[1]], 1)).chunk(2, 1)
         return mean, log
@@ -71,8 +72,7 @@ class Sentences(nn.Module):
         return EDGE * torch.tanh(z) if self.settings.bounded else z
 
     def logits(self, z: Tensor, words: Tensor, kept: Tensor | float = 1.0) -> Tensor:
-        """[n, T, V] of each word after those before it; `kept` [n, T, E] multiplies what is seen of
-        them."""
+        """[n, T, V] of each token given those before it; `kept` [n, T, E] is the dropout mask."""
         start = torch.full_like(words[:, :1], self.grammar.words)
         before = self.embedding(torch.cat([start, words[:, :-1]], 1)) * kept
         told = z[:, None].expand(-1, words.shape[1], -1)
@@ -81,7 +81,7 @@ class Sentences(nn.Module):
 
     @torch.no_grad()
     def write(self, z: Tensor) -> Words:
-        """The likeliest words [n, T], one after the other; latents [n, Z] are bounded already."""
+        """Greedy decoding to tokens [n, T] of latents [n, Z], which are bounded already."""
         word = torch.full((len(z), 1), self.grammar.words)
         hidden, words = torch.tanh(self.begin(z))[None], []
         for t in range(self.grammar.length):
@@ -92,7 +92,7 @@ class Sentences(nn.Module):
         return torch.cat(words, 1).numpy()
 
     def _allowed(self, logits: Tensor, first: int) -> Tensor:
-        """Logits [n, k, V] of words from `first` on, in which no mark is "nothing"."""
+        """Logits [n, k, V] of tokens from `first` on, in which no mark is the last token."""
         marks = max(0, self.grammar.marks - first)
         barred = torch.zeros(logits.shape[1:])
         barred[:marks, -1] = -torch.inf
@@ -100,22 +100,22 @@ class Sentences(nn.Module):
 
 
 def beta(step: int, warm: float) -> float:
-    """How much the KL counts in step `step` of learning."""
+    """The weight of the KL term in training step `step`."""
     return (math.tanh((step - 3.5 * warm) / warm) + 1) / 2
 
 
 def divergence(mean: Tensor, log: Tensor) -> Tensor:
-    """KL(N(mean, exp(log)) || N(0, I)) of each of [n, Z], [n]."""
+    """KL(N(mean, exp(log)) || N(0, I)), [n], of mean and log [n, Z]."""
     return 0.5 * (mean.square() + log.exp() - log - 1).sum(1)
 
 
-def teach(
-    model: Sentences,
+def train(
+    model: LevelAutoencoder,
     optimizer: torch.optim.Optimizer,
     pool: Words,
     random: np.random.Generator,
 ) -> dict[str, float]:
-    """All the steps; what to log of the last ones."""
+    """Train for all steps; returns running means to log."""
     settings, grammar = model.settings, model.grammar
     levels, noted = torch.from_numpy(pool), {"written": 0.0, "kl": 0.0}
     shape = (settings.batch, grammar.length, settings.embedding)
@@ -129,9 +129,12 @@ def teach(
         logits = model.logits(z, words, kept)
         error = F.cross_entropy(logits.flatten(0, 1), words.flatten())
         kl = divergence(mean, log).mean()
-        descend(optimizer, settings.weight * error + beta(step, settings.warm) * kl)
+        gradient_step(optimizer, settings.weight * error + beta(step, settings.warm) * kl)
         right = (logits.detach().argmax(2) == words).float().mean().item()
         share = 1.0 if not step else 0.02
         new = {"written": right, "kl": kl.item()}
         noted = {key: noted[key] + share * (new[key] - noted[key]) for key in noted}
     return noted
+
+
+__getattr__ = attributes(__name__)

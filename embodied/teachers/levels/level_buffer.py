@@ -1,10 +1,11 @@
-"""Library: levels worth playing again, and how likely each is to be drawn.
+"""LevelBuffer: the replay buffer of levels of prioritized level replay (PLR).
 
-Prioritized level replay (Jiang, Grefenstette and Rocktaschel, 2021), by ranks (1: the best score):
+Jiang, Grefenstette and Rocktaschel, 2021. Sampling probabilities from score ranks (1: best) and
+staleness:
 
     P = (1 - c) P_score + c P_stale,   P_score ~ (1 / rank)^(1 / beta),   P_stale ~ C - C_i
 
-C is how many levels have been drawn, C_i how many when level i last was.
+C is the number of samples so far, C_i its value when level i was last sampled.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 
-class Library:
-    """At most `size` levels [D]. A level keeps its number for as long as it is here."""
+class LevelBuffer:
+    """At most `size` levels [D]. Each has a number, which it keeps while it is in the buffer."""
 
     def __init__(self, size: int, width: int, beta: float, staleness: float) -> None:
         self.size, self.beta, self.staleness = size, beta, staleness
@@ -34,46 +36,46 @@ class Library:
         return self.count
 
     def chances(self) -> Floats:
-        """P [n] of the levels that are here."""
+        """Sampling probabilities [n] of the levels in the buffer."""
         n = self.count
         rank = np.empty(n)
         rank[np.argsort(-self.score[:n], kind="stable")] = np.arange(1, n + 1)
-        # Of logarithms, as the power of a small rank may be too small for a number.
+        # In logarithms: the power itself may underflow.
         weight = np.exp(-np.log(rank) / self.beta)
         old = (self.clock - self.drawn[:n]).astype(float)
         old = old / old.sum() if old.any() else np.full(n, 1 / n)
         return (1 - self.staleness) * weight / weight.sum() + self.staleness * old
 
-    def draw(self, random: np.random.Generator) -> int:
-        """The number of a level, which has now been drawn."""
+    def sample(self, random: np.random.Generator) -> int:
+        """Sample a level; returns its number."""
         place = int(random.choice(self.count, p=self.chances()))
         self.clock += 1
         self.drawn[place] = self.clock
         return int(self.number[place])
 
     def get(self, number: int) -> Floats | None:
-        """Level `number` [D]; None where it has left."""
+        """Level `number` [D]; None if it was replaced."""
         place = self.place.get(number)
         return None if place is None else self.level[place].copy()
 
     def find(self, level: Floats) -> int | None:
-        """The number of a level that is here already."""
+        """The number of `level`; None if it is not in the buffer."""
         return self.named.get(level.tobytes())
 
     def best_of(self, number: int | None) -> float:
-        """The highest return on level `number`; minus infinity where it is not here."""
+        """The highest return on level `number`; -inf if it is not in the buffer."""
         place = None if number is None else self.place.get(number)
         return -np.inf if place is None else float(self.best[place])
 
-    def rate(self, number: int, score: float, best: float) -> None:
-        """Level `number`, if it is still here, has a new score."""
+    def update_score(self, number: int, score: float, best: float) -> None:
+        """Set the score of level `number`, if it is still in the buffer."""
         place = self.place.get(number)
         if place is not None:
             self.score[place], self.best[place] = score, max(best, float(self.best[place]))
 
-    def offer(self, level: Floats, score: float, best: float) -> bool:
-        """Take in a new level, where there is room or its score is higher than that of the level
-        that is least likely to be drawn; whether it was taken."""
+    def add(self, level: Floats, score: float, best: float) -> bool:
+        """Add a new level if there is room, or if its score is above that of the level with the
+        lowest probability, which it then replaces; returns whether it was added."""
         place = self.count
         if place == self.size:
             place = int(self.chances().argmin())
@@ -97,7 +99,7 @@ class Library:
         return {**arrays, "given": self.given, "clock": self.clock}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly from `get_state`."""
+        """Restore `get_state`."""
         self.count = n = len(state["score"])
         for name in ("level", "score", "best", "drawn", "number"):
             getattr(self, name)[:n] = state[name]
@@ -105,3 +107,6 @@ class Library:
         numbers = self.number[:n].tolist()
         self.place = {number: place for place, number in enumerate(numbers)}
         self.named = {self.level[place].tobytes(): numbers[place] for place in range(n)}
+
+
+__getattr__ = attributes(__name__)

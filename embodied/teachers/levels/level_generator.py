@@ -1,13 +1,13 @@
-"""Builder: a policy that makes a level word by word, and learns by PPO what it was paid at the end.
+"""LevelGenerator: an autoregressive policy that writes a level token by token; trained by PPO.
 
-Source: Dennis et al., 2020 (the adversary of PAIRED); PPO: Schulman et al., 2017. Of a level with T
-words w_t that earned g (gamma, lambda, epsilon as always):
+The adversary of PAIRED (Dennis et al., 2020); PPO: Schulman et al., 2017. For a level of T tokens
+w_t whose episode return for the generator is g:
 
     delta_t = gamma V_{t+1} - V_t,  delta_T = g - V_T,  A_t = sum_k (gamma lambda)^k delta_{t+k}
     L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_old - A)^2 - c_h H ]
 
-What it sees is all there is: its own words so far (the first `marks` of them each have a meaning of
-their own, of the others the order does not matter) and how many. A memory would add nothing.
+Its observation is the set of tokens so far and their number. The first `marks` tokens each have a
+meaning of their own; the order of the others does not matter, so no recurrence is needed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embodied.teachers.torch_teacher import descend, linear, perceptron
+from embodied.moved import attributes
+from embodied.teachers.torch_teacher import gradient_step, linear, mlp
 
 Words = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """`length` T words of `words` V; the last word is "nothing", which no mark can be."""
+    """Levels of `length` T tokens out of `words` V; the last token means nothing (never a mark)."""
 
     words: int
     length: int
@@ -35,7 +36,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of PPO; `epochs` are steps on the whole batch."""
+    """PPO settings; `epochs`: gradient steps on the whole batch."""
 
     lr: float = 1e-3
     epochs: int = 5
@@ -47,15 +48,15 @@ class Settings:
     width: int = 64
 
 
-class Builder(nn.Module):
-    """Logits over words and a value, of what has been said."""
+class LevelGenerator(nn.Module):
+    """Log-probabilities of the next token and a value, given the tokens so far."""
 
     def __init__(self, grammar: Grammar, width: int, random: np.random.Generator) -> None:
         super().__init__()
         self.grammar = grammar
         size = (grammar.marks + 1) * grammar.words + 1
-        self.trunk = nn.Sequential(perceptron((size, width, width), random, nn.Tanh), nn.Tanh())
-        # At first every word is about as likely as every other.
+        self.trunk = nn.Sequential(mlp((size, width, width), random, nn.Tanh), nn.Tanh())
+        # Nearly uniform token probabilities at first.
         self.word, self.worth = linear(width, grammar.words, random, 0.01), linear(width, 1, random)
 
     def forward(self, seen: Tensor, t: Tensor | int) -> tuple[Tensor, Tensor]:
@@ -68,8 +69,8 @@ class Builder(nn.Module):
         logits = torch.where(marks, logits + nothing, logits)
         return logits.log_softmax(-1), self.worth(hidden)[..., 0]
 
-    def seen(self, words: Tensor) -> Tensor:
-        """What was seen before each of the words [n, T]: [n, T, (marks + 1) V + 1]."""
+    def observations(self, words: Tensor) -> Tensor:
+        """Observations before each of the tokens [n, T]: [n, T, (marks + 1) V + 1]."""
         grammar = self.grammar
         n, length = words.shape
         said = nn.functional.one_hot(words, grammar.words).float()
@@ -82,8 +83,8 @@ class Builder(nn.Module):
         return torch.cat([shown.flatten(2), clock], 2)
 
     @torch.no_grad()
-    def say(self, n: int, random: np.random.Generator) -> tuple[Words, Tensor, Tensor]:
-        """Words [n, T], the logarithms of their chances, and the values before them [n, T]."""
+    def generate(self, n: int, random: np.random.Generator) -> tuple[Words, Tensor, Tensor]:
+        """n levels: tokens, their log-probabilities and the values before them, [n, T] each."""
         grammar = self.grammar
         lots = torch.from_numpy(random.random((grammar.length, n))).float()
         seen, rows = torch.zeros(n, (grammar.marks + 1) * grammar.words + 1), torch.arange(n)
@@ -103,7 +104,7 @@ class Builder(nn.Module):
 
 
 def advantages(value: Tensor, earned: Tensor, gamma: float, lam: float) -> Tensor:
-    """A [n, T] of words with values [n, T], whose level earned [n] when it was finished."""
+    """Advantages [n, T] (GAE) of tokens with values [n, T]; `earned` [n] is the final reward."""
     following = torch.cat([gamma * value[:, 1:], earned[:, None]], 1)
     delta = following - value
     out, ahead = torch.empty_like(delta), torch.zeros_like(earned)
@@ -114,13 +115,13 @@ def advantages(value: Tensor, earned: Tensor, gamma: float, lam: float) -> Tenso
 
 
 def surrogate(log: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """The clipped objective, elementwise, as a loss."""
+    """PPO's clipped surrogate loss, elementwise."""
     ratio = (log - old).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
 def improve(
-    builder: Builder,
+    builder: LevelGenerator,
     optimizer: torch.optim.Optimizer,
     settings: Settings,
     words: Words,
@@ -128,11 +129,11 @@ def improve(
     value: Tensor,
     earned: Tensor,
 ) -> dict[str, float]:
-    """PPO on levels [n, T] that `say` made, which earned [n]; what to log of it."""
+    """PPO update on levels [n, T] of `generate` with rewards `earned` [n]; numbers to log."""
     raw = advantages(value, earned, settings.gamma, settings.lam)
     target, advantage = raw + value, normal(raw)
     said = torch.from_numpy(words)
-    seen, clock = builder.seen(said), torch.arange(said.shape[1])
+    seen, clock = builder.observations(said), torch.arange(said.shape[1])
     entropy = torch.zeros(())
     for _ in range(settings.epochs):
         logs, values = builder(seen, clock)
@@ -140,11 +141,14 @@ def improve(
         entropy = -(logs.exp() * logs.clamp(min=-100)).sum(2).mean()
         loss = surrogate(log, old, advantage, settings.clip).mean()
         loss = loss + settings.value_weight * (values - target).square().mean()
-        descend(optimizer, loss - settings.entropy * entropy)
+        gradient_step(optimizer, loss - settings.entropy * entropy)
     return {"entropy": float(entropy.detach())}
 
 
 def normal(values: Tensor) -> Tensor:
-    """Zero mean and unit deviation; zeros where all are alike."""
+    """Standardised values; zeros if all are equal."""
     centred = values - values.mean()
     return centred / (centred.square().mean().sqrt() + 1e-8)
+
+
+__getattr__ = attributes(__name__)

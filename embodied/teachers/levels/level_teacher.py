@@ -1,8 +1,8 @@
-"""Levels: what teachers of whole levels (mazes, courses) ask of a world, and what they share.
+"""LevelTeacher: base class of teachers that choose whole levels (mazes, courses); LevelSpace.
 
-A level is the task vector, so that tickets, diaries and resumed runs know nothing of it; the
-world brings a `LevelSpace`, which knows how to draw and edit such vectors (its attribute `levels`;
-`spec.task.unit` is "level").
+This is unsupervised environment design (UED). The task vector encodes the level
+(`spec.task.unit` is "level"); the environment has an attribute `levels` (`core.env.HasLevels`), a
+`LevelSpace`, which samples and edits such vectors.
 """
 
 from __future__ import annotations
@@ -16,72 +16,73 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 
-LEVEL = "level"  # the unit of task vectors that are levels
-RECENT = 64  # proposed levels that the log describes
+LEVEL = "level"  # `Leaf.unit` of task vectors that encode levels
+RECENT = 64  # newest levels, whose traits are logged
 
 
 class LevelSpace(Protocol):
-    """Levels [n, D], each number in [0, 1]. Whatever is drawn or edited can be solved, and is none
-    of those that are held out for evaluation."""
+    """Levels as vectors [n, D] in [0, 1]. Sampled and edited levels are solvable and never among
+    those held out for evaluation."""
 
     size: int  # D
     held_out: Floats
 
     def random(self, n: int, random: np.random.Generator) -> Floats:
-        """n of any kind."""
+        """n random levels."""
         ...
 
     def plain(self, n: int, random: np.random.Generator) -> Floats:
-        """n of the simplest kind."""
+        """n of the simplest levels (for example, without walls)."""
         ...
 
     def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
-        """Each of them with so many small changes."""
+        """A copy of each level with `edits` small random edits (ACCEL)."""
         ...
 
     def solvable(self, levels: Floats) -> NDArray[np.bool_]:
-        """[n]: whether there is a way to succeed."""
+        """[n]: whether the level can be solved."""
         ...
 
     def picture(self, level: Floats) -> NDArray[np.uint8]:
-        """One level [D] as a picture [h, w, 3]."""
+        """An image of one level [D], uint8 [h, w, 3]."""
         ...
 
     def traits(self, levels: Floats) -> dict[str, float]:
-        """Means over levels, for the log."""
+        """Means of named properties over levels, to log."""
         ...
 
 
 @runtime_checkable
-class Spelled(LevelSpace, Protocol):
-    """Levels that can be written as `length` words from 0 to `words` - 1. The first `marks` each
-    have a meaning of their own; of the others the order does not matter, and the last of the words
-    means nothing."""
+class TokenizedLevelSpace(LevelSpace, Protocol):
+    """Levels that can be encoded as `length` tokens in [0, `words`). The first `marks` tokens
+    each have a meaning of their own; the order of the others does not matter, and the last token
+    value means nothing."""
 
     words: int
     length: int
     marks: int
 
     def spell(self, levels: Floats) -> NDArray[np.int64]:
-        """[n, length]: the words of levels [n, D], those after the marks in rising order."""
+        """Tokens [n, length] of levels [n, D], those after the marks in ascending order."""
         ...
 
     def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
-        """Levels [n, D] from words [n, length], one after the other; one that would leave no way is
-        left out. What words do not say is drawn."""
+        """Levels [n, D] from tokens [n, length], in order; a token that would make the level
+        unsolvable is skipped. What the tokens do not determine is sampled."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`box` is of no use here: a level is taken whole."""
+    """`box` has to stay empty: levels are chosen whole."""
 
 
-class Leveled(teacher.Teacher):
-    """Subclasses say which levels (`choose`)."""
+class LevelTeacher(teacher.Teacher):
+    """Subclasses choose levels (`choose`)."""
 
     needs = frozenset({"levels"})
     remembered = ("recent",)
@@ -90,22 +91,20 @@ class Leveled(teacher.Teacher):
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         if levels is None:
-            raise ConfigError(
-                "this teacher needs a world made of levels (env=maze), not a box of tasks"
-            )
+            raise ConfigError("this teacher needs an environment with levels (env=maze)")
         if config.box:
-            raise ConfigError("teacher.box is of task parameters; levels are taken whole")
+            raise ConfigError("teacher.box applies to task parameters; levels are chosen whole")
         super().__init__(config, spec, seed)
         if len(self.space) != levels.size:
             raise ConfigError(
-                f"the world's task has {len(self.space)} numbers, its levels have {levels.size}"
+                f"the task vector has {len(self.space)} elements, a level has {levels.size}"
             )
         self.levels = levels
         self.recent: list[Floats] = []
 
     @abstractmethod
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
-        """Levels [D] for `n` episodes, each with what to remember of it."""
+        """For `n` episodes: a level [D] and a memo for `learn`."""
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         chosen = self.choose(n)
@@ -114,3 +113,6 @@ class Leveled(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         return self.levels.traits(np.stack(self.recent)) if self.recent else {}
+
+
+__getattr__ = attributes(__name__)

@@ -16,8 +16,8 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.levels import regret
-from embodied.teachers.levels.level_generator import Builder, Grammar, Settings, improve
-from embodied.teachers.levels.level_teacher import LevelSpace, Spelled
+from embodied.teachers.levels.level_generator import Grammar, LevelGenerator, Settings, improve
+from embodied.teachers.levels.level_teacher import LevelSpace, TokenizedLevelSpace
 from embodied.teachers.task_space import Floats
 from embodied.teachers.torch_teacher import tensor
 
@@ -42,14 +42,14 @@ class Paired(regret.Regretful):
         self.settings, self.spelled = config.adversary, spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
-        self.builder = Builder(grammar, self.settings.width, self.random)
+        self.builder = LevelGenerator(grammar, self.settings.width, self.random)
         self.modules = {"builder": self.builder}
         self.optimizers = {"adam": torch.optim.Adam(self.builder.parameters(), self.settings.lr)}
         self.words = np.zeros((0, grammar.length), np.int64)
         self.old = self.value = torch.zeros(0, grammar.length)
 
     def invent(self, n: int) -> Floats:
-        self.words, self.old, self.value = self.builder.say(n, self.random)
+        self.words, self.old, self.value = self.builder.generate(n, self.random)
         return self.spelled.built(self.words, self.random)
 
     def blame(self, regrets: Floats) -> dict[str, float]:
@@ -57,8 +57,8 @@ class Paired(regret.Regretful):
         return improve(self.builder, adam, self.settings, *batch, tensor(regrets))
 
 
-def spelled(levels: LevelSpace) -> Spelled:
+def spelled(levels: LevelSpace) -> TokenizedLevelSpace:
     """The same levels, if they can be written in words."""
-    if not isinstance(levels, Spelled):
+    if not isinstance(levels, TokenizedLevelSpace):
         raise ConfigError("this teacher builds levels word by word; those of this world cannot be")
     return levels

@@ -1,11 +1,10 @@
-"""Plr: levels on which the student seems to have more to gain are played again, and edited.
+"""Prioritized level replay (PLR): levels with a high learning potential are replayed.
 
-Sources: Jiang, Grefenstette and Rocktaschel, "Prioritized level replay", 2021; `robust`: Jiang et
-al., "Replay-guided adversarial environment design", 2021; `edits` (ACCEL): Parker-Holder, Jiang et
-al., "Evolving curricula with regret-based environment design", 2022.
-With probability `replay`, once the library is filled enough, an episode's level is drawn from it,
-otherwise it is a new one. Robust: the student learns from levels that are played again only. A
-level's score estimates its regret:
+Jiang, Grefenstette and Rocktaschel, "Prioritized level replay", 2021; `robust`: Jiang et al.,
+"Replay-guided adversarial environment design", 2021; `edits` (ACCEL): Parker-Holder, Jiang et al.,
+"Evolving curricula with regret-based environment design", 2022. Once the level buffer is full
+enough, an episode's level is sampled from it with probability `replay`, else it is a new one.
+Robust PLR trains the student on replayed levels only. Scores that estimate the regret:
 
     gain  1/T sum_t max(A_t, 0)        error  1/T sum_t |A_t|
     maxmc 1/T sum_t (R_max - V(s_t)),  R_max the highest return on this level so far
@@ -24,7 +23,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.levels import level_teacher
-from embodied.teachers.levels.level_buffer import Library
+from embodied.teachers.levels.level_buffer import LevelBuffer
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
 from embodied.teachers.teacher import Outcome
@@ -34,10 +33,10 @@ NEW, AGAIN, EDIT = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """`size` of the library, which is drawn from once it is `fill` full. `beta`: how much a rank
-    counts (small: the best only); `staleness`: share of draws by how long ago it was. `first`: what
-    new levels are, random or plain ones. `edits`: of each level that has been played again a copy
-    with so many changes is tried next (0: none)."""
+    """`size`: of the level buffer, which is sampled from once a share `fill` is filled. `beta`:
+    temperature of the rank prioritisation; `staleness`: weight of the staleness distribution.
+    `first`: kind of new levels, random or plain (simplest). `edits` (ACCEL): a copy of each
+    replayed level with so many edits is played next (0: none)."""
 
     robust: bool = False
     score: Literal["gain", "error", "maxmc"] = "gain"
@@ -50,12 +49,12 @@ class Config(level_teacher.Config):
     edits: int = 0
 
 
-class Plr(level_teacher.Leveled):
-    """What it remembers of an episode is its kind (new, again, edit) and the number of its level in
-    the library (-1: not from there)."""
+class Plr(level_teacher.LevelTeacher):
+    """The memo of an episode is its kind (new, replayed, edited) and the number of its level in the
+    buffer (-1: not from the buffer)."""
 
-    needs = level_teacher.Leveled.needs | {"estimates"}
-    remembered = (*level_teacher.Leveled.remembered, "queue", "kinds", "taken")
+    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    remembered = (*level_teacher.LevelTeacher.remembered, "queue", "kinds", "taken")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -63,10 +62,10 @@ class Plr(level_teacher.Leveled):
         super().__init__(config, spec, levels, seed)
         self.settings = config
         _check(config)
-        self.library = Library(config.size, len(self.space), config.beta, config.staleness)
-        self.queue: deque[Floats] = deque()  # edited levels that nobody has played
+        self.library = LevelBuffer(config.size, len(self.space), config.beta, config.staleness)
+        self.queue: deque[Floats] = deque()  # edited levels, not played yet
         self.kinds: deque[int] = deque(maxlen=1000)
-        self.taken = 0  # levels that the library took in
+        self.taken = 0  # number of levels added to the buffer
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [self.one() for _ in range(n)]
@@ -77,7 +76,7 @@ class Plr(level_teacher.Leveled):
         if self.queue:
             level, kind = self.queue.popleft(), EDIT
         elif self.ready and self.random.random() < settings.replay:
-            number, kind = self.library.draw(self.random), AGAIN
+            number, kind = self.library.sample(self.random), AGAIN
             level = self.library.get(number)
         if level is None:
             draw = self.levels.random if settings.first == "random" else self.levels.plain
@@ -87,7 +86,7 @@ class Plr(level_teacher.Leveled):
 
     @property
     def ready(self) -> bool:
-        """Whether the library is full enough to draw from."""
+        """Whether the buffer is full enough to sample from."""
         return len(self.library) >= max(1, self.settings.fill * self.settings.size)
 
     def trains(self, ticket: Tensor) -> Tensor:
@@ -97,9 +96,9 @@ class Plr(level_teacher.Leveled):
         return torch.tensor([kind == AGAIN for kind, _ in memos], dtype=torch.bool)
 
     def scores(self, outcome: Outcome) -> Floats:
-        """[n, 3]: estimate, return, mean value; NaN where the student learned too late of it."""
+        """[n, 3]: estimate, return and mean value; NaN if the student's estimates are missing."""
         if outcome.gain is None or outcome.error is None or outcome.value is None:
-            raise ConfigError("this teacher needs to hear what the student expected: learner=ppo")
+            raise ConfigError("this teacher needs the student's value estimates: learner=ppo")
         estimate = outcome.error if self.settings.score == "error" else outcome.gain
         columns = (estimate, outcome.ret, outcome.value)
         return np.stack([column.double().cpu().numpy() for column in columns], 1)
@@ -110,21 +109,21 @@ class Plr(level_teacher.Leveled):
         ):
             self.rate(level, estimate, ret, value, number if kind == AGAIN else None)
         again = np.array([kind == AGAIN for kind, _ in memos])
-        if self.settings.edits and again.any():  # together: a fraction of the time
+        if self.settings.edits and again.any():  # batched: much faster
             self.queue.extend(self.levels.mutate(points[again], self.settings.edits, self.random))
 
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
     ) -> None:
-        """An episode on `level` [D] ended; `number` in the library, None where it is new to it."""
+        """After an episode on `level` [D]; `number` in the buffer (None: new)."""
         if number is None:
             number = self.library.find(level)
         best = max(ret, self.library.best_of(number))
         score = best - value if self.settings.score == "maxmc" else estimate
         if number is not None:
-            self.library.rate(number, score, best)
+            self.library.update_score(number, score, best)
         else:
-            self.taken += self.library.offer(level, score, best)
+            self.taken += self.library.add(level, score, best)
 
     def metrics(self) -> dict[str, float]:
         kinds, count = np.array(self.kinds), len(self.library)
@@ -156,4 +155,6 @@ def _check(config: Config) -> None:
             f"edits={config.edits} at least 0"
         )
     if config.robust and not config.replay:
-        raise ConfigError("teacher.robust=true learns from replayed levels only: replay above 0")
+        raise ConfigError(
+            "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
+        )

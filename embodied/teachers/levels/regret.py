@@ -22,14 +22,14 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
-from embodied.teachers.episode_log import Diary
+from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels import level_teacher
-from embodied.teachers.levels.level_teacher import Leveled, LevelSpace
+from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
 from embodied.teachers.levels.two_agent import StepSecondAgent
 from embodied.teachers.task_space import Floats
-from embodied.teachers.task_wrapper import Taught
+from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Outcome
-from embodied.teachers.torch_teacher import Networked
+from embodied.teachers.torch_teacher import TorchTeacher
 
 STUDENT, RIVAL = 0, 1
 
@@ -44,13 +44,13 @@ class Config(level_teacher.Config):
     flexible: bool = False
 
 
-class Regretful(Leveled, Networked):
+class Regretful(LevelTeacher, TorchTeacher):
     """Subclasses make levels (`invent`) and learn from their regret (`blame`). An outcome's score
     is its return, in the world's own units; a memo is the round, the level in it, and who plays.
     """
 
-    needs = Leveled.needs | {"rival"}
-    remembered = (*Leveled.remembered, "round", "made", "given", "returns", "how")
+    needs = LevelTeacher.needs | {"rival"}
+    remembered = (*LevelTeacher.remembered, "round", "made", "given", "returns", "how")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -125,10 +125,10 @@ class Regretful(Leveled, Networked):
         return {**super().metrics(), **self.how, "rounds": float(self.round)}
 
     def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
-        return Taught(make_env(), self.rival)
+        return TaskWrapper(make_env(), self.rival)
 
-    def protagonist_env(self, env: VecEnv, log: Diary | None) -> VecEnv:
-        return Taught(env, self, log)
+    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
+        return TaskWrapper(env, self, log)
 
     def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
         """Both agents step alike, each in its own environment."""

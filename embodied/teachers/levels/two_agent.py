@@ -12,7 +12,7 @@ from typing import Protocol
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from embodied.teachers.episode_log import Diary
+from embodied.teachers.episode_log import EpisodeLog
 
 
 class StepSecondAgent(Protocol):
@@ -31,7 +31,7 @@ class TwoAgentTeacher(Protocol):
         """The second agent's environment; `make_env` makes another one like `env`, the first's."""
         ...
 
-    def protagonist_env(self, env: VecEnv, log: Diary | None) -> VecEnv:
+    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
         """The first agent's environment."""
         ...
 

@@ -83,9 +83,7 @@ class ResetDistribution(ABC):
         self.clock, self.issued, self.dropped = 0, 0, 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player: Policy = build(_player(config), spec=spec).eval()
-        recorded = record_trajectories(
-            player, env, config.episodes, config.every, seed, GAMMA
-        )
+        recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
         self.paths = self.select(recorded)
         self.set_up()
 
@@ -126,8 +124,8 @@ class ResetDistribution(ABC):
         lost = placed & ~np.isfinite(scores)
         if lost.any() and not self.dropped:
             warnings.warn(
-                f"teacher: the {self.config.signal} of an episode is NaN; such episodes are ignored "
-                "(teacher.signal=return if the environment reports no success)",
+                f"teacher: the {self.config.signal} of an episode is NaN; such episodes are "
+                "ignored (teacher.signal=return if the environment reports no success)",
                 stacklevel=2,
             )
         self.dropped += int(lost.sum())

@@ -11,8 +11,8 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import EpisodeLog
 from embodied.moved import attributes
+from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.state_library import Trajectories, restored
 from embodied.teachers.teacher import Outcome
 
@@ -100,8 +100,12 @@ class ResetStateWrapper(Wrapper):
         columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
         numbers = {name: value.cpu().numpy() for name, value in columns.items()}
         began, time = memory["began"][at].cpu(), self.resets.paths.time
-        along = torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
-        self.episode_log.add(memory["ticket"][at].tolist(), along[:, None].numpy().astype(float), numbers)
+        along = (
+            torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
+        )
+        self.episode_log.add(
+            memory["ticket"][at].tolist(), along[:, None].numpy().astype(float), numbers
+        )
 
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
         """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""

@@ -54,7 +54,9 @@ class Reverse(ResetDistribution):
     def select(self, paths: Trajectories) -> Trajectories:
         good = (~(paths.won == 0)).nonzero().flatten()
         if not len(good):
-            raise ConfigError("this teacher needs a successful demonstration; none of the recorded ones succeeded")
+            raise ConfigError(
+                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
+            )
         return paths.only(good)
 
     def set_up(self) -> None:

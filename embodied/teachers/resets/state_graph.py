@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from embodied.core import tensors as tt
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors, under
+from embodied.moved import attributes
 from embodied.teachers.resets.state_library import Trajectories, restored
 from embodied.teachers.task_space import Floats
 
@@ -67,8 +68,10 @@ def similarity_graph(paths: Trajectories, weight: float, least: float) -> tuple[
 def nearby_states(
     paths: Trajectories, env: VecEnv, steps: int, weight: float, random: np.random.Generator
 ) -> Trajectories:
-    """For each state of `paths`, one that `steps` random actions lead to, if the episode did not end
-    on the way; its time is that of the most similar state of its trajectory."""
+    """For each state of `paths`, the one after `steps` random actions, unless the episode ended.
+
+    Its time is that of the most similar state of its trajectory.
+    """
     parts: list[Tensors] = []
     origins: list[int] = []
     for at in range(0, len(paths), env.num_envs):
@@ -105,3 +108,6 @@ def _random(env: VecEnv, random: np.random.Generator) -> torch.Tensor:
         return torch.from_numpy(random.integers(high + 1, size=env.num_envs))
     shape = (env.num_envs, *leaf.shape)
     return torch.from_numpy(random.uniform(-1, 1, shape).astype(np.float32)).to(env.device)
+
+
+__getattr__ = attributes(__name__)

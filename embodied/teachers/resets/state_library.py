@@ -155,7 +155,7 @@ def _ahead(rewards: list[float], gamma: float) -> list[float]:
 
 
 def restored(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensors:
-    """`state` [B, ...] in which the envs `rows` [n] have the states `index` [n] of `saved` [M, ...].
+    """`state` [B, ...] with the envs `rows` [n] in the states `index` [n] of `saved` [M, ...].
 
     Their random generators are kept; their clocks are set to 0.
     """

@@ -45,7 +45,7 @@ class Config(reset_distribution.Config):
 
 
 class Trajectory(ResetDistribution):
-    """The first `frames` states of `paths` are the demonstrations', the others are nearby states."""
+    """The first `frames` states of `paths` are of demonstrations, the others nearby ones."""
 
     remembered = ("means", "frames", "origin")
 
@@ -68,7 +68,9 @@ class Trajectory(ResetDistribution):
     def select(self, paths: Trajectories) -> Trajectories:
         good = (~(paths.won == 0)).nonzero().flatten()
         if not len(good):
-            raise ConfigError("this teacher needs a successful demonstration; none of the recorded ones succeeded")
+            raise ConfigError(
+                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
+            )
         return paths.only(good)
 
     def set_up(self) -> None:

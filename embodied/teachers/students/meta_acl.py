@@ -1,9 +1,9 @@
-"""Again: a new student is taught with the curriculum of a past one that was like it.
+"""Meta-ACL (AGAIN): trains a new student with the curriculum of a similar past student.
 
-Source: Portelas, Romac, Hofmann and Oudeyer, "Meta automatic curriculum learning", 2020 (AGAIN).
-After a pretest with ALP-GMM the past student is chosen whose scores were like the new one's and who
-came furthest; the lively components of its mixtures, stage by stage, are played beside the new
-student's own.
+Portelas, Romac, Hofmann and Oudeyer, "Meta automatic curriculum learning", 2020. After a pretest
+with ALP-GMM, the expert is chosen: the past student with similar scores and the best final ones.
+The components of its mixtures with high learning progress are sampled, stage by stage, besides the
+new student's own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.moved import attributes
 from embodied.teachers.students.student_archive import (
     Record,
     Stage,
-    choose,
+    choose_expert,
     curriculum,
     probes,
     records,
@@ -30,28 +31,30 @@ from embodied.teachers.tasks import alpgmm, gmm
 from embodied.teachers.tasks.gmm_teacher import pick
 
 
-class Tested(Protocol):
-    """A student that can be examined beside its episodes."""
+class HasTestScores(Protocol):
+    """A student that can be evaluated on given tasks."""
 
     def tests(self, tasks: Floats) -> Floats:
-        """Scores [n] in [0, 1] at the world's task vectors `tasks` [n, D]."""
+        """Scores [n] in [0, 1] on task vectors `tasks` [n, D]."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(alpgmm.Config):
-    """`classroom`: the folder of past students. `stepping` to the next stage: "return" when the
-    mean of the last `recent` scores in this one reaches the past student's times `tolerance`;
-    "time" every `stay` episodes; "pool" plays all stages at once; "none" follows nobody.
+    """`archive`: the folder of past students. `stepping` to the next stage: "return" when the mean
+    of the last `recent` scores in this stage reaches the past student's times `tolerance`; "time"
+    after `stay` episodes; "pool" samples all stages at once; "none" uses no past student.
 
-    `join`: this run becomes one of the classroom's (always with "none"), as `pupil` (its seed,
-    without a name). The test is at `probes` tasks after every `epoch` episodes; a student that is
-    not `Tested` is judged by its episodes near them. Before `pretest` epochs and after the last
-    stage `random` of the tasks come from the whole box, between them `random_taught`.
+    `join`: this run is added to the archive (always with "none"), as `name` (default: its seed).
+    The test is at `probes` tasks after every `epoch` episodes; a student without `HasTestScores`
+    is evaluated by its episodes near them. A share `random` of the tasks comes from the whole box
+    before `pretest` epochs and after the last stage, `random_taught` between them. `lively`: the
+    least learning progress of a component that is kept; after the last stage the progress of the
+    components is updated every `refresh` episodes.
     """
 
-    classroom: str
-    pupil: str = ""
+    archive: str
+    name: str = ""
     join: bool = False
     stepping: Literal["return", "time", "pool", "none"] = "return"
     choice: Literal["knowledge", "random"] = "knowledge"
@@ -68,33 +71,33 @@ class Config(alpgmm.Config):
     random_taught: float = 0.02
 
 
-class Again(alpgmm.AlpGmm):
-    """Tickets say which stage (or own fit) and component an episode was drawn from."""
+class MetaAcl(alpgmm.AlpGmm):
+    """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
         *alpgmm.AlpGmm.remembered,
-        *("album", "story", "tests", "expert", "chosen", "stage", "finished"),
-        *("scored", "stayed", "lately"),
+        *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
+        *("scored", "stayed", "recent_progress"),
     )
 
     def __init__(
-        self, config: Config, spec: Spec, seed: int = 0, student: Tested | None = None
+        self, config: Config, spec: Spec, seed: int = 0, student: HasTestScores | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if not config.classroom or config.pretest < 1 or config.epoch < 1:
-            raise ConfigError("teacher: needs classroom=FOLDER, pretest >= 1 and epoch >= 1")
+        if not config.archive or config.pretest < 1 or config.epoch < 1:
+            raise ConfigError("teacher: needs archive=FOLDER, pretest >= 1 and epoch >= 1")
         self.plan, self.student = config, student
-        self.folder = Path(config.classroom)
+        self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)
-        self.file = self.folder / f"{config.pupil or f'seed-{seed}'}.npz"
-        self.album: list[dict[str, Any]] = []  # own fits
-        self.story: list[list[float]] = []  # own episodes
+        self.file = self.folder / f"{config.name or f'seed-{seed}'}.npz"
+        self.own_fits: list[dict[str, Any]] = []
+        self.history: list[list[float]] = []  # own episodes
         self.tests: list[list[float]] = []
         self.expert: list[Stage] = []
         self.chosen, self.stage, self.finished = "", 0, False
         self.scored: list[float] = []  # in this stage
         self.stayed = 0
-        self.lately: list[list[float]] = []  # component and progress, after the last stage
+        self.recent_progress: list[list[float]] = []  # component and progress, after the last stage
 
     def one(self) -> tuple[Floats, Any]:
         pools = self.pools()
@@ -107,11 +110,11 @@ class Again(alpgmm.AlpGmm):
         return point.clip(0, 1), [kind, number, component]
 
     def pools(self) -> list[tuple[str, int, Any]]:
-        """What components are drawn from: (whose, which, its `mean`, `cov` and `alp`)."""
+        """The mixtures to sample from: (own or expert, number, `mean`, `cov` and `alp`)."""
         pools: list[tuple[str, int, Any]] = []
         if self.mixture is not None:
             own = {**self.mixture, "alp": np.array(self.utility)}
-            pools.append(("own", len(self.album) - 1, own))
+            pools.append(("own", len(self.own_fits) - 1, own))
         if self.expert and self.plan.stepping == "pool":
             pools += [("expert", number, stage) for number, stage in enumerate(self.expert)]
         elif self.expert:
@@ -126,8 +129,8 @@ class Again(alpgmm.AlpGmm):
         kind, number, component = memo
         own = kind == "own"
         place = [float(number), float(component)] if own else [-1.0, -1.0]
-        self.story.append([*point.tolist(), score, *place])
-        progress = self.progress(point, score)  # before this episode is itself known
+        self.history.append([*point.tolist(), score, *place])
+        progress = self.progress(point, score)  # before this episode is added
         if kind == "expert":
             self.follow(number, component, score, progress)
         super().take(point, score, memo)
@@ -135,20 +138,20 @@ class Again(alpgmm.AlpGmm):
             self.stayed += 1
             if self.stayed >= self.plan.stay:
                 self.step()
-        if len(self.story) % self.plan.epoch == 0:
-            self.examine()
+        if len(self.history) % self.plan.epoch == 0:
+            self.evaluate()
 
     def refit(self) -> None:
         before = self.fits
         super().refit()
         if self.fits > before and self.mixture is not None:
-            self.album.append({"at": len(self.story), **self.mixture})
+            self.own_fits.append({"at": len(self.history), **self.mixture})
 
     def follow(self, stage: int, component: int, score: float, progress: float) -> None:
-        """An episode of the expert's."""
+        """Count an episode that was sampled from the expert's curriculum."""
         if self.finished:
-            self.lately.append([component, progress])
-            if len(self.lately) >= self.plan.refresh:
+            self.recent_progress.append([component, progress])
+            if len(self.recent_progress) >= self.plan.refresh:
                 self.refreshed()
         elif self.plan.stepping == "return" and stage == self.stage:
             self.scored = [*self.scored, score][-self.plan.recent :]
@@ -157,7 +160,7 @@ class Again(alpgmm.AlpGmm):
                 self.step()
 
     def step(self) -> None:
-        """To the next stage; after the last, its components live on by their present progress."""
+        """Go to the next stage; after the last, its components are weighted by current progress."""
         self.scored, self.stayed = [], 0
         if self.stage + 1 < len(self.expert):
             self.stage += 1
@@ -165,65 +168,69 @@ class Again(alpgmm.AlpGmm):
             self.finished = True
 
     def refreshed(self) -> None:
-        """The mean progress of the last episodes of each component that had some."""
-        rows, self.lately = np.array(self.lately), []
+        """Update each component's progress to the mean over its last episodes."""
+        rows, self.recent_progress = np.array(self.recent_progress), []
         alp = self.expert[self.stage]["alp"].copy()
         for component in np.unique(rows[:, 0]).astype(int):
             alp[component] = rows[rows[:, 0] == component, 1].mean()
         self.expert[self.stage] = {**self.expert[self.stage], "alp": alp}
 
-    def examine(self) -> None:
-        """A test epoch is over."""
+    def evaluate(self) -> None:
+        """Test the student at the end of an epoch."""
         self.tests.append(self.test().tolist())
         if len(self.tests) == self.plan.pretest and self.plan.stepping != "none":
-            self.enrol()
+            self.choose_expert()
         if self.plan.join or self.plan.stepping == "none":
             self.record().write(self.file)
 
     def test(self) -> Floats:
-        """Scores [n] at the probes: asked, or from the five nearest of the last epoch's
-        episodes."""
+        """Scores [n] at the test tasks: from the student, or the mean of the five nearest episodes
+        of the last epoch."""
         places = probes(self.plan.probes, len(self.space))
         if self.student is not None:
             return np.asarray(self.student.tests(self.space.to_env(places)), dtype=np.float64)
-        d, rows = len(self.space), np.array(self.story[-self.plan.epoch :])
+        d, rows = len(self.space), np.array(self.history[-self.plan.epoch :])
         gaps = ((places[:, None] - rows[None, :, :d]) ** 2).sum(2)
         return rows[np.argsort(gaps, axis=1)[:, :5], d].mean(1)
 
-    def enrol(self) -> None:
-        """Choose whom to follow."""
+    def choose_expert(self) -> None:
+        """Choose the past student whose curriculum is used."""
         plan, known = self.plan, self.known_students
         test = np.array(self.tests[-1])
         like = {name: r for name, r in known.items() if fits(r, len(self.space), len(test))}
-        name = choose(like, test, plan.pretest, plan.neighbours, plan.choice, self.random)
+        name = choose_expert(like, test, plan.pretest, plan.neighbours, plan.choice, self.random)
         self.expert = curriculum(like[name], plan.lively, plan.recent) if name else []
         self.chosen = name or ""
         if not self.expert:
             warnings.warn(
                 f"teacher: no past student of {self.folder} has a curriculum for this task space "
-                f"(components livelier than {plan.lively:g}); this one is taught by its own "
-                "progress alone",
+                f"(components with a progress above {plan.lively:g}); ALP-GMM alone is used",
                 stacklevel=2,
             )
 
     def record(self) -> Record:
-        """This run so far, as a past student."""
-        width, story = len(self.space), np.array(self.story)
-        sizes = [len(each["weight"]) for each in self.album]
-        means = [each["mean"] for each in self.album] or [np.zeros((0, width + 1))]
-        covs = [each["cov"] for each in self.album] or [np.zeros((0, width + 1, width + 1))]
+        """This run so far, as a record for the archive."""
+        width, history = len(self.space), np.array(self.history)
+        sizes = [len(each["weight"]) for each in self.own_fits]
+        means = [each["mean"] for each in self.own_fits] or [np.zeros((0, width + 1))]
+        covs = [each["cov"] for each in self.own_fits] or [np.zeros((0, width + 1, width + 1))]
         return Record(
             tests=np.array(self.tests),
             final=np.array(self.tests[-1]),
-            at=np.array([each["at"] for each in self.album], dtype=np.float64),
+            at=np.array([each["at"] for each in self.own_fits], dtype=np.float64),
             sizes=np.array(sizes, dtype=np.float64),
             means=np.concatenate(means),
             covs=np.concatenate(covs),
-            points=story[:, :width],
-            scores=story[:, width],
-            fit=story[:, width + 1],
-            component=story[:, width + 2],
+            points=history[:, :width],
+            scores=history[:, width],
+            fit=history[:, width + 1],
+            component=history[:, width + 2],
         )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        old = {"album": "own_fits", "story": "history", "lately": "recent_progress"}
+        own = {old.get(name, name): value for name, value in state["own"].items()}
+        super().set_state({**state, "own": own})
 
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}
@@ -231,5 +238,8 @@ class Again(alpgmm.AlpGmm):
 
 
 def fits(record: Record, d: int, n: int) -> bool:
-    """Whether a past student had tasks of `d` elements and was tested at `n` of them."""
+    """Whether a past student had tasks of `d` elements and `n` test tasks."""
     return record.points.shape[1] == d and record.tests.shape[1] == n
+
+
+__getattr__ = attributes(__name__)

@@ -1,6 +1,6 @@
-"""Classroom: a folder of past students, one compact file each, and the curriculum of one of them.
+"""Student archive of Meta-ACL: a folder of past students, one .npz file each.
 
-Source: Portelas, Romac, Hofmann and Oudeyer, "Meta automatic curriculum learning", 2020.
+Portelas, Romac, Hofmann and Oudeyer, "Meta automatic curriculum learning", 2020.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import numpy as np
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
+from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 Stage = dict[str, Any]
-"""One mixture of an expert curriculum: `mean` [K, d + 1], `cov` [K, d + 1, d + 1], `alp` [K], and
-`score`, what its own student had come to in it."""
+"""One mixture of an expert curriculum: `mean` [K, d + 1], `cov` [K, d + 1, d + 1], `alp` [K] (the
+absolute learning progress), and `score`, the mean score of the past student in it."""
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A past student: `tests` [epochs, n], its scores at the probes after each epoch, `final` [n];
-    its fits, stacked: `at` [F] (episodes before each), `sizes` [F], `means` [sum, d + 1], `covs`;
-    its episodes: `points` [N, d], `scores` [N], and the `fit` [N] and `component` [N] that each was
-    drawn from (-1: none)."""
+    """A past student: `tests` [epochs, n], its scores at the test tasks after each epoch; `final`
+    [n], the last ones. Its fitted mixtures, concatenated: `at` [F] (episodes before each fit),
+    `sizes` [F], `means` [sum, d + 1], `covs`. Its episodes: `points` [N, d], `scores` [N], and the
+    `fit` [N] and `component` [N] each was sampled from (-1: none)."""
 
     tests: Floats
     final: Floats
@@ -41,18 +42,18 @@ class Record:
     component: Floats
 
     def write(self, file: Path) -> None:
-        """All of it or nothing."""
+        """Write the file atomically."""
         arrays = {name: value.astype(np.float32) for name, value in vars(self).items()}
         write_durably(file, lambda sink: np.savez_compressed(sink, allow_pickle=False, **arrays))
 
 
 def records(folder: Path) -> dict[str, Record]:
-    """The students in a classroom by name; ConfigError where there are none."""
+    """The past students in `folder`, by name; ConfigError if there are none."""
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise ConfigError(
-            f"no past students in the classroom {folder}: add some with "
-            f"teacher.stepping=none teacher.classroom={folder} (one run each, by seed)"
+            f"no past students in the archive {folder}: add some with "
+            f"teacher.stepping=none teacher.archive={folder} (one run each, by seed)"
         )
     found: dict[str, Record] = {}
     for file in files:
@@ -62,7 +63,7 @@ def records(folder: Path) -> dict[str, Record]:
 
 
 def probes(n: int, d: int) -> Floats:
-    """`n` points [n, d] that fill the cube evenly (Halton): where every student is tested."""
+    """The n test tasks [n, d]: a Halton sequence in the unit cube."""
     numbers = np.arange(1, n + 1)
     return np.stack([_reversed_digits(numbers, PRIMES[i % len(PRIMES)]) for i in range(d)], 1)
 
@@ -76,7 +77,7 @@ def _reversed_digits(numbers: Any, base: int) -> Floats:
     return value
 
 
-def choose(
+def choose_expert(
     known: dict[str, Record],
     test: Floats,
     epoch: int,
@@ -84,8 +85,9 @@ def choose(
     by: Literal["knowledge", "random"],
     random: np.random.Generator,
 ) -> str | None:
-    """The past student to follow: of the `neighbours` whose scores after as many epochs were most
-    like `test` [n], the one that came furthest. None where no student got to that epoch."""
+    """The name of the past student to imitate: of the `neighbours` whose scores after `epoch` tests
+    are closest to `test` [n], the one with the highest final scores. None if no past student has
+    reached that epoch."""
     fit = {name: r for name, r in known.items() if len(r.tests) >= epoch and len(r.final)}
     if not fit:
         return None
@@ -97,9 +99,9 @@ def choose(
 
 
 def curriculum(record: Record, lively: float, last: int) -> list[Stage]:
-    """A student's mixtures, in order, of components with a mean progress above `lively`; each with
-    the mean of the `last` scores that its student had in those. Mixtures without one are left
-    out."""
+    """The mixtures of a past student, in order, reduced to components with a mean learning progress
+    above `lively`; each with the mean of the student's `last` scores in them. Mixtures without such
+    a component are left out."""
     stages: list[Stage] = []
     ends = np.cumsum(record.sizes).astype(int)
     for number, (end, size) in enumerate(zip(ends, record.sizes.astype(int), strict=True)):
@@ -111,3 +113,6 @@ def curriculum(record: Record, lively: float, last: int) -> list[Stage]:
             alp = means[kept, -1].copy()
             stages.append({"mean": means[kept], "cov": covs[kept], "alp": alp, "score": score})
     return stages
+
+
+__getattr__ = attributes(__name__)

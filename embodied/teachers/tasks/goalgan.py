@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.torch_teacher import Networked, descend, perceptron, points, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
 OPEN = 2_000  # goals whose episodes may still be out; older ones are given up
@@ -59,7 +59,7 @@ class Config(teacher.Config):
     discriminator_width: int = 128
 
 
-class GoalGan(Networked):
+class GoalGan(TorchTeacher):
     """Tickets say which goal an episode was one of the rollouts of."""
 
     remembered = ("open", "labelled", "labels", "passed", "goals", "trained", "good")
@@ -73,8 +73,8 @@ class GoalGan(Networked):
             )
         self.settings, d = config, len(self.space)
         wide, narrow = config.generator_width, config.discriminator_width
-        self.maker = perceptron((d, wide, wide, d), self.random, nn.LeakyReLU)
-        self.critic = perceptron((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
+        self.maker = mlp((d, wide, wide, d), self.random, nn.LeakyReLU)
+        self.critic = mlp((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
         self.modules = {"maker": self.maker, "critic": self.critic}
         self.optimizers = {
             f"{name}_optimizer": torch.optim.RMSprop(net.parameters(), config.lr, foreach=True)
@@ -170,9 +170,9 @@ class GoalGan(Networked):
             with torch.no_grad():
                 made = self.made(len(at))
             known, fake = self.critic(goals[at])[:, 0], self.critic(made)[:, 0]
-            descend(self.optimizers["critic_optimizer"], critic_loss(known, labels[at], fake))
+            gradient_step(self.optimizers["critic_optimizer"], critic_loss(known, labels[at], fake))
             fake = self.critic(self.made(len(at)))[:, 0]
-            descend(self.optimizers["maker_optimizer"], ((fake - FOOLED) ** 2).mean())
+            gradient_step(self.optimizers["maker_optimizer"], ((fake - FOOLED) ** 2).mean())
 
     def metrics(self) -> dict[str, float]:
         return {

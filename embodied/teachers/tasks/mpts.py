@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import Networked, descend, perceptron, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
 
 Posterior = tuple[Tensor, Tensor]
 """Means [z] and standard deviations [z]."""
@@ -44,7 +44,7 @@ class Config(teacher.Config):
     width: int = 10
 
 
-class Mpts(Networked):
+class Mpts(TorchTeacher):
     """Tickets hold the risk that was predicted (NaN: none)."""
 
     remembered = ("plan", "rows", "posterior", "drawn", "learned", "correlation")
@@ -58,9 +58,9 @@ class Mpts(Networked):
                 f"hardest={config.hardest:g}"
             )
         self.settings, d, h = config, len(self.space), config.width
-        self.encoder = perceptron((d + 1, h, h, h), self.random)
-        self.heads = perceptron((h, 2 * h), self.random)
-        self.decoder = perceptron((d + h, h, h, h, 1), self.random)
+        self.encoder = mlp((d + 1, h, h, h), self.random)
+        self.heads = mlp((h, 2 * h), self.random)
+        self.decoder = mlp((d + h, h, h, h, 1), self.random)
         self.modules = {"encoder": self.encoder, "heads": self.heads, "decoder": self.decoder}
         learned = nn.ModuleDict(self.modules).parameters()
         self.optimizers = {"adam": torch.optim.Adam(learned, config.lr, fused=True)}
@@ -123,7 +123,7 @@ class Mpts(Networked):
             z = now[0] + now[1] * self.normal(1, len(now[0]))
             error = ((self.risk(points, z)[0] - risk) ** 2).mean()
             loss = error + self.settings.beta * divergence(now, self.posterior)
-            descend(self.optimizers["adam"], loss)
+            gradient_step(self.optimizers["adam"], loss)
         with torch.no_grad():
             self.posterior = self.encoded(points, risk)
         self.learned += 1

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
 from embodied.teachers.tasks.gaussian import Gaussian, kl, log_density
@@ -27,7 +28,7 @@ from embodied.teachers.teacher import Outcome
 MOST_ALPHA, LEAST_KL = 1e5, 1e-10
 
 
-class Valued(Protocol):
+class HasTaskValues(Protocol):
     """Who knows what an episode is worth before it is played."""
 
     def values(self, tasks: Floats) -> Floats:
@@ -38,7 +39,7 @@ class Valued(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """An update every `every` episodes. `value`: "critic" asks the student (`Valued`); "score" is
+    """An update every `every` episodes. `value`: "critic" asks the student (`HasTaskValues`); "score" is
     the episode's own, "discounted" gamma^length times it: the discounted return where an episode
     pays when it ends. The first `offset` updates have alpha = 0.
 
@@ -69,10 +70,10 @@ class SelfPaced(teacher.Teacher):
     """Tickets hold where a task was drawn, before it was clipped to the box, and its density."""
 
     remembered = ("mean", "factor", "drawn", "updates", "alpha", "step_kl")
-    student: Valued | None
+    student: HasTaskValues | None
 
     def __init__(
-        self, config: Config, spec: Spec, seed: int = 0, student: Valued | None = None
+        self, config: Config, spec: Spec, seed: int = 0, student: HasTaskValues | None = None
     ) -> None:
         super().__init__(config, spec, seed)
         if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
@@ -195,3 +196,6 @@ def step(old: Gaussian, gain: Any, eps: float, damping: float, tries: int) -> Ga
         if kl(old, new).item() <= eps and gain(new).item() > before.item():
             return new
     return old
+
+
+__getattr__ = attributes(__name__)

@@ -20,7 +20,7 @@ from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks.real_nvp import Flow
-from embodied.teachers.torch_teacher import Networked, descend, perceptron, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
 
 PLAN = 64  # goals that are made at once
 
@@ -51,7 +51,7 @@ class Config(teacher.Config):
     blocks: int = 3
 
 
-class SetterSolver(Networked):
+class SetterSolver(TorchTeacher):
     """Tickets hold the feasibility that was wanted (-1: none)."""
 
     remembered = ("plan", "rows", "fresh", "trained", "losses")
@@ -61,7 +61,7 @@ class SetterSolver(Networked):
         if not 0 < config.rarest < 0.5:
             raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
         self.settings, d = config, len(self.space)
-        self.judge = perceptron((d, *config.judge, 1), self.random)
+        self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
         self.modules = {"judge": self.judge, "setter": self.setter}
         self.optimizers = {
@@ -117,7 +117,7 @@ class SetterSolver(Networked):
     def train_judge(self, rows: Tensor) -> None:
         logit = self.judge(rows[:, :-2])[:, 0]
         loss = F.binary_cross_entropy_with_logits(logit, rows[:, -1])
-        descend(self.optimizers["judge_optimizer"], loss)
+        gradient_step(self.optimizers["judge_optimizer"], loss)
         self.losses["judge"] = loss.item()
 
     def train_setter(self, won: Tensor | None, seen: Tensor) -> None:
@@ -126,7 +126,7 @@ class SetterSolver(Networked):
             parts["validity"] = self.valid(won)
         weights = {name: getattr(settings, name) for name in parts}
         loss = torch.stack([weights[name] * value for name, value in parts.items()]).sum()
-        descend(self.optimizers["setter_optimizer"], loss)
+        gradient_step(self.optimizers["setter_optimizer"], loss)
         self.losses |= {name: value.item() for name, value in parts.items()}
 
     def asked(self, seen: Tensor) -> dict[str, Tensor]:
