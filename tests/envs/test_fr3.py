@@ -169,7 +169,7 @@ def test_nan_is_refused_with_the_row() -> None:
     with pytest.raises(NotFinite, match=r"fr3_lift: action is not finite in envs \[1\]"):
         env.step(action)
     env.batch.qpos[2, 0] = np.nan
-    with pytest.raises(NotFinite, match=r"rows \[2\]"):
+    with pytest.raises(NotFinite, match=r"envs \[2\]"):
         env.step(torch.zeros(3, 4))
     with pytest.raises(ValueError, match="expected"):
         env.step(torch.zeros(3, 7))
