@@ -40,7 +40,7 @@ class HasTaskValues(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
     """An update every `every` episodes. `value`: "critic" is the student's (`HasTaskValues`),
-    "score" the episode's own, "discounted" gamma^length times it: the discounted return where an episode
+    "score" the episode's own, "discounted" gamma^length times it: the return where an episode
     pays when it ends. The first `offset` updates have alpha = 0.
 
     The start: `easy`, values of task parameters by name (those not named are drawn), with standard
