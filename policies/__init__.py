@@ -1,1 +1,1 @@
-"""Whatever acts: policies with a density here, the rest by kind."""
+"""Policies with log-probabilities and simple ones; the others are in sub-packages by kind."""

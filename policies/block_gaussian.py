@@ -1,4 +1,4 @@
-"""Block Gaussian: a tanh-squashed normal on normalised residual blocks, with noise that is held.
+"""BlockGaussian: tanh-squashed Gaussian on normalised residual blocks, with noise that is held.
 
 Held noise: one draw e serves for k decisions, P(k) in proportion to k^-2 for k = 1 .. `hold` (a
 truncated zeta distribution, as in FlashSAC, Kim et al., 2026; Dabney et al., 2021, repeat actions

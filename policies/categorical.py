@@ -1,4 +1,4 @@
-"""Categorical: one of K discrete actions, chosen by logits and Gumbel noise.
+"""Categorical: discrete actions from logits, sampled by Gumbel noise.
 
 a = argmax_k (logit_k(o) + g_k), g_k = -log(-log u): a is then drawn from softmax(logits) (Gumbel,
 1954; Maddison et al., 2014), and without noise it is the most likely action.

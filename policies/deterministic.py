@@ -1,9 +1,9 @@
-"""Deterministic: a network is the action, noise around it explores (TD3; Fujimoto et al., 2018).
+"""Deterministic: one action per observation, exploration noise around it (TD3; Fujimoto, 2018).
 
 a = clip(mu(o) + std e, -1, 1),  mu = tanh(net(o)),  e ~ N(0, 1) to explore and 0 to act.
 
-With `std_range` every episode draws its own std, uniform in that range: of many worlds at once some
-explore far and some stay near (FastTD3, Seo et al., 2025).
+With `std_range` every episode samples its own std, uniform in that range, so that parallel
+environments explore to different degrees (FastTD3, Seo et al., 2025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Normal: a diagonal normal distribution whose deviation does not depend on the observation.
+"""DiagonalGaussian: normal distribution with a standard deviation independent of observations.
 
 The policy of PPO (Schulman et al., 2017): u ~ N(mean(o), diag(exp(2 log_std))), and the robot does
 clip(u, -1, 1). The density is that of u, before clipping, so u is what a learner sees as the

@@ -1,4 +1,4 @@
-"""Gaussian: a tanh-squashed diagonal normal distribution (SAC; Haarnoja et al., 2018).
+"""Gaussian: tanh-squashed diagonal normal distribution (SAC; Haarnoja et al., 2018).
 
 a = tanh(u), u ~ N(mean(o), std(o)^2);  log p(a) = log N(u) - sum log(1 - tanh(u)^2).
 """

@@ -1,4 +1,4 @@
-"""Policies that know nothing: uniform actions, and clipped normal ones."""
+"""Random policies without observations: uniform, and clipped normal actions."""
 
 from __future__ import annotations
 

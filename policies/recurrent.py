@@ -1,4 +1,4 @@
-"""Recurrent: a GRU (Cho et al., 2014) remembers, and an inner policy acts on what it remembers.
+"""Recurrent: a GRU (Cho et al., 2014) and an inner policy on its hidden state.
 
     x = f(encoder(o)),  r, z = sigma(W x + U h),  n = tanh(W x + r U h),  h' = (1 - z) n + z h
 

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written aside, made durable, then renamed."""
+"""Atomic, fsynced writes: a file is either complete or absent."""
 
 from __future__ import annotations
 

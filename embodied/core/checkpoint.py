@@ -1,4 +1,4 @@
-"""Checkpoints: a folder that is enough to act, and enough to go on; never half of one.
+"""Checkpoints: folders with all that acting and an exact resume need, written atomically.
 
 checkpoints/00020000/
     policy.yaml  spec.json  policy.safetensors     enough to act

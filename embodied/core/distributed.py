@@ -1,4 +1,4 @@
-"""Parallel: several processes, each with its own worlds, learn one set of parameters.
+"""Data-parallel training: processes with environments of their own train one set of parameters.
 
 Data-parallel training as torchrun starts it (one process a core or GPU): every process computes
 gradients of its own batch, optimisers step by their mean,

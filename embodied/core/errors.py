@@ -1,4 +1,4 @@
-"""RobotError: what ends a run and is nobody's mistake; here, as cameras do without torch."""
+"""RobotError: a hardware problem that ends a run; importable without torch."""
 
 
 class RobotError(RuntimeError):

@@ -1,4 +1,4 @@
-"""The random generators that training draws from: seed, save, restore."""
+"""Seed, save and restore the random generators of training."""
 
 from __future__ import annotations
 

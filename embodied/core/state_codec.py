@@ -1,4 +1,4 @@
-"""Plain: states with numpy arrays in them, as what a checkpoint may hold, and back.
+"""State serialisation: pack states with numpy arrays and deques for a checkpoint, and unpack.
 
 Checkpoints are loaded with weights only: numbers, text, tensors, and lists, tuples and dictionaries
 of these.

@@ -1,4 +1,4 @@
-"""Header: a policy that is plain layers as one C99 file, for microcontrollers.
+"""C header: a policy of plain layers as one C99 file, for microcontrollers.
 
 Weights are `static const float` arrays, nothing is allocated, nothing but <math.h> is needed.
 """

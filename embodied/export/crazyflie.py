@@ -1,4 +1,4 @@
-"""A policy of rotor speeds as an app of the Crazyflie's firmware (an out-of-tree controller).
+"""Crazyflie app: a policy of rotor speeds as an out-of-tree controller of the firmware.
 
 The C header of the policy, a second one that makes its observation of the drone's own estimate
 (place relative to the set-point, rotation, velocity, turn rate, past actions) and thrusts of its

@@ -1,4 +1,4 @@
-"""Decision: a policy as one function of arrays, and how two such functions are compared."""
+"""Decision: a policy's decision as one function of arrays, and comparison of two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX: a decision as a graph for onnxruntime, TensorRT and their like."""
+"""ONNX export of a decision, for onnxruntime, TensorRT and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchScript: a decision as a traced module for libtorch, with its facts in `facts.json`."""
+"""TorchScript export of a decision for libtorch, with its metadata in `facts.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Categorical returns: a critic answers with probabilities of fixed values (atoms).
+"""Categorical return distributions (C51): a critic predicts probabilities of fixed atoms.
 
 C51 (Bellemare, Dabney and Munos, 2017). The backup moves every atom, z -> r + d z, cuts it off at
 the ends of the support and shares its probability between the two atoms next to it, so that the

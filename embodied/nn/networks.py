@@ -1,4 +1,4 @@
-"""Small networks that several methods share."""
+"""Small networks that several methods share: MLPs, denoisers, time embeddings."""
 
 from __future__ import annotations
 

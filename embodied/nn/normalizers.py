@@ -1,4 +1,4 @@
-"""Normalisers that live inside a policy and are saved with it."""
+"""Observation and action normalisers; they are part of a policy and saved with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MeanStdNormalizer(nn.Module):
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        # Nothing is cut off in units of the world: a cheetah's joints turn at 20 rad/s.
+        # Nothing is cut off in units of the environment: a cheetah's joints turn at 20 rad/s.
         self.register_buffer("limit", torch.tensor(math.inf))
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))

@@ -1,4 +1,4 @@
-"""Chain: a generative policy whose steps towards an action are draws from normal distributions.
+"""DenoisingMDP: a generative policy whose denoising steps are the actions of an MDP.
 
 A diffusion or flow policy has no density of its actions, but its steps can be given one (DPPO, Ren
 et al., 2024; ReinFlow, Zhang et al., 2025):

@@ -1,12 +1,12 @@
-"""Noisy diffusion: the last denoising steps of a cloned diffusion policy, drawn and learned.
+"""NoisyDiffusion: a diffusion policy whose last denoising steps are stochastic and trainable.
 
-DPPO (Ren et al., 2024). The clone, frozen, begins (deterministically); a copy of it takes the
+DPPO (Ren et al., 2024). The base policy, frozen, begins (deterministically); a copy of it takes the
 `last` steps as DDIM with eta = 1, where each is a normal distribution:
 
     mean_k = sqrt(abar_s) x_0 + sqrt(1 - abar_s - sigma_k^2) e,   std_k = max(sigma_k, floor),
     sigma_k^2 = (1 - abar_s) / (1 - abar_t) (1 - abar_t / abar_s),   s the level after t
 
-Without noise it is the clone's own sampler (eta = 0) with the copy in the last steps.
+Without noise it is the base policy's own sampler (eta = 0) with the copy in the last steps.
 """
 
 from __future__ import annotations

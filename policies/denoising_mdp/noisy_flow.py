@@ -1,4 +1,4 @@
-"""Noisy flow: a flow or shortcut policy that explores by learned noise on each of its Euler steps.
+"""NoisyFlow: a flow or shortcut policy with learned noise on each of its Euler steps.
 
 ReinFlow (Zhang et al., 2025). With the flow's own grid t_k = k / K,
 

@@ -1,7 +1,7 @@
-"""Relay: a diffusion policy that begins to denoise, and a copy of it that finishes.
+"""PartialFinetune: a diffusion policy of frozen first steps and fine-tuned last steps.
 
-What fine-tuning the last steps leaves (DPPO, Ren et al., 2024): `base` is the clone, unchanged, and
-`tuned` takes over for the `last` steps of the same grid. Denoising is deterministic (DDIM, eta 0).
+The result of fine-tuning the last steps (DPPO, Ren et al., 2024): `base` is the frozen base policy,
+and `tuned` does the `last` steps of the same grid. Denoising is deterministic (DDIM, eta 0).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consistency: a policy that goes from noise to a chunk in one step, trained without a teacher.
+"""Consistency: a policy that maps noise to a chunk in one step, trained without a teacher.
 
 Consistency training (Song et al., 2023; for policies Prasad et al., 2024, who distil instead). On
 the path x_t = (1 - t) z + t x_1 from noise z to a normalised chunk x_1,

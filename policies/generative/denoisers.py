@@ -1,4 +1,4 @@
-"""Denoisers: networks from (noisy chunk, time, features) to a chunk, beside the residual MLP.
+"""Denoisers: networks from (noisy chunk, time, features) to a chunk; transformer and U-Net.
 
 `Transformer`: the steps of a chunk are tokens; time and features shift and scale every layer's
 normalised input (DiT; Peebles and Xie, 2023). `UNet`: convolutions along the chunk, down to half

@@ -1,4 +1,4 @@
-"""Diffusion: a policy by denoising, trained as DDPM and sampled as DDIM.
+"""Diffusion: a diffusion policy, trained as DDPM and sampled as DDIM.
 
 Ho et al. (2020), Song et al. (2021), on action chunks Chi et al. (2023). With the cosine schedule
 abar_t and x_0 a normalised chunk, the network learns the noise e of x_t = sqrt(abar_t) x_0 +

@@ -1,4 +1,4 @@
-"""Flow: a policy by flow matching, integrated in a few Euler steps.
+"""Flow: a flow-matching policy, integrated in a few Euler steps.
 
 Lipman et al. (2023), Liu et al. (2023). x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I) and x_1 a
 normalised chunk of actions; the network learns v(x_t, t, o) = x_1 - x_0; acting integrates

@@ -1,4 +1,4 @@
-"""Strides: the steps of a generative policy from noise to a chunk, open to change on the way.
+"""SamplerStep: one step of a generative policy's sampler, which guidance can change.
 
 A policy with `strides(obs, noise) -> (x, strides)` and `range` can be guided: x [n, D] is where it
 begins, and every stride first says which normalised chunk it is heading for.

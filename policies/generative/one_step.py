@@ -1,4 +1,4 @@
-"""One step: a network that maps noise to what a flow policy makes of it, in one evaluation.
+"""OneStep: a network that distils a flow policy into one evaluation.
 
 The actor of flow Q-learning (Park et al., 2025); without values it is a distilled flow:
 

@@ -1,4 +1,4 @@
-"""Shortcut: a flow policy that knows the size of its steps, good at many of them and at one.
+"""Shortcut: a flow policy conditioned on its step size; works with many steps and with one.
 
 Frans et al. (2024). The network s(x_t, t, d, o) is the mean velocity over the next d of time. At
 the smallest step d = 1 / finest it is trained as flow matching, s = x_1 - x_0. One row in

@@ -1,4 +1,4 @@
-"""Attention: the transformer layers of denoisers and of ACT (Vaswani et al., 2017).
+"""Transformer layers of denoisers and of ACT (Vaswani et al., 2017).
 
 x + MHA(LN(x)), then with a memory m: x + MHA(LN(x), m), then x + W2 gelu(W1 LN(x)); the
 normalisation comes first (Xiong et al., 2020), which trains without a warm-up. No dropout: a

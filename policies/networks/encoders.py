@@ -1,4 +1,4 @@
-"""Encoders: a dict of observations becomes one feature vector, normalised inside."""
+"""Encoder: maps a dict of observations to one feature vector, with normalisers inside."""
 
 from __future__ import annotations
 

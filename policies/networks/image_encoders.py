@@ -1,4 +1,4 @@
-"""Cameras: networks from one picture to a feature vector.
+"""Image encoders: networks from one image to a feature vector.
 
 Two bodies: plain strided convolutions, or a small residual network with group normalisation (He et
 al., 2016; Wu and He, 2018), which does not care how large a batch is. Three heads over its map of

@@ -1,4 +1,4 @@
-"""PointNet: a set of points becomes one vector that does not know their order.
+"""PointNet: a network from a set of points to one vector, independent of their order.
 
 Qi et al. (2017), in the form of the 3D diffusion policy (Ze et al., 2024): the same small network
 for each point, the largest value of each feature over all points, one linear layer.

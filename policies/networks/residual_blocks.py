@@ -1,4 +1,4 @@
-"""Blocks: residual networks whose features and weights keep their norms.
+"""Residual blocks whose features and weights keep their norms.
 
     h <- W_in norm(x);   h <- h + relu(norm(W_2 relu(norm(W_1 h)))), `depth` times;
     out = W_out rms(h) + b

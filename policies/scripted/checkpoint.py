@@ -1,4 +1,4 @@
-"""Trained: a checkpoint as a demonstrator, as steady or as clumsy as wanted.
+"""CheckpointDemonstrator: a trained checkpoint as a demonstrator, with added noise if wanted.
 
 With probability `random` a decision is uniform, else it is clip(a + noise e, -1, 1), e ~ N(0, I).
 """

@@ -1,4 +1,4 @@
-"""A demonstrator for Crafter's first steps: wood, a table, a wooden pickaxe.
+"""Scripted demonstrator of Crafter's first steps: wood, a table, a wooden pickaxe.
 
 It sees what a policy sees, the 7 x 9 cells around it and what it has, and remembers nothing: it
 walks the shortest way in view to what it needs next, and straight on where nothing of that is in

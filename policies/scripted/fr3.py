@@ -1,4 +1,4 @@
-"""Scripted demonstrators: state machines over waypoints, with the variety of a person's hand.
+"""Scripted FR3 demonstrators: state machines over waypoints, with human-like variety.
 
 A plan turns what is seen into P waypoints (tool point, hand opening, when it counts as reached);
 the row's phase picks one, and the action is the step towards it. Where a person hesitates, misses

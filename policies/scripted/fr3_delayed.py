@@ -1,4 +1,4 @@
-"""Patient: the script for lift behind a wire, where the arm is late and the hand is slow.
+"""DelayedLift: the FR3 lift script for a robot with actuation delay and a slow gripper.
 
 A step goes a share `calm` of the way that is left (of all of it, an arm that follows d steps later
 swings: calm d < pi / 2 does not), and no faster than that share of full speed. When to raise is

@@ -1,4 +1,4 @@
-"""Interveners: who takes over from a policy, when, and what they do then.
+"""Interveners: decide when to take over from a policy, and act meanwhile.
 
 A person watches and takes over when nothing gets better; simulated here by a script that is not
 good at it either (RLIF; Luo et al., 2024). Real people: `real_robot.teleop.teleop`.

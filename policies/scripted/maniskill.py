@@ -1,4 +1,4 @@
-"""A script for ManiSkill's PickCube: above the cube, down, close, to the goal.
+"""Scripted demonstrator of ManiSkill's PickCube: above the cube, down, close, to the goal.
 
 It reads the flat state by the names of its elements and moves the hand by position differences
 (`control_mode: pd_ee_delta_pos`, where an action of 1 is `reach` metres).

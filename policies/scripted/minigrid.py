@@ -1,4 +1,4 @@
-"""A planner for MiniGrid levels with a goal: the shortest way there, keys and doors included.
+"""Planner for MiniGrid levels with a goal: the shortest path, keys and doors included.
 
 Breadth-first search over (cell, turn, hand, grid) with MiniGrid's own rules, on the whole level
 (`privileged/grid`, `privileged/agent`: the environment's `privileged: true`).

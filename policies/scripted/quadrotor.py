@@ -1,4 +1,4 @@
-"""Fly: straight to the goal at a bounded speed, and there it stays: a script for drones.
+"""FlyTo: flies a quadrotor straight to the goal at a bounded speed and holds position.
 
     a = k (goal - place - lead), shortened to length 1
 

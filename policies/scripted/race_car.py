@@ -1,4 +1,4 @@
-"""Scripts for a car: a slow lap from goal to goal, and getting free of a wall."""
+"""Scripted race-car drivers: a slow lap through the waypoints, and recovery from a wall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A demonstrator for the world with two gaps: takes either, half the time each, unsteadily."""
+"""Demonstrator of the two-gap environment: takes either gap half of the time, with noise."""
 
 from __future__ import annotations
 

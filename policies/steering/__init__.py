@@ -1,1 +1,1 @@
-"""Policies around a frozen base: DSRL (latent noise), residual."""
+"""Policies around a frozen base policy: DSRL (latent noise) and residual corrections."""

@@ -1,4 +1,4 @@
-"""Latent: reinforcement learning in the noise of a frozen diffusion or flow policy.
+"""DSRL: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
 
 DSRL (Wagenmaker et al., 2025). The inner policy acts with u in [-1, 1]^d; the base turns it into a
 chunk: a = base(o, w = bound * u). `bound` is the trust region: too small cannot leave the base's

@@ -1,4 +1,4 @@
-"""Featured: latent noise chosen from what the frozen base's encoder sees, not from pictures.
+"""DsrlFeatures: DSRL on the features of the frozen base's encoder instead of images.
 
 The inner policy and its critics get the base's features instead of the observations, so that no
 picture is stored and none is encoded in an update (DSRL on large policies does so: Wagenmaker et

@@ -1,4 +1,4 @@
-"""Aliased: chosen noise of a frozen policy, stored as the actions that it led to.
+"""DSRL-NA: latent-noise RL whose stored actions are the executed chunks (noise-aliased).
 
 DSRL's noise-aliased variant (Wagenmaker et al., 2025). Many noises lead to one action, so values
 are learned of the action that was executed; rows then say nothing of noise, and demonstrations, or

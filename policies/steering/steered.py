@@ -1,7 +1,7 @@
-"""Steered: a frozen base policy, and a small inner policy that a learner improves in its place.
+"""Steered: base class of policies with a frozen base and a small trainable inner policy.
 
 A steering method is an action space: what the inner policy acts in (`inner_spec`), and how its
-action becomes the robot's. The learner sees an ordinary world and stays unchanged.
+action becomes the robot's. The learner sees an ordinary environment and stays unchanged.
 """
 
 from __future__ import annotations

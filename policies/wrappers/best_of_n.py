@@ -1,4 +1,4 @@
-"""Best of N: a policy proposes, a critic chooses (IDQL, Hansen-Estruch et al., 2023; QC, 2025).
+"""BestOfN: a critic chooses among N chunks of a policy (IDQL, Hansen-Estruch, 2023; QC, 2025).
 
     a* = argmax_{i <= N} Q(o, base(o, z_i)),   z_1 .. z_N drawn independently
 
@@ -58,7 +58,7 @@ class BestOfN(PolicyWrapper):
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
         self.noise_shape = self.base.sample_noise(1).shape[1:]
-        # Whoever acts sees no more than a robot does, and its critic with it.
+        # The acting policy sees no more than a robot does, and its critic with it.
         seen = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
         self.critic = build(config.critic, spec=replace(spec, obs=seen), size=self.size)
         self.fresh = True

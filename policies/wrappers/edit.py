@@ -1,4 +1,4 @@
-"""Edit: small changes to what a generative policy proposes, and a critic that chooses among both.
+"""Edit: a critic chooses among a policy's chunks and small edits of them.
 
 EXPO (Dong et al., 2025). From the base's candidates a_i and an edit policy u_i ~ pi_e(.|o, a_i),
 

@@ -1,4 +1,4 @@
-"""Real time: a policy that goes on while it thinks, and whose next chunk continues the last one.
+"""RealTimeChunking: chunks that continue the previous one despite inference latency.
 
 Real-time chunking (Black, Galliker and Levine, 2025). Of H actions s have been followed when the
 next chunk is asked for, and its answer is `delay` = d steps late. What will have been done by then

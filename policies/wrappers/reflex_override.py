@@ -1,4 +1,4 @@
-"""Reflexive: a task policy that decides slowly, and a reflex that may interrupt it at every tick.
+"""ReflexOverride: a slow task policy, and a learned reflex that can override it at every tick.
 
 Bresa (2025), on Recovery RL (Thananjeyan et al., 2021). A decision of the task policy is held for
 `ticks` control ticks; at each of them

@@ -1,4 +1,4 @@
-"""When a reflex acts: one pure function for tensors in training and numbers on a robot (no torch).
+"""When a reflex overrides: one pure function for tensors in training and floats on a robot.
 
 Bresa (2025): at every control tick a safety critic looks at the state of now and at what is about
 to be done; above a threshold the running decision is cut off and a recovery acts in its place.

@@ -230,7 +230,7 @@ def test_bandit_is_solved() -> None:
 
 def test_refusals() -> None:
     policy = build({"_target_": "policies.deterministic.Deterministic"}, spec=SPEC)
-    with pytest.raises(ConfigError, match="density"):
+    with pytest.raises(ConfigError, match="log-prob"):
         build({"_target_": "embodied.learners.off_policy.dsac_t.DsacT"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="delay=0"):
         make(delay=0)

@@ -259,7 +259,7 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="continuous actions"):
         make(spec)
     policy = build({"_target_": "policies.random.Random"}, spec=SPEC)
-    with pytest.raises(ConfigError, match="density"):
+    with pytest.raises(ConfigError, match="log-prob"):
         build({"_target_": "embodied.learners.off_policy.sac.Sac"}, policy=policy, spec=SPEC)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         make(cuda_graph=True).update(batch_of(4))

@@ -1,1 +1,1 @@
-"""Fine-tuners that need an update of their own."""
+"""Learners for fine-tuning a base policy: DPPO, ReinFlow, EXPO, DSRL-NA."""

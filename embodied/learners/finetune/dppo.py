@@ -1,4 +1,4 @@
-"""DPPO: policy gradients through the last denoising steps of a diffusion policy (Ren et al., 2024).
+"""DPPO: PPO on the last denoising steps of a diffusion policy (Ren et al., 2024).
 
 Each denoising step is an action of its own, with its own ratio; all steps of a decision share its
 advantage A, and the earlier, noisier ones count less and may move less. For steps k = 0 .. K-1

@@ -1,4 +1,4 @@
-"""Aliased: soft actor-critic over the noise of a frozen policy, from executed actions.
+"""DSRL-NA: soft actor-critic over the noise of a frozen policy, from executed actions.
 
 DSRL's noise-aliased variant (Wagenmaker et al., 2025). f(s, w) is the frozen sampler, b the bound,
 nothing is ever differentiated through f; w' = b u', u' ~ pi(.|s'):

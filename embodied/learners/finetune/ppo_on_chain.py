@@ -1,4 +1,4 @@
-"""Chained: proximal policy optimisation whose actions are the steps of a generative policy.
+"""PpoOnChain: PPO whose actions are the denoising steps of a generative policy.
 
 What DPPO and ReinFlow share. The policy (policies.denoising_mdp.chain) stores every decision's
 chain of draws as
@@ -57,7 +57,7 @@ class PpoOnChain(ppo.Ppo):
     ) -> None:
         if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
-                "this learner improves the steps of a cloned policy: policy=noisy_flow or "
+                "this learner improves the steps of a BC policy: policy=noisy_flow or "
                 "policy=noisy_diffusion, and init=RUN"
             )
         super().__init__(config, policy, spec, total_decisions, execute)
@@ -85,7 +85,7 @@ class PpoOnChain(ppo.Ppo):
             self.optims["actor"].param_groups[0]["lr"].zero_()
 
     def _observe(self, batch: Tensors) -> None:
-        """Only the critic's normaliser follows; the clone's belongs to its weights."""
+        """Only the critic's normaliser follows; the base policy's belongs to its weights."""
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             self.critic_stats.follow(self.value.encoder, obs, batch["valid"].flatten())

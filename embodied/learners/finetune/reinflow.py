@@ -1,4 +1,4 @@
-"""ReinFlow: policy gradients for flow policies, down to one step (Zhang et al., 2025).
+"""ReinFlow: PPO on the steps of a flow policy with learned noise (Zhang et al., 2025).
 
 Learned noise on each of K Euler steps (policies.denoising_mdp.noisy_flow) gives the chain x_0 ..
 x_K an exact
@@ -36,7 +36,8 @@ FALL = 0.3  # of the way from the upper bound of the noise to the lower
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
     """`limits` of a chain's log-density (the authors: -1 to 1, which noise below 0.05 exceeds);
-    `stay`: weight w of staying with the clone, without noise; `narrow`: whether the noise falls."""
+    `stay`: weight w of the distance to the base policy, without noise; `narrow`: whether the noise
+    is annealed."""
 
     entropy: float = 0.03
     limits: tuple[float, float] = (-5.0, 5.0)
@@ -86,7 +87,7 @@ class Reinflow(ppo_on_chain.PpoOnChain):
         return loss + self.config.stay * left, metrics | {"left_clone": left.detach()}
 
     def left(self, obs: Tensors, z: Tensor) -> Tensor:
-        """Squared distance of the flow's actions to the clone's, at the same noise `z`."""
+        """Squared distance of the flow's actions to the base policy's, at the same noise `z`."""
         assert self.clone is not None, "there is a clone where stay > 0"
         apart = self.policy.inner.act(obs, {}, z)[0] - self.clone.act(obs, {}, z)[0]
         return apart.square().mean()

@@ -1,4 +1,4 @@
-"""Behaviour: decisions as rows to imitate, for learners that clone what they also value."""
+"""Transitions as batches for behaviour cloning, for learners that also clone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imitate: behaviour cloning of any policy that has a loss, with averaged weights.
+"""Behaviour cloning of any policy with an imitation loss, with an EMA of the weights.
 
 What acts and is saved is the exponential moving average of the trained weights, which diffusion
 and flow policies need (Chi et al., 2023).

@@ -1,4 +1,4 @@
-"""Dagger: clone what people did, from demonstrations and from where they took over, as it comes in.
+"""HG-DAgger: clones demonstrations and human corrections while data is collected.
 
     minimise  E_{rows that were a person's} loss(policy; obs, action)
 

@@ -1,10 +1,10 @@
-"""Bresa: SAC that decides slowly, under a reflex whose safety critic learns at every tick (2025).
+"""BRESA: SAC at a low rate under a reflex whose safety critic is evaluated at every tick (2025).
 
 After Recovery RL (Thananjeyan et al., 2021); c in {0, 1} is what the world calls `violated`. Per
 control tick, n of them a decision, with gamma_risk stated per decision:
 
     y_risk = c + (1 - c) m gamma_risk^(1/n) max_j Q'_j(s', a'),  L = sum_j E (Q_j(s, a_exec) - y)^2
-    L_rec  = E max_j Q_j(s, pi_rec(s)),         Q = sigmoid(.), m = 0 where the world ended
+    L_rec  = E max_j Q_j(s, pi_rec(s)),         Q = sigmoid(.), m = 0 after a termination
 
 a' is the running decision or, one time in n, a new one. A fixed share of every batch are rows that
 violated, out of a memory of the newest: violations are rare, and without it the critic says 0.
@@ -121,7 +121,7 @@ class Bresa(GradientLearner):
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if "violated" not in batch:
-            raise ConfigError("this world does not say what a violation is: env=contact_maze")
+            raise ConfigError("this environment reports no violations: env=contact_maze")
         cost = self.config.penalty * batch["violated"]
         metrics = self.task.update({**batch, "reward": batch["reward"] - cost})
         rows = self._ticks(batch)

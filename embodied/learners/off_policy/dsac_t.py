@@ -17,8 +17,8 @@ end near 0.68 of the true ones. form="squares" is the equation as printed:
     L_i = S_i^2 E [ (Q_i - y_q)^2 / 2 / (sigma_i^2 + 0.1)
                     + sigma_i (sigma_i^2 - (Q_i - y_b)^2) / (sigma_i^3 + 0.1) ]
 
-The policy, the temperature and every target move at each second update. Rows bring their own
-discount d (gamma^k, 0 where the world ended).
+The policy, the temperature and every target move at each second update. Transitions carry their own
+discount d (gamma^k, 0 after a termination).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class DsacT(DelayedActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, Gaussian):
-            raise ConfigError("this learner needs a policy with a density: policy=gaussian")
+            raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if config.delay < 1:
             raise ConfigError(f"delay={config.delay} should be at least 1 (every update)")
         self.config, self.policy = config, policy

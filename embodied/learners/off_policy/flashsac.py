@@ -1,4 +1,4 @@
-"""FlashSAC: soft actor-critic on networks, values and returns whose norms are bounded.
+"""FlashSAC: soft actor-critic with bounded norms of networks, values and returns.
 
 Kim et al., "FlashSAC: fast and stable off-policy reinforcement learning for high-dimensional robot
 control" (2026): normalised residual blocks, weights of unit norm, a categorical critic, rewards

@@ -7,8 +7,8 @@ updates a step; RLPD, Ball et al. (2023): LayerNorm, half of every batch from de
     L_Q = sum_i E (Q_i(s, a) - y)^2
     L_pi = E (alpha log pi(a~|s) - Q(s, a~)),   L_alpha = -alpha E (log pi(a~|s) + H)
 
-Rows bring their own discount d (gamma^k, 0 where the world ended): chunks and n-step returns need
-nothing here.
+Transitions carry their own discount d (gamma^k, 0 after a termination), so chunks and n-step
+returns need no code here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Sac(ActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, Gaussian):
-            raise ConfigError("this learner needs a policy with a density: policy=gaussian")
+            raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if not 1 <= config.subset <= config.critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{config.critics} (critics)")
         self.config, self.policy = config, policy

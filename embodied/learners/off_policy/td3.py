@@ -4,12 +4,12 @@
     y   = r + d min_i Q'_i(s', a~)
     L_Q = sum_i E (Q_i(s, a) - y)^2,   L_mu = -E Q_1(s, mu(s))
 
-The policy and its target move every `policy_delay` critic updates. Rows bring their own discount d
-(gamma^k, 0 where the world ended): chunks and n-step returns need nothing here.
+The policy and its target are updated every `policy_delay` critic updates. Transitions carry their
+own discount d (gamma^k, 0 after a termination), so chunks and n-step returns need no code here.
 
-For many worlds at once (FastTD3, Seo et al., 2025) critics answer with a distribution over `atoms`,
-learn that of the target critic with the smaller mean by cross entropy, and the policy climbs the
-smaller mean; its noise then differs from world to world (`std_range` of the policy).
+For many parallel environments (FastTD3, Seo et al., 2025) critics predict a distribution over
+`atoms`, learn that of the target critic with the smaller mean by cross entropy, and the policy
+maximises the smaller mean; its noise differs between environments (`std_range` of the policy).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cal-QL: conservative Q-learning that stays above the returns it has seen; offline, then online.
+"""Cal-QL: conservative Q-learning calibrated by observed returns; offline, then online.
 
 Nakamoto et al. (2023), on CQL (Kumar et al., 2020) and SAC. Values of actions outside the data are
 pushed down, those of the data's actions up, but the policy's own values no lower than the data's

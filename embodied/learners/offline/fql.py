@@ -1,4 +1,4 @@
-"""FQL: flow Q-learning (Park et al., 2025), offline and on.
+"""FQL: flow Q-learning (Park et al., 2025), offline and online.
 
 A flow v imitates, a one-step network mu is distilled from it and improved by the critics; nothing
 is differentiated through the integration. With z, z' ~ N(0, I):
@@ -7,8 +7,8 @@ is differentiated through the integration. With z, z' ~ N(0, I):
     L_Q  = sum_i E (Q_i(s, a) - y)^2
     L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
 
-lambda = 1, or 1 / sg mean |Q|, which makes alpha mean the same in every world. Rows bring their own
-discount d and may be chunks.
+lambda = 1, or 1 / sg mean |Q|, so that alpha means the same in every environment. Transitions carry
+their own discount d and may be chunks.
 """
 
 from __future__ import annotations

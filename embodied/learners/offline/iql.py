@@ -1,4 +1,4 @@
-"""IQL: implicit Q-learning, which never asks for the value of an action that is not in the data.
+"""IQL: implicit Q-learning, without values of actions that are not in the data.
 
 Kostrikov, Nair and Levine (2022). V is an upper expectile of Q over the data's actions, Q backs up
 V, and the policy imitates the data's actions, the better ones more (advantage-weighted regression).
@@ -9,7 +9,7 @@ V, and the policy imitates the data's actions, the better ones more (advantage-w
 
 `imitation` is the policy's own loss, so that any policy can be extracted: with policy=gaussian
 policy.imitate=nll it is the paper's -log pi(a|s), deterministic and flow policies regress. Rows
-bring their own discount d (gamma^k, 0 where the world ended).
+bring their own discount d (gamma^k, 0 after a termination).
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class Iql(GradientLearner):
             "actor": Adam(policy.parameters(), config.actor_lr),
             "critic": Adam(self.critic_params, config.critic_lr),
         }
-        # The one place where the same code becomes faster code.
         self._losses = self.compiled(self._loss)
         self.steps = self.recorded(self._step)
 

@@ -1,6 +1,6 @@
-"""Q-chunking: values of whole chunks, a cloned flow proposes them (QC; Li et al., 2025).
+"""Q-chunking: values of action chunks, proposed by a BC flow policy (QC; Li et al., 2025).
 
-A row is a chunk a of h steps: R its discounted reward, d = gamma^h (0 where the world ended).
+A row is a chunk a of h steps: R its discounted reward, d = gamma^h (0 after a termination).
 
     a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the critics that learn
     y    = R + d agg_i Q'_i(s', a'),              by their slow averages

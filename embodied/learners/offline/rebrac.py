@@ -1,4 +1,4 @@
-"""ReBRAC: TD3 that stays near the data, in the actor and, apart from that, in the critic.
+"""ReBRAC: TD3 with behaviour regularisation of the actor and, separately, of the critic.
 
 Tarasov, Kurenkov, Nikulin and Kolesnikov (2023), after BRAC (Wu et al., 2019); TD3+BC (Fujimoto
 and Gu, 2021) is a setting of it (td3_bc.yaml). With a' the data's next action and a~' the target

@@ -1,1 +1,1 @@
-"""Learners from their own newest rollouts: PPO and what is built on it."""
+"""On-policy learners: PPO and its variants."""

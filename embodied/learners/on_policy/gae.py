@@ -1,4 +1,4 @@
-"""Advantages and the clipped objective: what on-policy learners share.
+"""Generalised advantage estimation (GAE) and PPO's clipped objective.
 
 Generalised advantage estimation (Schulman et al., 2016) over decisions with their own discounts,
 and proximal policy optimisation's loss (Schulman et al., 2017):
@@ -6,7 +6,7 @@ and proximal policy optimisation's loss (Schulman et al., 2017):
     delta_t = r_t + d_t V(s'_t) - V(s_t),    A_t = delta_t + lambda d_t A_{t+1}
     L = -min(rho A, clip(rho, 1 - eps, 1 + eps) A),    rho = pi(a|s) / pi_old(a|s)
 
-d is gamma^k (k steps of a chunk), 0 where the world ended. s' is the true successor, so a time
+d is gamma^k (k steps of a chunk), 0 after a termination. s' is the true successor, so a time
 limit is bootstrapped from where it cut the episode; the sum over later decisions stops there.
 """
 

@@ -1,4 +1,4 @@
-"""Running statistics that on-policy learning scales by: of observations, and of returns.
+"""Running statistics of PPO: observation normalisation and reward scaling.
 
 Mean and squared deviations of all batches so far are merged exactly (Chan et al., 1983):
 
