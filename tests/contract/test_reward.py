@@ -65,6 +65,8 @@ def node(name: str, folder: Path, *more: str) -> dict[str, Any]:
     if made["data"]["regime"] == "off_policy":
         made["data"]["warmup_steps"] = 32
     made["env"]["num_envs"] = min(4, made["env"].get("num_envs", 4))
+    if made["demos"] is None:
+        made["demo_episodes"] = None
     reward = made["reward"]
     if (unmet := _server(reward)) is not None:
         pytest.skip(NEEDS_A_SERVER.format(unmet))

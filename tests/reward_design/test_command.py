@@ -80,7 +80,7 @@ def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_mistakes_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "one quoted sentence" in mistake(capfd, "push", "it", "env=two_gap")
-    assert "there is no design in" in mistake(capfd, f"resume={tmp_path}")
+    assert "no design found in" in mistake(capfd, f"resume={tmp_path}")
     line = mistake(capfd, "x", "env=two_gap", "designer=grammer", f"output={tmp_path}/a")
     assert 'did you mean "grammar"' in line
     line = mistake(
