@@ -8,13 +8,13 @@ import pytest
 from embodied.viewer.panels.main_view import poses_at
 from embodied.viewer.session.episode import Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import Snapshot
+from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
 
 def at(step: int, x: float, turn: list[float]) -> Moment:
-    sight = Snapshot(np.array([[x, 0.0, 1.0]]), np.array([turn]))
+    sight = EnvSnapshot(np.array([[x, 0.0, 1.0]]), np.array([turn]))
     return Moment(step, sight, {}, {}, action=[0.0])
 
 
@@ -34,7 +34,7 @@ def test_half_way_is_half_the_place_and_half_the_turn(session: Session) -> None:
     eighth = [np.cos(np.pi / 8), 0.0, 0.0, np.sin(np.pi / 8)]
     np.testing.assert_allclose(turns[0], eighth, atol=1e-12)
     places, turns = poses_at(session, 1.0)
-    assert places[0, 0] == 2.0 and turns is session.now.snapshot.turns
+    assert places[0, 0] == 2.0 and turns is session.now.frame.turns
 
 
 def test_at_the_start_and_after_the_end_nothing_is_between(session: Session) -> None:

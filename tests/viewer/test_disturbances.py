@@ -29,7 +29,7 @@ def viewer() -> Iterator[Viewer]:
 
 def cube(session: Session) -> np.ndarray:
     names = session.recorder.scene.bodies()
-    return session.now.snapshot.places[next(i for i, n in enumerate(names) if n.endswith("cube"))]
+    return session.now.frame.places[next(i for i, n in enumerate(names) if n.endswith("cube"))]
 
 
 def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:

@@ -13,7 +13,7 @@ import pytest
 from embodied.core.build import build
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.panels.task_image import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
+from embodied.viewer.panels.task_map import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
 from embodied.viewer.session.session import Session
@@ -45,7 +45,7 @@ def body(session: Session, name: str) -> int:
 
 
 def place(session: Session, name: str) -> np.ndarray:
-    return session.now.snapshot.places[body(session, name)]
+    return session.now.frame.places[body(session, name)]
 
 
 def test_a_held_cube_goes_where_it_is_pulled(viewer: Viewer) -> None:

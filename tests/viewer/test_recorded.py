@@ -52,7 +52,7 @@ def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -
     torch.testing.assert_close(states[:-1], wanted["obs/state"])
     torch.testing.assert_close(states[-1], wanted["next_obs/state"])
     assert episode.success and episode.success_steps == [episode.steps] and episode.end == "ended"
-    assert "episode 1" in episode.moments[3].snapshot.words
+    assert "episode 1" in episode.moments[3].frame.words
     session.advance()
     assert session.episode.seed == 2
     with pytest.raises(ViewerError, match=r"has 3 episodes, from episode=0"):
@@ -69,12 +69,12 @@ def test_the_arm_stands_where_it_was_observed(session: Session) -> None:
     for moment in session.episode.moments[::6]:
         state = moment.next_obs["state"][0].double().numpy()
         at = [state[where[f"cube_{axis}"]] for axis in "xyz"]
-        np.testing.assert_allclose(moment.snapshot.places[cube], at, atol=1e-6)
+        np.testing.assert_allclose(moment.frame.places[cube], at, atol=1e-6)
         # The tool is between the finger tips, 10.34 cm from the hand's own frame along its z.
-        w, x, y, z = moment.snapshot.turns[hand]
+        w, x, y, z = moment.frame.turns[hand]
         out = np.array([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)])
         tool = [state[where[f"tool_{axis}"]] for axis in "xyz"]
-        np.testing.assert_allclose(moment.snapshot.places[hand] + 0.1034 * out, tool, atol=2e-3)
+        np.testing.assert_allclose(moment.frame.places[hand] + 0.1034 * out, tool, atol=2e-3)
     np.testing.assert_allclose(
         session.trail()[-1], [state_of(session, where, f"tool_{axis}") for axis in "xyz"]
     )
@@ -115,11 +115,11 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
     session.reset(0)
     session.advance()
     session.advance()
-    assert session.now.snapshot.places is None
-    assert set(session.now.snapshot.picture.picture().ravel()) == {18}
+    assert session.now.frame.places is None
+    assert set(session.now.frame.picture.picture().ravel()) == {18}
     while not session.over:
         session.advance()
-    assert set(session.now.snapshot.picture.picture().ravel()) == {200}
+    assert set(session.now.frame.picture.picture().ravel()) == {200}
     assert session.episode.end == "out of time" and session.episode.success is None
     session.close()
     # As LeRobot writes it: without our own note of what the columns are.
@@ -131,7 +131,7 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
     session = open_session(theirs)
     session.reset(0)
     session.advance()
-    assert set(session.now.snapshot.picture.picture().ravel()) == {9}
+    assert set(session.now.frame.picture.picture().ravel()) == {9}
     session.close()
 
 

@@ -65,11 +65,11 @@ def test_both_begin_alike_and_go_on_until_the_last_has_ended(pair: Session) -> N
     mine, other = pair.sessions
     assert other.name == other.chosen == "demonstrator"
     first, second = (each.episode.moments[0] for each in pair.sessions)
-    assert np.array_equal(first.snapshot.places, second.snapshot.places)
+    assert np.array_equal(first.frame.places, second.frame.places)
     assert mine.episode.steps == 12 and pair.length == 13
     pair.seek(6)
     assert mine.at == other.at == 6
-    assert np.abs(mine.now.snapshot.places - other.now.snapshot.places).max() > 0.01
+    assert np.abs(mine.now.frame.places - other.now.frame.places).max() > 0.01
     pair.seek(12)
 
 
@@ -92,8 +92,8 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
     poses = np.frombuffer(base64.b64decode(lane["poses"]), np.float32)
     poses = poses.reshape(lane["frames"], lane["bodies"], 7)
     moments = pair.episode.moments
-    np.testing.assert_allclose(poses[7, :, :3], moments[7].snapshot.places, atol=1e-6)
-    np.testing.assert_allclose(poses[7, :, 3:], moments[7].snapshot.turns, atol=1e-6)
+    np.testing.assert_allclose(poses[7, :, :3], moments[7].frame.places, atol=1e-6)
+    np.testing.assert_allclose(poses[7, :, 3:], moments[7].frame.turns, atol=1e-6)
     assert (lane["steps"], lane["stride"], data["dt"]) == (12, 1, 0.05)
     assert len(page) < 3_000_000
     reward = data["charts"][0]["curves"][0]
@@ -160,7 +160,7 @@ def test_a_film_has_every_moment(tmp_path: Path) -> None:
     file = export(session, tmp_path / "film.mp4", seed=3)
     frames = read_mp4(file)
     assert len(frames) >= 7 and frames.shape[2] == 640
-    picture = torch.from_numpy(session.episode.moments[2].snapshot.picture.picture().copy())
+    picture = torch.from_numpy(session.episode.moments[2].frame.picture.picture().copy())
     assert (frames[2, :480].float() - picture.float()).abs().mean() < 3
     gif = export(session, tmp_path / "film.gif", seed=3)
     assert gif.read_bytes()[:6] == b"GIF89a"

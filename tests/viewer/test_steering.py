@@ -21,7 +21,7 @@ from embodied.viewer.session.episode import Moment
 from embodied.viewer.session.noise import coloured, grouped, noise_picture
 from embodied.viewer.session.reward_image import SCORE, UnsupportedReward, reward_camera
 from embodied.viewer.session.saliency import heated, occluded, saliency
-from embodied.viewer.session.snapshot import Snapshot
+from embodied.viewer.session.snapshot import EnvSnapshot
 
 REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
 BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "steps": 2, "width": 8, "depth": 1}
@@ -193,7 +193,7 @@ def test_a_decision_hangs_on_what_it_is_made_of() -> None:
     spec = Spec({"front": leaf}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
     picture = torch.zeros(1, 16, 16, 3, dtype=torch.uint8)
     picture[:, 8:, 8:] = 200
-    before, after = (Moment(i, Snapshot(), {}, {"front": picture}) for i in range(2))
+    before, after = (Moment(i, EnvSnapshot(), {}, {"front": picture}) for i in range(2))
     change = saliency(Corner(spec), before, after, grid=4)["front"]
     # The mean colour is 50: a patch, a quarter of what counts, darkens that by a quarter of 150.
     wanted = torch.zeros(4, 4)

@@ -17,7 +17,7 @@ from embodied.viewer.scene.shapes import ball, box
 from embodied.viewer.session import episode as kept
 from embodied.viewer.session.episode import Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import Snapshot
+from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
@@ -56,9 +56,9 @@ def test_every_moment_is_kept_as_it_was(session: Session) -> None:
     moments = session.episode.moments
     assert [moment.step for moment in moments] == list(range(9))
     for moment, place in zip(moments, places, strict=False):
-        np.testing.assert_allclose(moment.snapshot.places, place, atol=1e-12)
+        np.testing.assert_allclose(moment.frame.places, place, atol=1e-12)
         np.testing.assert_allclose(
-            poses_of_state(session, moment)[1:], moment.snapshot.places[1:], atol=2e-6
+            poses_of_state(session, moment)[1:], moment.frame.places[1:], atol=2e-6
         )
     session.seek(2)
     assert session.now is moments[2] and not session.live
@@ -81,14 +81,14 @@ def test_going_on_from_an_earlier_moment_forgets_what_came_later(session: Sessio
     for _ in range(6):
         session.advance()
     again = session.episode.moments
-    np.testing.assert_array_equal(again[-1].snapshot.places, before[-1].snapshot.places)
+    np.testing.assert_array_equal(again[-1].frame.places, before[-1].frame.places)
     assert torch.equal(again[-1].state["physics"], before[-1].state["physics"])
     session.seek(6)
     session.choose("zero")
     session.branch()
     for _ in range(6):
         session.advance()
-    assert np.abs(session.now.snapshot.places - before[12].snapshot.places).max() > 0.01
+    assert np.abs(session.now.frame.places - before[12].frame.places).max() > 0.01
 
 
 def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
@@ -98,10 +98,10 @@ def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
     assert session.episode.success and session.episode.success_steps == [last.step]
     assert last.state is None and before.state is not None
     cube = next(i for i, name in enumerate(session.recorder.scene.bodies()) if "cube" in name)
-    rise = last.snapshot.places[cube, 2] - before.snapshot.places[cube, 2]
+    rise = last.frame.places[cube, 2] - before.frame.places[cube, 2]
     # Lifted further, not back on the table, where the next episode has it.
-    assert 0 < rise < 0.05 and last.snapshot.places[cube, 2] > 0.1
-    assert "z 1" in last.snapshot.words.partition("cube")[2]
+    assert 0 < rise < 0.05 and last.frame.places[cube, 2] > 0.1
+    assert "z 1" in last.frame.words.partition("cube")[2]
     # The world is at its next start: an earlier moment can still be gone on from.
     session.seek(len(session.episode.moments) - 4)
     session.branch()
@@ -131,7 +131,7 @@ def kept_error() -> Exception:
 def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
     monkeypatch.setattr(kept, "LONGEST", 20)
     episode = Episode(0)
-    forgotten = [episode.add(Moment(i, Snapshot(), {}, {}, action=[0.0])) for i in range(30)]
+    forgotten = [episode.add(Moment(i, EnvSnapshot(), {}, {}, action=[0.0])) for i in range(30)]
     # The 21st is one too many: 2 go; so it goes on at every second.
     assert forgotten.count(2) == 5 and sum(forgotten) == 10
     assert (episode.moments[0].step, episode.steps, len(episode.moments)) == (10, 29, 20)
@@ -139,7 +139,7 @@ def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
 
 def test_successes_count_once_while_they_last() -> None:
     flags = [None, False, True, True, False, True]
-    moments = [Moment(i, Snapshot(), {}, {}, success=flag) for i, flag in enumerate(flags)]
+    moments = [Moment(i, EnvSnapshot(), {}, {}, success=flag) for i, flag in enumerate(flags)]
     episode = Episode(0, moments)
     assert episode.success_steps == [2, 5] and episode.success
     assert Episode(0, moments[:2]).success is False
@@ -159,7 +159,7 @@ def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
         slider = viewer.page.timeline.slider
         assert (slider.min, slider.max, slider.value) == (0, 10, 7)
         shown = np.stack([frame.position for frame in viewer.page.scene.frames])
-        np.testing.assert_allclose(shown, session.episode.moments[7].snapshot.places, atol=2e-6)
+        np.testing.assert_allclose(shown, session.episode.moments[7].frame.places, atol=2e-6)
         assert "Step **7** of 10" in viewer.page.status.content
         assert viewer.page.onward.visible
         viewer.step(3)

@@ -103,7 +103,7 @@ def film(frames: list[Picture], dt: float, kind: str) -> bytes:
 def strips(session: Session, count: int) -> list[Picture]:
     """The captioned image of each step; the last is repeated while the other session goes on."""
     moments = session.episode.moments
-    pictures = [moment.snapshot.film or moment.snapshot.picture for moment in moments]
+    pictures = [moment.frame.film or moment.frame.picture for moment in moments]
     if any(picture is None for picture in pictures):
         why = session.recorder.render_error or "it has no image"
         raise ViewerError(

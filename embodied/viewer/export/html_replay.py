@@ -100,7 +100,7 @@ class Replay:
             "judged": episode.success is not None,
             "end": episode.end,
         }
-        if moments[0].snapshot.places is not None:
+        if moments[0].frame.places is not None:
             poses = poses_of(moments)
             made |= {
                 "bodies": poses.shape[1],
@@ -114,7 +114,7 @@ class Replay:
             }
         else:
             some, made["stride"] = thinned(episode.moments, PICTURES)
-            made["pictures"] = [picture_url(moment) for moment in some if moment.snapshot.picture]
+            made["pictures"] = [picture_url(moment) for moment in some if moment.frame.picture]
         return made
 
     def _shape(self, shape: Shape) -> dict[str, Any]:
@@ -161,13 +161,13 @@ class Replay:
 
 def poses_of(moments: Sequence[Moment]) -> NDArray[np.float64]:
     """Position and quaternion of every body, [T, N, 7]."""
-    return np.stack([np.concatenate([m.snapshot.places, m.snapshot.turns], 1) for m in moments])  # pyright: ignore
+    return np.stack([np.concatenate([m.frame.places, m.frame.turns], 1) for m in moments])  # pyright: ignore
 
 
 def moving(moments: Sequence[Moment], followed: TrackedBody | None) -> Array | None:
     """Positions [K, 3] of everything that moves, relative to the tracked body; of all bodies if
     nothing moves; None without a scene."""
-    if moments[0].snapshot.places is None:
+    if moments[0].frame.places is None:
         return None
     places = poses_of(thinned(moments, 100)[0])[..., :3]
     if followed is not None:
@@ -205,8 +205,8 @@ def picture_url(moment: Moment) -> str:
     """The step's image as a data URL, PNG or JPEG, whichever is smaller."""
     from PIL import Image
 
-    assert moment.snapshot.picture is not None
-    image = Image.fromarray(moment.snapshot.picture.picture())
+    assert moment.frame.picture is not None
+    image = Image.fromarray(moment.frame.picture.picture())
     made: list[tuple[str, bytes]] = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
         sink = io.BytesIO()

@@ -57,7 +57,7 @@ class MainView:
             self._sent = pictures
 
     def _pictures(self) -> list[CompressedImage]:
-        images = [each.now.snapshot.picture for each in self.session.sessions]
+        images = [each.now.frame.picture for each in self.session.sessions]
         return [picture for picture in images if picture is not None]
 
     def _scenes(self, models: list[SceneModel]) -> list[ViserScene]:
@@ -79,7 +79,7 @@ def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
     """Positions [N, 3] and quaternions [N, 4] between two steps; None without a scene."""
     moments = player.episode.moments
     at = min(player.at, len(moments) - 1)
-    now, before = moments[at].snapshot, moments[max(at - 1, 0)].snapshot
+    now, before = moments[at].frame, moments[max(at - 1, 0)].frame
     if now.places is None or now.turns is None:
         return None
     if share >= 1.0 or before.places is None or before.turns is None or player.at > at:

@@ -57,7 +57,7 @@ class ObservationPanel:
     def words(self) -> None:
         """The environment's description, else the observations as numbers."""
         now = self.session.now
-        text = now.snapshot.words
+        text = now.frame.words
         if not text:
             text = readout(self.session.spec.obs, now.next_obs)
         text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."

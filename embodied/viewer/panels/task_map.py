@@ -1,18 +1,132 @@
-"""The controls of the task map, and the map in the scene."""
+"""The task map: two elements of the task as an image in the scene; a click on it sets them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from viser import ViserServer
 
 from embodied.teachers import episode_log
 from embodied.viewer.controls import Controls
-from embodied.viewer.panels.task_image import MapAxis, MapPlane, map_picture, task_at
-from embodied.viewer.scene.types import Viewpoint
+from embodied.viewer.scene.images import Picture
+from embodied.viewer.scene.types import Array, Viewpoint
 
 NODE = "/task_map"
+SIDE, EDGE = 360, 34
+"""Size of the image and of its border, pixels."""
+CELLS = 24
+GROUND, INK, GRID = (255, 255, 255), (55, 65, 81), (226, 232, 240)
+SAMPLED, NOW = (0, 114, 178), (213, 94, 0)
+NEAR = 0.5
+"""Where the map stands, as a share of the way from the viewpoint to its target, in front of
+everything."""
+LARGE, LEFT, LOW = 0.2, 0.13, 0.14
+"""Its size, and its offsets to the left and below the centre, as shares of its distance."""
+
+
+@dataclass(frozen=True)
+class MapAxis:
+    """An element of the task: its index, name, bounds and unit."""
+
+    number: int
+    name: str
+    low: float
+    high: float
+    unit: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.low:g} to {self.high:g} {self.unit}".rstrip()
+
+
+def map_picture(
+    across: MapAxis, up: MapAxis, task: Sequence[float] | None, sampled: NDArray[np.floating] | None
+) -> Picture:
+    """Image [SIDE, SIDE, 3]: density of `sampled` tasks [N, D] in blue, the current `task` [D] in
+    orange, all in [0, 1]."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (SIDE, SIDE), GROUND)
+    inner = SIDE - 2 * EDGE
+    if sampled is not None and len(sampled):
+        often = Image.fromarray(density(sampled, across, up))
+        image.paste(often.resize((inner, inner), Image.Resampling.NEAREST), (EDGE, EDGE))
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(13)
+    for i in range(5):
+        at = EDGE + round(i * inner / 4)
+        pen.line((EDGE, at, SIDE - EDGE, at), fill=GRID)
+        pen.line((at, EDGE, at, SIDE - EDGE), fill=GRID)
+    pen.rectangle((EDGE, EDGE, SIDE - EDGE, SIDE - EDGE), outline=INK)
+    pen.text((EDGE, SIDE - EDGE + 6), f"across: {across.label}", fill=INK, font=font)
+    pen.text((EDGE, 8), f"up: {up.label}", fill=INK, font=font)
+    if task is not None:
+        x = EDGE + task[across.number] * inner
+        y = SIDE - EDGE - task[up.number] * inner
+        pen.ellipse((x - 7, y - 7, x + 7, y + 7), fill=NOW, outline=INK, width=2)
+    return np.asarray(image)
+
+
+def density(sampled: NDArray[np.floating], across: MapAxis, up: MapAxis) -> Picture:
+    """How often tasks were in each cell, white to blue [CELLS, CELLS, 3], upper end on top."""
+    x, y = sampled[:, across.number], sampled[:, up.number]
+    count, _, _ = np.histogram2d(y, x, CELLS, ((0, 1), (0, 1)))
+    share = np.sqrt(count / max(count.max(), 1.0))[::-1, :, None]
+    return ((1 - 0.8 * share) * 255 + 0.8 * share * np.array(SAMPLED)).round().astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class MapPlane:
+    """The map's plane: `middle` (m), unit vectors `right`, `down` and `away`, and `side` (m)."""
+
+    middle: Array
+    right: Array
+    down: Array
+    away: Array
+    side: float
+
+    @classmethod
+    def beside(cls, eye: Viewpoint) -> MapPlane:
+        """Lower left of the target of `eye`, facing it."""
+        away = eye.target - eye.place
+        distance = float(np.linalg.norm(away))
+        away = away / distance
+        right = np.cross(away, (0.0, 0.0, 1.0))
+        right /= max(float(np.linalg.norm(right)), 1e-9)
+        down = np.cross(away, right)
+        middle = eye.place + NEAR * distance * (away - LEFT * right + LOW * down)
+        return cls(middle, right, down, away, NEAR * LARGE * distance)
+
+    @property
+    def turn(self) -> Array:
+        """Its axes (right, down, away) as a quaternion (w, x, y, z)."""
+        import mujoco
+
+        turn = np.zeros(4)
+        mujoco.mju_mat2Quat(turn, np.stack([self.right, self.down, self.away], 1).reshape(-1))
+        return turn
+
+    def hit(self, origin: Array, way: Array) -> tuple[float, float] | None:
+        """Where a ray meets it, as shares of its side from the left and the top; None if it does
+        not."""
+        along = float(np.dot(way, self.away))
+        if abs(along) < 1e-9:
+            return None
+        place = origin + float(np.dot(self.middle - origin, self.away)) / along * way
+        off = (place - self.middle) / self.side
+        return float(np.dot(off, self.right)) + 0.5, float(np.dot(off, self.down)) + 0.5
+
+
+def task_at(left: float, top: float) -> tuple[float, float] | None:
+    """The task elements (across, up) in [0, 1] at a point of the map; None outside of the axes."""
+    inner = SIDE - 2 * EDGE
+    x, y = (left * SIDE - EDGE) / inner, 1 - (top * SIDE - EDGE) / inner
+    if not (-0.02 <= x <= 1.02 and -0.02 <= y <= 1.02):
+        return None
+    return min(max(x, 0.0), 1.0), min(max(y, 0.0), 1.0)
 
 
 class MapPanel:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.types import Shape
-from embodied.viewer.session.snapshot import CompressedImage, Snapshot
+from embodied.viewer.session.snapshot import CompressedImage, EnvSnapshot
 
 CURVES = 8
 """How many elements of an action or observation are plotted."""
@@ -50,7 +50,7 @@ class Moment:
     """
 
     step: int
-    snapshot: Snapshot
+    frame: EnvSnapshot
     next_obs: Tensors
     obs: Tensors
     state: Tensors | None = None

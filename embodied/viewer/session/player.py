@@ -26,7 +26,7 @@ from embodied.viewer.session.episode import MOVED, SAFETY, Episode, Moment, Poli
 from embodied.viewer.session.noise import noise_of
 from embodied.viewer.session.plan_preview import PlanPreview
 from embodied.viewer.session.policies import ActionSource, HasState
-from embodied.viewer.session.snapshot import Snapshot, SnapshotRecorder
+from embodied.viewer.session.snapshot import EnvSnapshot, SnapshotRecorder
 
 if TYPE_CHECKING:
     from embodied.viewer.session.overlays import StepOverlay
@@ -164,8 +164,8 @@ class Player:
         self.first = step.ended
         shown = row_of(step.next_obs)
         ended = bool(step.ended[0])
-        snapshot = self.recorder.after_step(shown, ended, before.snapshot)
-        moment = self._moment(before, action, step, shown, snapshot)
+        frame = self.recorder.after_step(shown, ended, before.frame)
+        moment = self._moment(before, action, step, shown, frame)
         if self.overlay is not None:
             moment = replace(moment, reward_image=self.overlay.reward_image())
             known = self.overlay.numbers(before, moment, self.acts)
@@ -194,7 +194,7 @@ class Player:
         self.episode.moments[-1] = replace(now, state=self._state())
 
     def _moment(
-        self, before: Moment, action: Tensor, step: Step, shown: Tensors, snapshot: Snapshot
+        self, before: Moment, action: Tensor, step: Step, shown: Tensors, frame: EnvSnapshot
     ) -> Moment:
         """The record of one step. At the end of an episode it shows the final state, not the next
         initial state that the environment is already in."""
@@ -205,7 +205,7 @@ class Player:
         is_decision = bool(decided[0])
         return Moment(
             step=before.step + 1,
-            snapshot=snapshot,
+            frame=frame,
             next_obs=shown,
             obs=row_of(step.obs) if ended else shown,
             state=None if ended else self._state(),

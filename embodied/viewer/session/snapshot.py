@@ -37,7 +37,7 @@ class CompressedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EnvSnapshot:
     """What the environment looked like at one step.
 
     `places` [N, 3] (m) and `turns` [N, 4] (quaternion w, x, y, z) are the poses of all bodies;
@@ -69,7 +69,7 @@ class SnapshotRecorder:
         self.env, self.no_scene_reason, self.render_error, self.filming = env, "", "", False
         self.scene: SceneModel | None = None
         self.described = True
-        self._last: Snapshot | None = None
+        self._last: EnvSnapshot | None = None
         try:
             found = detect_scene(env)
             self.scene = None if found is None else DecimatedScene(found)
@@ -77,25 +77,25 @@ class SnapshotRecorder:
             self.no_scene_reason = f"No 3D scene: {error}"
         env.add_pre_reset_hook(self._before_reset)
 
-    def capture(self, shown: Tensors) -> Snapshot:
+    def capture(self, shown: Tensors) -> EnvSnapshot:
         """The snapshot of the current state; `shown` are its observations, used if there is no
         camera."""
         if self.scene is not None:
             places, turns = self.scene.poses()
             shot = self._rendered() if self.filming else None
             film = None if shot is None else CompressedImage.of(shot)
-            return Snapshot(places, turns, None, self._words(), film)
+            return EnvSnapshot(places, turns, None, self._words(), film)
         picture = self._rendered()
         picture = self._image(shown) if picture is None else picture
         packed = None if picture is None else CompressedImage.of(picture)
-        return Snapshot(None, None, packed, self._words())
+        return EnvSnapshot(None, None, packed, self._words())
 
     def shapes(self) -> list[Shape]:
         """All shapes with their meshes made: later the environment may have changed their sizes."""
         shapes = [] if self.scene is None else list(self.scene.shapes())
         return [shape for shape in shapes if shape.mesh() is not None]
 
-    def after_step(self, shown: Tensors, ended: bool, before: Snapshot) -> Snapshot:
+    def after_step(self, shown: Tensors, ended: bool, before: EnvSnapshot) -> EnvSnapshot:
         """The snapshot after a step. If the episode ended and the environment (in another process)
         cannot be observed before its reset, the last snapshot `before` is used."""
         last, self._last = self._last, None

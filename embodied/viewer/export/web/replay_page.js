@@ -33,7 +33,7 @@ if (DATA.lanes[0].poses) {
   }
 } else {
   byId("home").hidden = true;
-  if (!pictures[0].length) Object.assign(byId("note"), { textContent: "This world has nothing to see; its numbers are below.", hidden: false });
+  if (!pictures[0].length) Object.assign(byId("note"), { textContent: "This environment has no images; its numbers are below.", hidden: false });
 }
 
 function drawPictures() {
