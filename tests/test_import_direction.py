@@ -16,7 +16,7 @@ PACKAGES = ("embodied", "envs", "policies", "real_robot", "configs")
 
 # A part may import itself and the parts of the layers above it in this list, never a neighbour.
 LAYERS = (
-    {"configs", "embodied.moved"},
+    {"configs", "embodied.moved", "embodied.user_packages"},
     {"embodied.core"},
     {"embodied.nn"},
     {"embodied.embodiments", "embodied.datasets"},
