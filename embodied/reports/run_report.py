@@ -171,7 +171,7 @@ def _terms(folder: Path) -> str:
 
 def _tasks(folder: Path) -> str:
     """The tasks that the run's teacher sampled, by quarter of training."""
-    past = episode_log.read(folder)
+    past = episode_log.read_episode_log(folder)
     if past is None:
         return ""
     try:

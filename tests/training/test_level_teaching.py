@@ -126,7 +126,7 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20
-    past = episode_log.read(tmp_path / "run")
+    past = episode_log.read_episode_log(tmp_path / "run")
     assert past is not None and past.task.shape[1] == 28
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
 

@@ -57,7 +57,7 @@ def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
     """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
     width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
     the task's elements."""
-    past = episode_log.read(folder)
+    past = episode_log.read_episode_log(folder)
     if past is None:
         return None
     try:
