@@ -27,7 +27,7 @@ from embodied.core.build import ConfigError
 from real_robot.daemon.client import ClientError
 from real_robot.daemon.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
 from real_robot.deployment import Deployment, Remote
-from real_robot.remote.authenticator import WORST_MESSAGE
+from real_robot.remote.authenticator import MAX_MESSAGE_BYTES
 from real_robot.remote.client import RemoteClient, call_remote
 from real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
@@ -188,7 +188,7 @@ def test_a_message_that_is_far_too_large_ends_its_connection(afar: Afar) -> None
     ended = afar.log.count("far too large")
     with afar.caller() as caller:
         assert caller.call(Verb.STATUS).ok
-        caller.line.send(b"x" * (WORST_MESSAGE + 1))
+        caller.line.send(b"x" * (MAX_MESSAGE_BYTES + 1))
         afar.logged("far too large", ended + 1)
     assert afar.call(Verb.STATUS).ok
 
