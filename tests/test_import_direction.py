@@ -31,6 +31,7 @@ LAYERS = (
     {"embodied.evaluation"},
     {"embodied.training"},
     {"embodied.reports"},
+    {"embodied.user_packages", "embodied.user_yaml"},
     {"embodied.compose", "embodied.reward_design", "embodied.evidence"},
     {"embodied.bench", "embodied.viewer", "embodied.deploy"},
     {"embodied.commands"},

@@ -1,1 +1,2 @@
-"""From a configuration to a trained policy: the training loops; no method is named here."""
+"""From a configuration to a trained policy, for any method; more than fifteen modules because every
+regime and every stage of the data pipeline has its own."""
