@@ -277,7 +277,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     made = compose("train", [f"experiment={experiment}"])
     node, env = made.node, str(made.choices["env"])
     words = []
-    if node["data"]["regime"] == "offline" or node["demo_episodes"]:
+    data = node["data"]
+    if data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
     wrapper = node.get("finetune") or node.get("policy")
     if issubclass(resolve(wrapper["_target_"]), PolicyWrapper):
