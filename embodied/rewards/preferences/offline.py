@@ -74,7 +74,7 @@ def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float
     count = int(episode.max()) + 1
     present = torch.bincount(episode, minlength=count) > 0
     sums = [torch.zeros(count).index_add(0, episode, each)[present] for each in (score, reward)]
-    return {"pairs": float(same.sum() / told.sum()), "returns": spearman(*sums)}
+    return {"pairs": float(same.sum() / told.sum()), "returns": spearman(sums[0], sums[1])}
 
 
 def rows_of_episodes(rows: Tensors, among: Tensor) -> Tensors:
