@@ -59,7 +59,7 @@ def test_regret_by_hand() -> None:
 def test_a_round_ends_when_both_have_played_every_level(world: Maze) -> None:
     teacher = made(world)
     heard: list[np.ndarray] = []
-    teacher.blame = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
+    teacher.update_generator = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
     desk = teacher.rival
     first, tickets = teacher.sample(5)
     others, against = desk.sample(4)
@@ -82,7 +82,7 @@ def test_a_round_ends_when_both_have_played_every_level(world: Maze) -> None:
 def test_more_plays_and_whoever_is_faster(world: Maze) -> None:
     teacher = made(world, every=2, plays=2)
     heard: list[np.ndarray] = []
-    teacher.blame = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
+    teacher.update_generator = lambda regrets: heard.append(regrets) or {}  # type: ignore[assignment]
     desk = teacher.rival
     for played in range(6):  # of the student: three each
         teacher.update(teacher.sample(1)[1], ended(0.1 * played))

@@ -12,14 +12,14 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.teachers.exploration.adversarial_surprise import Surprise
+from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
 from envs.toy.rooms import Config, Rooms
 from envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
 from envs.wrappers.episodic_density import Config as FamiliarConfig
 from tests.teachers.kinds import TwoAgents
 
 NODE = {
-    "_target_": "embodied.teachers.exploration.adversarial_surprise.Surprise",
+    "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",
     "turns": 4,
     "steps": 3,
     "free": 0.34,
@@ -32,9 +32,11 @@ def world(**settings: Any) -> EpisodicDensity:
     return EpisodicDensity(FamiliarConfig(horizon=50), rooms)
 
 
-def game(env: EpisodicDensity, **settings: Any) -> tuple[Surprise, Any, Any, list[Tensors | None]]:
+def game(
+    env: EpisodicDensity, **settings: Any
+) -> tuple[AdversarialSurprise, Any, Any, list[Tensors | None]]:
     """A teacher, the worlds of Control and Explore, and what Control was told to see."""
-    teacher: Surprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
+    teacher: AdversarialSurprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
     control = teacher.antagonist_env(env, world)
     told: list[Tensors | None] = []
 

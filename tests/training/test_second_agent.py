@@ -87,7 +87,7 @@ ROOMS: dict[str, Any] = {
         "wrappers": [{"_target_": "envs.wrappers.episodic_density.EpisodicDensity"}],
     },
     "teacher": {
-        "_target_": "embodied.teachers.exploration.adversarial_surprise.Surprise",
+        "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",
         "turns": 4,
         "steps": 5,
     },

@@ -1,7 +1,7 @@
-"""Surprise: two policies in one body take turns, one to find what is new, one to feel at home.
+"""Adversarial Surprise: Explore maximises, Control minimises the surprise of observations.
 
-Source: Fickinger et al., "Explore and Control with Adversarial Surprise", 2021. Of a turn of k
-steps, the second player, Control, is paid for what it expected to see,
+Two policies act in one environment in alternating turns of k steps. Source: Fickinger et al.,
+"Explore and Control with Adversarial Surprise", 2021. The rewards of Control and of Explore are
 
     r_t = log p_theta(o_t)   in the last part of its turn, then theta counts o_t;
     Explore, at the end of its own turn:   -(what Control gets in the turn that follows)
@@ -24,6 +24,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels.two_agent import StepSecondAgent
 
@@ -46,7 +47,7 @@ class Config:
     free: float = 0.5
 
 
-class Surprise:
+class AdversarialSurprise:
     """Chooses no tasks: it is a game around the world as it is."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
@@ -136,7 +137,7 @@ class Control(Wrapper):
 class Explore(Wrapper):
     """Explore's environment: its own turns, each an episode; between them Control's turn passes."""
 
-    def __init__(self, env: VecEnv, teacher: Surprise, control: Control) -> None:
+    def __init__(self, env: VecEnv, teacher: AdversarialSurprise, control: Control) -> None:
         super().__init__(env)
         self.teacher, self.control = teacher, control
         zeros = torch.zeros(self.num_envs, device=self.device)
@@ -185,3 +186,6 @@ def turned(step: Step, reward: Tensor, over: bool) -> Step:
         return replace(step, reward=reward)
     ended = torch.ones_like(step.terminated)
     return replace(step, reward=reward, terminated=ended, truncated=~ended)
+
+
+__getattr__ = attributes(__name__)

@@ -50,10 +50,10 @@ class LatentGaussian(nn.Module):
         return -(0.5 * apart.square() + self.log + 0.5 * math.log(2 * math.pi)).sum(1)
 
 
-class Clutr(regret.Regretful):
+class Clutr(regret.RegretTeacher):
     """The autoencoder is trained when the first level is generated, with the teacher's seed."""
 
-    remembered = (*regret.Regretful.remembered, "z", "learned", "noted")
+    remembered = (*regret.RegretTeacher.remembered, "z", "learned", "noted")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -69,7 +69,7 @@ class Clutr(regret.Regretful):
         self.z = torch.zeros(0, config.autoencoder.latent)
         self.learned, self.noted = False, {}
 
-    def invent(self, n: int) -> Floats:
+    def generate(self, n: int) -> Floats:
         if not self.learned:
             self.noted, self.learned = self._learn_levels(), True
         place = self.place
@@ -82,7 +82,7 @@ class Clutr(regret.Regretful):
         words = self.sentences.write(self.sentences.bound(z.clamp(-EDGE, EDGE)))
         return self.spelled.built(words, self.random)
 
-    def blame(self, regrets: Floats) -> dict[str, float]:
+    def update_generator(self, regrets: Floats) -> dict[str, float]:
         place, settings = self.place, self.settings
         advantage = normal(tensor(regrets))
         old = place(self.z).detach()

@@ -29,11 +29,11 @@ class Config(regret.Config):
     adversary: Settings = field(default_factory=Settings)
 
 
-class Paired(regret.Regretful):
+class Paired(regret.RegretTeacher):
     """What was said of the round's levels, how likely it was and what it was thought to be worth is
     kept until their regret is known."""
 
-    remembered = (*regret.Regretful.remembered, "words", "old", "value")
+    remembered = (*regret.RegretTeacher.remembered, "words", "old", "value")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -48,11 +48,11 @@ class Paired(regret.Regretful):
         self.words = np.zeros((0, grammar.length), np.int64)
         self.old = self.value = torch.zeros(0, grammar.length)
 
-    def invent(self, n: int) -> Floats:
+    def generate(self, n: int) -> Floats:
         self.words, self.old, self.value = self.builder.generate(n, self.random)
         return self.spelled.built(self.words, self.random)
 
-    def blame(self, regrets: Floats) -> dict[str, float]:
+    def update_generator(self, regrets: Floats) -> dict[str, float]:
         adam, batch = self.optimizers["adam"], (self.words, self.old, self.value)
         return improve(self.builder, adam, self.settings, *batch, tensor(regrets))
 

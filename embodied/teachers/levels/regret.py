@@ -1,11 +1,11 @@
-"""Regret: levels that one student solves and another does not, made by somebody who is paid for it.
+"""Base class of teachers whose level generator is rewarded by the student's regret (PAIRED, CLUTR).
 
-Source: Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment
-design", 2020. On every level of a round both students play at least `plays` episodes; then
+Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
+2020. On every level of a round both agents play at least `plays` episodes; then
 
-    regret = max(0, max_j R_j of the rival - mean_i R_i of the student)
+    regret = max(0, max_j R_j of the antagonist - mean_i R_i of the student)
 
-and whoever made the levels hears of it. `flexible`: the rival is whichever of the two did better.
+is the generator's reward. `flexible`: the antagonist is whichever agent did better.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
+from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
@@ -44,9 +45,10 @@ class Config(level_teacher.Config):
     flexible: bool = False
 
 
-class Regretful(LevelTeacher, TorchTeacher):
-    """Subclasses make levels (`invent`) and learn from their regret (`blame`). An outcome's score
-    is its return, in the world's own units; a memo is the round, the level in it, and who plays.
+class RegretTeacher(LevelTeacher, TorchTeacher):
+    """Subclasses generate levels (`generate`) and learn from their regret (`update_generator`).
+
+    The score of an outcome is its undiscounted return; a memo is (round, level, agent).
     """
 
     needs = LevelTeacher.needs | {"rival"}
@@ -59,7 +61,7 @@ class Regretful(LevelTeacher, TorchTeacher):
         if min(config.every, config.plays) < 1:
             raise ConfigError("teacher.every and teacher.plays should be at least 1")
         self.duel = config
-        self.rival = Desk(self, RIVAL)
+        self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0
         self.made: list[Floats] = []  # this round's levels
         self.given = [[], []]  # how often each was given to the student, and to the rival
@@ -67,20 +69,20 @@ class Regretful(LevelTeacher, TorchTeacher):
         self.how: dict[str, float] = {}
 
     @abstractmethod
-    def invent(self, n: int) -> Floats:
-        """Levels [n, D], fit to be played."""
+    def generate(self, n: int) -> Floats:
+        """Generate levels [n, D], all solvable."""
 
     @abstractmethod
-    def blame(self, regrets: Floats) -> dict[str, float]:
-        """The last levels that were invented had `regrets` [n]; what to log of it."""
+    def update_generator(self, regrets: Floats) -> dict[str, float]:
+        """Update the generator with the `regrets` [n] of its last levels; numbers to log."""
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
-        return self.deal(n, STUDENT)
+        return self.assign(n, STUDENT)
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         return self.choose(n)
 
-    def deal(self, n: int, who: int) -> list[tuple[Floats, Any]]:
+    def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
         """Levels [D] for `n` episodes of one of the two: those it was given least often."""
         if not self.made:
             self._open()
@@ -104,7 +106,7 @@ class Regretful(LevelTeacher, TorchTeacher):
             self._close()
 
     def _open(self) -> None:
-        made = self.invent(self.duel.every)
+        made = self.generate(self.duel.every)
         self.made, self.recent = list(made), list(made)
         self.given = [[0] * len(made), [0] * len(made)]
         self.returns = [[[] for _ in made], [[] for _ in made]]
@@ -114,7 +116,11 @@ class Regretful(LevelTeacher, TorchTeacher):
         regrets = [regret(*pair, self.duel.flexible) for pair in zip(student, rival, strict=True)]
         means = (float(np.mean([np.mean(each) for each in side])) for side in self.returns)
         how = dict(zip(("student", "rival"), means, strict=True))
-        self.how = {**how, "regret": float(np.mean(regrets)), **self.blame(np.array(regrets))}
+        self.how = {
+            **how,
+            "regret": float(np.mean(regrets)),
+            **self.update_generator(np.array(regrets)),
+        }
         self.round += 1
         self.made = []
 
@@ -136,14 +142,14 @@ class Regretful(LevelTeacher, TorchTeacher):
         return step
 
 
-class Desk:
-    """Where the rival gets its tickets."""
+class AntagonistTasks:
+    """Task queue of the antagonist (the second agent)."""
 
-    def __init__(self, teacher: Regretful, who: int) -> None:
+    def __init__(self, teacher: RegretTeacher, who: int) -> None:
         self.teacher, self.who = teacher, who
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
-        return self.teacher.issue(self.teacher.deal(n, self.who))
+        return self.teacher.issue(self.teacher.assign(n, self.who))
 
     def update(self, ticket: Tensor, outcome: Outcome) -> None:
         self.teacher.update(ticket, outcome)
@@ -156,7 +162,10 @@ class Desk:
 
 
 def regret(student: list[float], rival: list[float], flexible: bool) -> float:
-    """Of one level, from the returns of its episodes."""
+    """The regret of one level, from the returns of its episodes."""
     if flexible and max(student) > max(rival):
         student, rival = rival, student
     return max(0.0, max(rival) - math.fsum(student) / len(student))
+
+
+__getattr__ = attributes(__name__)
