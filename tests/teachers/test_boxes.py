@@ -112,7 +112,7 @@ def test_bounds_that_reached_the_box_may_be_left_alone() -> None:
     ("target", "settings", "message"),
     [
         (GROW, {"easy": {"z": 0.1}}, '"z" is no task parameter'),
-        (ADR, {"easy": {"x": 0.9}, "box": {"x": [0.0, 0.5]}}, "outside of its box"),
+        (ADR, {"easy": {"x": 0.9}, "box": {"x": [0.0, 0.5]}}, "outside its box"),
         (ADR, {"low": 0.9}, "low < high"),
         (GROW, {"width": 0.0}, "0 < width"),
     ],
