@@ -309,7 +309,7 @@ def test_a_request_is_not_obeyed_twice_or_late(bridge: Bridge) -> None:
         "number 5 was there already",
         next(r.reason for r in replies if r.number == 6),
     }
-    assert "60.0 s ago" in next(r.reason for r in replies if r.number == 6)
+    assert "60.0 s old" in next(r.reason for r in replies if r.number == 6)
 
 
 def test_a_killed_control_process_is_told_of_and_started_by_a_reset_only(bridge: Bridge) -> None:
