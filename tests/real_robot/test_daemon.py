@@ -250,7 +250,7 @@ def test_garbage_and_floods_are_refused_and_the_loop_goes_on(bridge: Bridge) -> 
     bridge.mode("ESTOP")
     for line in many:
         line.close()
-    assert "no line of JSON" in (bridge.folder / "daemon.log").read_text()
+    assert "the line is not JSON" in (bridge.folder / "daemon.log").read_text()
 
 
 def test_a_full_disk_is_told_of_and_costs_nothing_else(
@@ -306,7 +306,7 @@ def test_a_request_is_not_obeyed_twice_or_late(bridge: Bridge) -> None:
         replies = [parse_reply(each) for each in lines(line, 3)]
     assert sorted((r.number, r.ok) for r in replies) == [(5, False), (5, True), (6, False)]
     assert {r.reason for r in replies if not r.ok} == {
-        "number 5 was there already",
+        "number 5 was used already",
         next(r.reason for r in replies if r.number == 6),
     }
     assert "60.0 s old" in next(r.reason for r in replies if r.number == 6)

@@ -158,11 +158,11 @@ def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
 @pytest.mark.parametrize(
     ("junk", "reason"),
     [
-        ([b"hello"], "no line of JSON"),
+        ([b"hello"], "the line is not JSON"),
         ([b'{"version": 1, "number": 1, "time": 0, "verb": "stpo"}'], 'did you mean "stop"'),
-        ([b"\x80\x04\x95\x05"], "no line of JSON"),
+        ([b"\x80\x04\x95\x05"], "the line is not JSON"),
         ([b"x" * (MOST_BYTES + 1)], "at most 4096"),
-        ([b"\n" * 100], "no line of JSON"),
+        ([b"\n" * 100], "the line is not JSON"),
         ([b"a", b"b"], ""),
     ],
 )
@@ -178,7 +178,7 @@ def test_what_is_no_request_is_refused_with_the_desks_reason(
             assert not reply.ok and reason in reply.reason
         else:
             assert answer == b"", "the line is closed"
-            afar.logged("says more than is read")
+            afar.logged("sends more than is read")
     if reason:
         assert reason in (afar.folder / "daemon.log").read_text()
     assert afar.call(Verb.STATUS).ok
