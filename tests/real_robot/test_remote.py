@@ -327,7 +327,7 @@ def test_a_relay_without_keys_or_a_port_says_so(deployment: Deployment, tmp_path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = words(Remote(port, str(tmp_path / "keys"), "127.0.0.1"))
-    assert f"127.0.0.1:{port} cannot be listened at" in said
+    assert f"127.0.0.1:{port} cannot be bound" in said
     assert Deployment.read(tmp_path).remote == Remote(port, str(tmp_path / "keys"), "127.0.0.1")
     with pytest.raises(ConfigError, match=r"remote\.port=70000"):
         Deployment.parse({**asdict(deployment), "remote": {"port": 70000, "keys": "k"}})
