@@ -74,11 +74,14 @@ ORDINARY = {  # plain words too
     "goal",
     "metrics",
     "normal",
+    "Program",
+    "Trajectory",
     "progress",
     "program",
     "realtime",
     "reverse",
     "trajectory",
+    "uniform",
 }
 FOLDER_SIZE = 15
 

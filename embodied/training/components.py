@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 
 from embodied.core import checkpoint, distributed
-from embodied.core.build import ConfigError, build, resolve
+from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
@@ -160,13 +163,37 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
     if config.init is not None:
         policy = checkpoint.load_policy(config.init, env.spec)
         wanted = resolve(config.policy["_target_"])
-        if issubclass(wanted, PolicyWrapper) and type(policy) is not wanted:
-            policy = wanted.wrap(policy, config.policy)
+        if issubclass(wanted, PolicyWrapper):
+            if type(policy) is not wanted:
+                policy = wanted.wrap(policy, config.policy)
+        elif config.resume is None:  # a run of before may have ignored them
+            require_settings(policy, config.policy)
         return policy.train(), policy
     policy = build(config.policy, spec=env.spec)
     if policy.requires_base:
         raise ConfigError("this policy wraps a trained base policy: init=RUN")
     return policy, policy
+
+
+def require_settings(policy: Policy, node: Node) -> None:
+    """ConfigError where `node` asks for another policy than the one that `init` holds."""
+    wanted, held = resolve(node["_target_"]), type(policy)
+    if wanted is not held:
+        raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
+    if "config" not in signature(wanted).parameters:
+        return
+    kind = get_type_hints(wanted.__init__)["config"]
+    asked, saved = (
+        parse(kind, {k: v for k, v in each.items() if k != "_target_"}, "policy")
+        for each in (node, policy.node)
+    )
+    for each in fields(kind):
+        given, has = getattr(asked, each.name), getattr(saved, each.name)
+        if given != has:
+            raise ConfigError(
+                f"policy.{each.name}={given} has no effect: the policy that init holds has {has}; "
+                "set it to that, or train without init"
+            )
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,6 +1,6 @@
 """Learned reflex: a safety critic that may replace a policy's step by a recovery step at any tick.
 
-Bresa (2025); trained by `learner=bresa`, run here at the control rate, without torch. Its input is
+Bresa (2025); trained in simulation, run here at the control rate, without torch. Its input is
 [q, dq, tau, set-point - q], normalised as in training, and the step about to be taken: the
 set-point's step in units of `stride`, then the stiffness that the arm is held with. Where the risk
 is above the threshold the recovery's step is taken instead. The stage runs before the hard limits
@@ -28,9 +28,10 @@ from real_robot.safety.chain import Tick
 
 @dataclass(frozen=True)
 class Config:
-    """`run`: a run of `learner=bresa`, or one of its checkpoints. `stride`: the step that an action
-    of 1 means, of each joint and tick (rad, m). `stiffness`: what the arm's springs are, as the
-    critic knows them (in [-1, 1]; one number for each element of the action beyond the steps)."""
+    """`run`: a training run whose policy has a reflex, or one of its checkpoints. `stride`: the
+    step that an action of 1 means, of each joint and tick (rad, m). `stiffness`: what the arm's
+    springs are, as the critic knows them (in [-1, 1]; one number for each element of the action
+    beyond the steps)."""
 
     run: str
     stride: tuple[float, ...]
@@ -154,7 +155,9 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     except (OSError, ValueError, yaml.YAMLError, SafetensorError) as error:
         raise ConfigError(f"safety.reflex: {folder} cannot be read: {error}") from error
     if "recovery.0.weight" not in weights:
-        raise ConfigError(f"safety.reflex: {folder} has no reflex; train it by learner=bresa")
+        raise ConfigError(
+            f"safety.reflex: {folder} has no reflex; docs/safety.md says how to train one"
+        )
     if not weights["armed"]:
         raise ConfigError(f"safety.reflex: the reflex of {folder} was never armed: train longer")
     exact = {name: np.asarray(value, np.float64) for name, value in weights.items()}

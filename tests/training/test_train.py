@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from embodied.cli import mistake
 from embodied.core import checkpoint
-from embodied.core.build import allow
+from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import NotFinite, Step
 from embodied.core.errors import RobotError
@@ -268,3 +268,17 @@ def test_only_the_main_thread_handles_signals(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert not problems
+
+
+def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
+    """Settings of a policy that is loaded would be ignored: one line says so."""
+    base = run(settings(tmp_path / "base", steps=120))
+    same_policy = settings(tmp_path / "again", steps=120, init=str(base))
+    run(same_policy)
+    wider = {**same_policy, "output": str(tmp_path / "wider")}
+    wider["policy"] = {**same_policy["policy"], "hidden": [64, 64]}
+    with pytest.raises(ConfigError, match=r"policy\.hidden=\(64, 64\) has no effect"):
+        run(wider)
+    other = {**wider, "policy": {"_target_": "policies.deterministic.Deterministic"}}
+    with pytest.raises(ConfigError, match="init holds a Gaussian, not a Deterministic"):
+        run(other)
