@@ -206,7 +206,7 @@ def trained(folder: Path, **env: Any) -> Path:
         {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 2}, spec=spec
     )
     save(folder / "checkpoints" / "00000000", policy, 0)
-    (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
+    (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     return folder
 
 
