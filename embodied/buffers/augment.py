@@ -1,9 +1,9 @@
-"""Random shift of pictures in sampled batches (DrQ-v2, Yarats et al., 2021).
+"""Random-shift augmentation of images in sampled batches (DrQ-v2, Yarats et al., 2021).
 
-    shifted[y, x] = padded[y + dy, x + dx],   dy, dx uniform in {0 .. 2 pad}, drawn for each picture
+    shifted[y, x] = padded[y + dy, x + dx],   dy, dx uniform in {0 .. 2 pad}, sampled per image
 
-where padded repeats the picture's edge `pad` pixels outwards: by up to `pad` pixels in each
-direction, whole pixels, so that pictures stay uint8.
+where `padded` replicates the edge of the image by `pad` pixels on each side. Images are shifted by
+up to `pad` whole pixels in each direction, so they stay uint8.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from embodied.core.tensors import Tensors
 
 
 def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """Pictures [n, H, W, C] of any dtype, each shifted by its own random amount.
+    """Images [n, H, W, C] of any dtype, each shifted by its own random offset.
 
-    `generator` is on the pictures' device (None: torch's default one).
+    `generator` is on the device of the images (None: torch's default generator).
     """
     device, (n, height, width) = images.device, images.shape[:3]
     moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
@@ -31,7 +31,7 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = N
 
 
 def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
-    """Pictures [n, H, W, C] shifted by `moved` [2, n] (dy and dx), pixel by pixel."""
+    """Images [n, H, W, C] shifted by `moved` [2, n] (dy and dx), by indexing every pixel."""
     device, (n, height, width) = images.device, images.shape[:3]
     y = (torch.arange(height, device=device) + moved[0, :, None]).clamp(0, height - 1)
     x = (torch.arange(width, device=device) + moved[1, :, None]).clamp(0, width - 1)
@@ -40,10 +40,10 @@ def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
 
 
 def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:
-    """The same on a CPU, for shifts smaller than the image: whole slices are copied.
+    """`shift_by_index` on a CPU, for shifts smaller than the image, by copying slices in numpy.
 
-    One picture after the other, in numpy (whose slices cost a microsecond), and still ten times as
-    fast as `shift_by_index`: whole lines are copied instead of indexed pixels.
+    It loops over the images and is still ten times as fast, because it copies whole lines instead
+    of indexing pixels.
     """
     given, (height, width) = images.numpy(), images.shape[1:3]
     made = np.empty_like(given)
@@ -59,11 +59,11 @@ def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:
 
 
 class RandomShift:
-    """The rows of `source`, every picture in them shifted by up to `pad` pixels."""
+    """Samples the transitions of `source` with every image shifted by up to `pad` pixels."""
 
     def __init__(self, source: Source, spec: Spec, pad: int) -> None:
         if pad < 0:
-            raise ValueError(f"a shift of {pad} pixels should be at least 0")
+            raise ValueError(f"random shift: pad={pad} should be at least 0")
         names = [name for name, leaf in spec.obs.items() if leaf.is_image]
         self.keys = {f"{when}/{name}" for name in names for when in ("obs", "next_obs")}
         self.source, self.pad = source, pad
@@ -80,9 +80,15 @@ class RandomShift:
 
 
 def augmented(source: Source, spec: Spec, pad: int) -> Source:
-    """`source` with images shifted by up to `pad` pixels (0: as it is); ConfigError without any."""
+    """`source` with images shifted by up to `pad` pixels (0: unchanged).
+
+    Raises ConfigError if `pad` > 0 and the observations have no images.
+    """
     if not pad:
         return source
     if not any(leaf.is_image for leaf in spec.obs.values()):
-        raise ConfigError("data.random_shift is for images; this environment observes none")
+        raise ConfigError(
+            "data.random_shift needs image observations; this environment has none: "
+            "data.random_shift=0"
+        )
     return RandomShift(source, spec, pad)

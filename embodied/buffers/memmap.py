@@ -1,7 +1,7 @@
 """MemmapReplayBuffer: a replay buffer larger than memory, in memory-mapped files.
 
-Transitions are stored as in `ReplayBuffer`; the operating system caches them. The files outlive the
-process: a folder that holds transitions is continued.
+Transitions have the layout of `ReplayBuffer`; the operating system caches the files. The files
+persist: a buffer opened on a folder with transitions appends to them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Config:
 
 
 class MemmapReplayBuffer(ReplayBuffer):
-    """A ReplayBuffer on disk; batches go to `device`.
+    """A ReplayBuffer on disk; sampled batches are moved to `device`.
 
-    A checkpoint holds no rows, only where the ring stood: resuming is exact as long as the ring has
-    not gone around since, and the folder is still there.
+    A checkpoint stores only the write position, not the transitions. Resuming is exact as long as
+    the folder still exists and the ring buffer has not wrapped around since the checkpoint.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class MemmapReplayBuffer(ReplayBuffer):
         super().__init__(capacity, "cpu")
         self.out = torch.device(device)
         self.folder = Path(folder if config.folder is None else config.folder)
-        self.head = torch.zeros(2, dtype=torch.int64)  # stored rows, and where the next one goes
+        self.head = torch.zeros(2, dtype=torch.int64)  # stored transitions, write position
         if (self.folder / "layout.json").exists():
             self._reopen()
 
     def add(self, rows: Tensors) -> None:
         super().add(rows)
-        # After the rows: a killed process has not counted what it has not written.
+        # Written last: a killed process never counts transitions that it has not written.
         self.head[0], self.head[1] = self.size, self.cursor
 
     def sample(self, n: int) -> Tensors:
@@ -66,13 +66,13 @@ class MemmapReplayBuffer(ReplayBuffer):
     def set_state(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(
-                f"the saved replay has capacity {state['capacity']}, this one {self.capacity}: "
-                "resume with the saved capacity"
+                f"the saved replay buffer has capacity {state['capacity']}, this one "
+                f"{self.capacity}: resume with the data.replay_size of the saved run"
             )
         if state["size"] > self.size:
             raise ConfigError(
-                f"{self.folder} holds {self.size} rows and the checkpoint speaks of "
-                f"{state['size']} in {state['folder']}: put that folder back"
+                f"{self.folder} holds {self.size} transitions, but the checkpoint needs "
+                f"{state['size']} in {state['folder']}: restore that folder"
             )
         self.size, self.cursor = state["size"], state["cursor"]
 
@@ -91,14 +91,14 @@ class MemmapReplayBuffer(ReplayBuffer):
         facts = json.loads((self.folder / "layout.json").read_text())
         if facts["capacity"] != self.capacity:
             raise ConfigError(
-                f"{self.folder} has room for {facts['capacity']} rows, not {self.capacity}: "
-                "use that replay_size, or another folder"
+                f"{self.folder} holds a replay buffer of capacity {facts['capacity']}, not "
+                f"{self.capacity}: use the same data.replay_size, or another replay.folder"
             )
         self._open(facts["rows"])
         self.size, self.cursor = (int(number) for number in self.head)
 
     def _open(self, layout: dict[str, Any]) -> None:
-        """Map the files of rows with this layout, made where they do not exist."""
+        """Memory-map the files of this layout; create those that do not exist."""
         empty = {key: torch.empty(0, *s, dtype=getattr(torch, d)) for key, (s, d) in layout.items()}
         self._lay_out(empty)
         self._flat = self._map("rows", torch.float32, sum(self._widths))

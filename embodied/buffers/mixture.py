@@ -1,4 +1,4 @@
-"""Mix and Relabel: sources made of sources."""
+"""Mixture: batches with fixed fractions from several sources (RLPD's symmetric sampling)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from embodied.core.tensors import Tensors
 
 
 class Mixture:
-    """Rows of several sources, interleaved: every minibatch slice of a batch keeps the ratio.
+    """Interleaves transitions of several sources, so that minibatch slices keep the fractions.
 
-    With fractions (1/2, 1/2) rows alternate; in general the pattern repeats every `period` rows, so
-    that any slice that is a multiple of `period` rows long is mixed exactly.
+    With fractions (1/2, 1/2) the sources alternate; in general the pattern repeats every `period`
+    transitions, and any slice whose length is a multiple of `period` has the exact fractions.
     """
 
     def __init__(self, sources: Sequence[Source], fractions: Sequence[float]) -> None:
         exact = [Fraction(f).limit_denominator(64) for f in fractions]
         if len(sources) != len(exact) or sum(exact) != 1 or min(exact) < 0:
-            raise ValueError(f"fractions {list(fractions)} should be one a source and sum to 1")
+            raise ValueError(f"fractions {list(fractions)} should be one per source and sum to 1")
         self.period = math.lcm(*(f.denominator for f in exact))
         self.counts = [int(f * self.period) for f in exact]
         self.sources = list(sources)
@@ -31,9 +31,11 @@ class Mixture:
         return sum(len(source) for source in self.sources)
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows; ValueError if `n` is not a multiple of the period or keys differ."""
+        """`n` transitions; ValueError if `n` is not a multiple of the period or keys differ."""
         if n % self.period:
-            raise ValueError(f"a batch of {n} rows cannot be mixed exactly in {self.counts}")
+            raise ValueError(
+                f"batch size {n} should be a multiple of {self.period} to mix the sources exactly"
+            )
         times = n // self.period
         parts = [
             source.sample(count * times)
@@ -43,7 +45,7 @@ class Mixture:
         keys = set(parts[0])
         for part in parts[1:]:
             if set(part) != keys:
-                raise ValueError(f"mixed sources differ in {sorted(keys ^ set(part))}")
+                raise ValueError(f"mixed sources differ in columns {sorted(keys ^ set(part))}")
         return {
             key: torch.cat(
                 [part[key].reshape(times, -1, *part[key].shape[1:]) for part in parts], 1

@@ -1,4 +1,4 @@
-"""NStepBuffer: n-step returns of decisions that are still short of their n steps."""
+"""NStepBuffer: accumulates n-step returns before transitions go into the replay buffer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from embodied.core.tensors import Tensors
 class NStepBuffer:
     """n-step returns over the last `n` decisions of every environment.
 
-    `held` keeps [n, B, ...] decisions; each new one adds its reward, discounted, to all that are
-    held. A decision leaves when n of them have passed, or, all together, when the episode ends.
+    `held` [n, B, ...] keeps the pending decisions; the discounted reward of each new decision is
+    added to all of them. A decision is returned after n decisions, or when its episode ends.
     """
 
     def __init__(self, n: int) -> None:
@@ -25,12 +25,16 @@ class NStepBuffer:
         self.slot = 0
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
-        """Take rows that closed in environments `closed` (None: all); return those that left."""
+        """Add the decisions `rows` that finished in parallel envs `closed` (None: all).
+
+        Returns the transitions whose n-step returns are complete.
+        """
         if not rows:
             return rows
         if closed is not None:
             raise ValueError(
-                "n_step > 1 is for one-step decisions; chunks are n-step by themselves"
+                "n_step > 1 needs one-step decisions; action chunks span several steps already: "
+                "learner.n_step=1"
             )
         kept = {k: v for k, v in rows.items() if not k.startswith("next_obs/")}
         if not self.held:

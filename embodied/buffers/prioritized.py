@@ -1,10 +1,10 @@
-"""Prioritised: rows that surprised the learner are drawn more often (Schaul et al., 2016).
+"""Prioritized experience replay (PER, Schaul et al., 2016).
 
     P(i) = p_i^alpha / sum_j p_j^alpha,   p = |error| + epsilon
     w_i = (N P(i))^-beta / max_j (N P(j))^-beta   over the batch
 
-New rows have the largest priority so far. Priorities are the leaves of a tree of sums, so that
-drawing and changing n of them takes some n log(capacity) steps, all n at once.
+`error` is the TD error. New transitions get the largest priority so far. Priorities are the leaves
+of a sum tree: sampling or updating n of them takes O(n log(capacity)) operations, batched over n.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BELOW = 1 - 2**-52  # a sum times this is strictly less
 
 @dataclass(frozen=True)
 class Config:
-    """`alpha` 0 is uniform; `beta` corrects for it, fully at 1, which it reaches after `anneal`
-    batches."""
+    """`alpha`: priority exponent (0: uniform). `beta`: exponent of the importance weights, annealed
+    to 1 over `anneal` batches."""
 
     alpha: float = 0.6
     beta: float = 0.4
@@ -34,9 +34,9 @@ class Config:
 
 
 class SumTree:
-    """Numbers >= 0 of `size` places, the sums of every FAN of them, of every FAN of those, and on.
+    """A sum tree with `size` non-negative leaves; every inner node is the sum of FAN children.
 
-    A wide tree is a shallow one: few operations over whole rows are what is fast in a batch."""
+    A large FAN makes the tree shallow, so that a batch needs few vectorised operations."""
 
     FAN = 32
 
@@ -45,7 +45,7 @@ class SumTree:
         nodes = size
         while nodes > 1 or not self.levels:
             nodes = -(-nodes // self.FAN)
-            # Double precision: a sum of a million numbers must still tell one of them apart.
+            # float64: a single leaf must remain visible in a sum of a million.
             level = torch.zeros(nodes, self.FAN, dtype=torch.float64, device=device)
             self.levels.insert(0, level)
         self.leaves = self.levels[-1].view(-1)
@@ -55,24 +55,24 @@ class SumTree:
         return self.levels[0].sum()
 
     def put(self, index: Tensor, value: Tensor) -> None:
-        """Set places `index` [n]; of a place named twice, one of the values stays."""
+        """Set leaves `index` [n] to `value` [n]; of a repeated index, one value is kept."""
         self.leaves[index] = value.to(self.leaves.dtype)
         for upper, lower in reversed(list(pairwise(self.levels))):
             sums = upper.view(-1)
             if len(index) < len(lower):
                 index = index // self.FAN
                 sums[index] = lower.index_select(0, index).sum(1)
-            else:  # so many that summing everything is less work
+            else:  # updating all sums is cheaper
                 sums[: len(lower)] = lower.sum(1)
 
     def find(self, mass: Tensor) -> Tensor:
-        """The places [n] in which the running sum passes `mass` [n], each in [0, total)."""
+        """The leaves [n] at which the cumulative sum exceeds `mass` [n], each in [0, total)."""
         place = torch.zeros_like(mass, dtype=torch.int64)
         mass = mass.to(self.leaves.dtype)[:, None]
         for level in self.levels:
             rows = level.index_select(0, place)
             running = rows.cumsum(1)
-            # Rounding must not lead to where nothing is: strictly below the sum, from 0.
+            # Keep mass in [0, sum): rounding must not select a leaf of priority 0.
             mass = torch.minimum(mass.clamp(min=0), running[:, -1:] * BELOW)
             slot = torch.searchsorted(running, mass, right=True)
             mass = mass - running.gather(1, slot) + rows.gather(1, slot)
@@ -81,7 +81,7 @@ class SumTree:
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A ReplayBuffer whose samples also hold `index` (int64) and `weight` (float32)."""
+    """A ReplayBuffer whose batches also have `index` (int64) and importance `weight` (float32)."""
 
     columns: ClassVar[tuple[str, ...]] = ("index", "weight")
 
@@ -102,9 +102,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.tree.put(where, self.top.expand(n))
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows, one from each of `n` equal parts of the sum of priorities."""
+        """`n` transitions, one from each of `n` equal strata of the sum of priorities."""
         if not self.size:
-            raise ValueError("the replay is empty: add rows before sampling")
+            raise ValueError("the replay buffer is empty: add transitions before sampling")
         spread = torch.rand(n, dtype=torch.float64, device=self.device)
         spread += torch.arange(n, device=self.device)
         total = self.tree.total
@@ -116,7 +116,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**self.take(index), "index": index, "weight": (weight / weight.max()).float()}
 
     def settle(self, index: Tensor, error: Tensor) -> None:
-        """Tell how far off the learner was on rows `index` [n]: `error` [n], absolute."""
+        """Set the priorities of transitions `index` [n] from absolute TD errors `error` [n]."""
         priority = (error.double() + self.config.epsilon).pow(self.config.alpha)
         self.top = torch.maximum(self.top, priority.max())
         self.tree.put(index, priority)

@@ -1,4 +1,4 @@
-"""Relabel: sampled transitions with the rewards of a model that is still learning."""
+"""Relabel: replaces the rewards of sampled transitions by those of a learned reward model."""
 
 from __future__ import annotations
 

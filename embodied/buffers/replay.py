@@ -1,8 +1,9 @@
-"""Replay: a ring of rows in which all float32 leaves of a row lie side by side.
+"""ReplayBuffer: a uniform replay buffer in memory, as a ring buffer of transitions.
 
-One row is one line of a [capacity, F] matrix, so that a batch is one `index_select` (one gather
-of whole cache lines) and its leaves are views of the result. Other types (uint8 images, int64)
-have a tensor each. Cost does not depend on how much is stored.
+The float32 leaves of a transition are stored side by side, as one line of a [capacity, F] matrix:
+sampling is a single `index_select`, and the leaves of a batch are views of its result. Leaves of
+other types (uint8 images, int64) have a tensor each. The cost of sampling does not depend on the
+number of stored transitions.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Layout = list[tuple[str, torch.Size]]
 
 @dataclass
 class ReplayBuffer:
-    """The newest `capacity` rows, on `device`; memory is taken at the first `add`."""
+    """The newest `capacity` transitions, on `device`; allocated at the first `add`."""
 
     capacity: int
     device: torch.device | str = "cpu"
-    columns: ClassVar[tuple[str, ...]] = ()  # that samples have and stored rows do not
+    columns: ClassVar[tuple[str, ...]] = ()  # extra columns of sampled batches
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -43,7 +44,10 @@ class ReplayBuffer:
         return self.size
 
     def add(self, rows: Tensors) -> None:
-        """Store `rows` [n, ...], overwriting the oldest; ValueError when keys or shapes differ."""
+        """Store transitions `rows` [n, ...], overwriting the oldest.
+
+        Raises ValueError if keys or shapes differ from those of stored transitions.
+        """
         n = tt.length(rows)
         if not self._here:
             self._allocate(rows)
@@ -58,17 +62,17 @@ class ReplayBuffer:
             self._write(tt.each(rows, lambda leaf: leaf[head:]), n - head)
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows, uniform with replacement, from the device's default generator.
+        """`n` transitions, uniformly with replacement, by the device's default generator.
 
-        float32 leaves are views of one fresh [n, F] matrix: rows are not contiguous across leaves,
-        so flatten them with `reshape`, not `view`.
+        float32 leaves are views of one new [n, F] matrix and not contiguous: flatten them with
+        `reshape`, not `view`.
         """
         if not self.size:
-            raise ValueError("the replay is empty: add rows before sampling")
+            raise ValueError("the replay buffer is empty: add transitions before sampling")
         return self.take(torch.randint(self.size, (n,), device=self.device))
 
     def take(self, index: Tensor) -> Tensors:
-        """Rows `index` [n] (int64), counted from the start of the storage, copied."""
+        """Copies of the transitions at storage positions `index` [n] (int64)."""
         rows: Tensors = {}
         if self._packed:
             parts = self._flat.index_select(0, index).split_with_sizes(self._widths, 1)
@@ -82,20 +86,23 @@ class ReplayBuffer:
         return rows
 
     def settle(self, index: Tensor, error: Tensor) -> None:
-        """Told how far off the learner was [n] on rows `index` [n]; here all rows stay equal."""
+        """Set priorities from absolute TD errors `error` [n] of transitions `index` [n].
+
+        Does nothing here: sampling is uniform.
+        """
 
     def get_state(self) -> dict[str, Any]:
-        """The stored rows (copied) in storage order, and where the next one goes."""
+        """The stored transitions (copied) in storage order, and the write position."""
         rows = self.take(torch.arange(self.size, device=self.device)) if self.size else {}
         rows = tt.each(rows, lambda leaf: leaf.contiguous())
         return {"capacity": self.capacity, "cursor": self.cursor, "rows": rows}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Hold exactly what `get_state` returned; ValueError when the capacity is another."""
+        """Restore a state of `get_state`; ValueError if the capacity differs."""
         if state["capacity"] != self.capacity:
             raise ValueError(
-                f"the saved replay has capacity {state['capacity']}, this one {self.capacity}: "
-                "resume with the saved capacity"
+                f"the saved replay buffer has capacity {state['capacity']}, this one "
+                f"{self.capacity}: resume with the data.replay_size of the saved run"
             )
         self._here, self._packed, self._apart, self.size, self.cursor = {}, [], {}, 0, 0
         if state["rows"]:
@@ -103,7 +110,7 @@ class ReplayBuffer:
         self.cursor = state["cursor"]
 
     def _allocate(self, rows: Tensors) -> None:
-        """Take the memory for rows like these."""
+        """Allocate memory for transitions with the leaves of `rows`."""
         self._lay_out(rows)
         self._flat = torch.empty(self.capacity, sum(self._widths), device=self.device)
         self._apart = {
@@ -112,7 +119,7 @@ class ReplayBuffer:
         }
 
     def _lay_out(self, rows: Tensors) -> None:
-        """Place the leaves of a row; `obs`, `action` and `next_obs` come first, in that order."""
+        """Choose the leaves' order: first `obs`, `action` and `next_obs`, then the others."""
         keys = sorted(rows, key=_place)
         self._here = shapes = {key: rows[key].shape[1:] for key in keys}
         packed = [key for key in keys if rows[key].dtype == torch.float32]
@@ -121,7 +128,7 @@ class ReplayBuffer:
         self._apart = {key: rows[key] for key in keys if key not in packed}
 
     def _write(self, rows: Tensors, n: int) -> None:
-        """Write `n` rows that fit between the cursor and the end."""
+        """Write `n` transitions that fit between the cursor and the end."""
         end = self.cursor + n
         if self._packed:
             leaves = [rows[key].reshape(n, -1) for key, _ in self._packed]
@@ -134,26 +141,26 @@ class ReplayBuffer:
         self.size = max(self.size, min(end, self.capacity))
 
     def _check(self, rows: Tensors) -> None:
-        """ValueError that names the leaves in which `rows` differ from what is stored."""
+        """ValueError with the leaves in which `rows` differ from stored transitions."""
         if len(rows) == len(self._here) and all(
             key in rows and rows[key].shape[1:] == shape for key, shape in self._here.items()
         ):
             return
         there = {key: value.shape[1:] for key, value in rows.items()}
         lines = [
-            f"{key}: stored {_shown(self._here.get(key))}, given {_shown(there.get(key))}"
+            f"{key}: stored {_shown(self._here.get(key))}, new {_shown(there.get(key))}"
             for key in sorted({*self._here, *there})
             if self._here.get(key) != there.get(key)
         ]
-        raise ValueError(f"rows do not fit this replay: {'; '.join(lines)}")
+        raise ValueError(f"transitions do not fit this replay buffer: {'; '.join(lines)}")
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:
-    return "nothing" if shape is None else str(list(shape))
+    return "missing" if shape is None else str(list(shape))
 
 
 def _place(key: str) -> int:
-    """Order of a leaf inside a row."""
+    """Sort key of a leaf inside a transition."""
     for place, start in enumerate(("obs/", "action", "next_obs/")):
         if key.startswith(start):
             return place

@@ -1,9 +1,9 @@
-"""Segment: the newest decisions of every row, in the order they were made (PPO, 2017).
+"""RolloutBuffer: the on-policy batch of PPO, the newest decisions of every parallel env in order.
 
-          row 0   row 1   row 2
-slot 0      d       d       d         T = 3: the most decisions that any row has closed
+          env 0   env 1   env 2
+slot 0      d       d       d         T = 3: the largest number of finished decisions of any env
 slot 1      d       d       d
-slot 2      d       -       d         - is not valid: that row closed fewer
+slot 2      d       -       d         -: not valid, this env finished fewer decisions
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from embodied.core.tensors import Tensors
 
 
 class RolloutBuffer:
-    """Decisions [T, B, ...] of `rows` environments; storage is kept from one segment to the next.
+    """Decisions [T, B, ...] of `rows` parallel envs; memory is reused from batch to batch.
 
-    `horizon` decisions a row are expected; there is room for more, as episodes' ends cut chunks.
+    `horizon` decisions per env are expected. The buffer grows where there are more, because the end
+    of an episode cuts action chunks short.
     """
 
     def __init__(self, rows: int, horizon: int, device: torch.device | str = "cpu") -> None:
@@ -30,7 +31,7 @@ class RolloutBuffer:
         self.length = 0  # the largest count
 
     def add(self, rows: Tensors, closed: Tensor | None) -> None:
-        """Append one decision to each of the rows `closed` [n] (None: all, in order)."""
+        """Append one decision to each of the parallel envs `closed` [n] (None: all, in order)."""
         if not self.held:
             self.held = {
                 key: value.new_zeros(self.horizon, self.rows, *value.shape[1:])
@@ -64,9 +65,9 @@ class RolloutBuffer:
         return {**held, "valid": slots[:, None] < self.count}
 
     def clear(self) -> None:
-        """Begin the next segment."""
+        """Start the next batch."""
         if self.length and int(self.count.min()) < self.length:
-            for value in self.held.values():  # what is not valid is zero, not an old decision
+            for value in self.held.values():  # invalid slots are zero, not old decisions
                 value.zero_()
         self.count.zero_()
         self.length = 0

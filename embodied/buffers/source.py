@@ -1,4 +1,4 @@
-"""Source: where a learner's batches come from."""
+"""Source: the protocol of everything that learners sample batches from."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from embodied.core.tensors import Tensors
 
 
 class Source(Protocol):
-    """Anything with rows to sample.
+    """A collection of transitions, or of action chunks for imitation, that can be sampled.
 
-    A reinforcement-learning row is one decision: `obs/*`, `action`, `reward` (discounted sum over
-    the k steps that the decision lasted), `discount` (gamma^k, 0 where the world ended: never 0 at
-    a time limit), `next_obs/*` (the true successor). An imitation row is `obs/*`, `action`
-    [n, H, A] and `valid` [n, H].
+    A transition is one decision: `obs/*`, `action`, `reward` (discounted sum over the k steps of
+    the decision), `discount` (gamma^k; 0 where the environment terminated, never 0 at a time
+    limit), `next_obs/*` (the final observation where the episode ended). An imitation sample is
+    `obs/*`, `action` [n, H, A] and `valid` [n, H].
     """
 
     def __len__(self) -> int: ...
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows, uniformly and with replacement, by torch's default generator."""
+        """`n` transitions with replacement, by torch's default generator."""
         ...

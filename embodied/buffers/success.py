@@ -1,7 +1,7 @@
-"""Successes: the rows of episodes that reached their goal, drawn more often than they happen.
+"""SuccessBuffer: transitions of successful episodes, to be oversampled in batches.
 
-Self-imitation keeps what worked (Oh et al., 2018); with sparse rewards these are the few rows from
-which values can begin to spread.
+After self-imitation learning (Oh et al., 2018). With sparse rewards these few transitions are the
+ones that carry a reward signal.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from embodied.core.tensors import Tensors
 
 
 class SuccessBuffer:
-    """A Source of the newest `capacity` rows of successful episodes; until there are any, what
-    `otherwise` has. Rows are held back until their episode has ended."""
+    """A Source of the newest `capacity` transitions of successful episodes.
+
+    It samples from `otherwise` until there is a success. Transitions are added when their episode
+    has ended.
+    """
 
     def __init__(
         self, capacity: int, otherwise: Source, device: torch.device | str = "cpu"
     ) -> None:
         self.kept, self.otherwise = ReplayBuffer(capacity, device), otherwise
-        self.held: Tensors = {}  # [longest so far, B, ...]
+        self.held: Tensors = {}  # transitions of running episodes, [longest so far, B, ...]
         self.count = self.won = torch.empty(0)
-        self.most = 0  # an upper bound of count, known without waiting for the device
+        self.most = 0  # upper bound of count, kept on the host to avoid a device sync
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -36,8 +39,11 @@ class SuccessBuffer:
         return self.kept.sample(n) if len(self.kept) else self.otherwise.sample(n)
 
     def push(self, rows: Tensors, closed: Tensor | None, success: Tensor, ended: Tensor) -> None:
-        """What one step of B environments closed: rows of environments `closed` (None: all, in
-        order; may be no rows), whether the goal was reached in it, and which episodes ended."""
+        """Add the transitions that one step of B parallel envs finished.
+
+        `rows`: transitions (possibly none) of parallel envs `closed` (None: all, in order).
+        `success` [B], `ended` [B] (bool): whether the goal was reached, and the episode ended.
+        """
         if len(self.count) != len(ended):
             self.count = torch.zeros(len(ended), dtype=torch.int64, device=ended.device)
             self.won = torch.zeros_like(ended)

@@ -1,11 +1,11 @@
-"""Hindsight: columns of a row that only the rest of its episode can say.
+"""TrajectoryColumns: transition columns that need the rest of the episode.
 
-    returns      R_t = r_t + d_t R_{t+1}: the return to go that was really seen
-    next_action  the action of the decision after this one
+    returns      R_t = r_t + d_t R_{t+1}: the Monte Carlo return-to-go
+    next_action  the action of the next decision in the episode (as in SARSA)
 
-Where a time limit cut the episode its last reward is taken to go on for ever, r / (1 - d): 0 for a
-sparse reward that was not reached, -1 / (1 - gamma) where every step costs 1. There is no next
-action then, nor where the world ended: it is NaN.
+Where a time limit truncated the episode, the last reward r is assumed to continue forever,
+r / (1 - d): 0 for a sparse reward that was not reached, -1 / (1 - gamma) where every step costs 1.
+`next_action` is NaN in the last transition of an episode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = ("returns", "next_action")
 
 
 def returns_to_go(reward: Tensor, discount: Tensor, length: Tensor) -> Tensor:
-    """[N] of the rows of E episodes one after the other, `length` [E] of them each."""
+    """Returns-to-go [N] of E concatenated episodes of `length` [E] transitions each."""
     end = length.cumsum(0) - 1
     forever = torch.where(discount < 1, reward / (1 - discount), reward)
     result, after = torch.empty_like(reward), torch.zeros_like(reward[end])
@@ -40,7 +40,7 @@ def returns_to_go(reward: Tensor, discount: Tensor, length: Tensor) -> Tensor:
 
 
 def next_actions(action: Tensor, length: Tensor, width: int = 1) -> Tensor:
-    """The action `width` rows later in the same episode, NaN where there is none; as `action`."""
+    """The action `width` transitions later in the same episode (NaN: none); shaped as `action`."""
     last = torch.repeat_interleave(length.cumsum(0) - 1, length)
     index = torch.arange(len(action), device=action.device) + width
     known = index <= last
@@ -51,7 +51,7 @@ def next_actions(action: Tensor, length: Tensor, width: int = 1) -> Tensor:
 def columns_of_episodes(
     episodes: Episodes, rows: Tensors, columns: Sequence[str], gamma: float, width: int
 ) -> Tensors:
-    """`columns` of the decision rows of `episodes`, one for every step, `width` steps long."""
+    """`columns` of the transitions of `episodes`: one per step, each spanning `width` steps."""
     steps = episodes.steps
     made: Tensors = {}
     if "returns" in columns:
@@ -63,20 +63,23 @@ def columns_of_episodes(
 
 
 class TrajectoryColumns:
-    """Holds the rows of running episodes and hands them out, completed, when these end."""
+    """Keeps the transitions of running episodes; returns them with `columns` when these end."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is held: its episodes will not be finished."""
+        """Drop the transitions of running episodes."""
         self.held: list[Tensors] = []
         self.who: list[Tensor] = []
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
-        """Take rows that closed in environments `closed` (None: all); return, episode by episode,
-        those of environments that `ended` [B] (bool), perhaps none."""
+        """Add transitions `rows` that finished in parallel envs `closed` (None: all).
+
+        Returns, episode by episode, the completed transitions of parallel envs that `ended` [B]
+        (bool); possibly none.
+        """
         if rows:
             every = torch.arange(len(ended), device=ended.device)
             self.held.append(rows)

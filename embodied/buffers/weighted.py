@@ -1,13 +1,15 @@
-"""Weighted: sample the rows of better trajectories more often; the learner does not change.
+"""Trajectory weighting of offline data: better trajectories are sampled more often (AW, RW).
 
 Hong, Agrawal, Tachet des Combes and Laroche, "Harnessing mixed offline reinforcement learning
-datasets via trajectory weighting" (2023). Trajectory i, of return G_i, weighs
+datasets via trajectory weighting" (2023). The learner does not change. Trajectory i of return G_i
+has the weight
 
-    w_i = exp(u_i / alpha),   u_i min-max normalised over the data
+    w_i = exp(u_i / alpha),   u_i min-max normalised over the dataset
 
-with u = G (`Return`) or u = G - b(s_0), b linear, where some starts are easier (`Advantage`); `Top`
-keeps the best only. Each row weighs what its trajectory does. Where all returns are 0 or 1 this is
-cloning the successes, and where luck decides it favours the lucky.
+with u = G (`Return`), or u = G - b(s_0) with a linear baseline b, where some initial states are
+easier (`Advantage`); `Top` keeps only the best trajectories. Every transition has the weight of its
+trajectory. If all returns are 0 or 1, this imitates the successful episodes. In stochastic
+environments it favours lucky trajectories.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ class Weights(Protocol):
 
 
 class Weighted:
-    """A fixed set of rows, drawn with replacement in proportion to `weight` [N]: a `Source`.
+    """A `Source` of N fixed transitions, sampled with replacement in proportion to `weight` [N].
 
-    A draw costs a binary search in sums made once, whatever N is.
+    Sampling is a binary search in the cumulative sum of the weights, which is computed once.
     """
 
     def __init__(self, rows: Tensors, weight: Tensor, device: torch.device | str = "cpu") -> None:
         self.rows = {key: value.to(device).contiguous() for key, value in rows.items()}
         self.device, self.length = torch.device(device), tt.length(rows)
         if len(weight) != self.length or not bool((weight >= 0).all()) or not weight.sum() > 0:
-            raise ValueError("weights should be one a row, none negative and not all zero")
-        # float64: in float32 a sum over millions of rows loses the small ones.
+            raise ValueError("weights should be one per transition, non-negative and not all zero")
+        # float64: in float32 a sum over millions of transitions loses small weights.
         self.sums = weight.double().cumsum(0).to(device)
         squares = weight.double().square().sum()
         self.effective = float(self.sums[-1].cpu().square() / squares)
@@ -50,7 +52,7 @@ class Weighted:
         return self.length
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows by torch's default generator."""
+        """`n` transitions by torch's default generator."""
         lot = torch.rand(n, dtype=torch.float64, device=self.device) * self.sums[-1]
         index = torch.searchsorted(self.sums, lot, right=True).clamp(max=self.length - 1)
         return tt.take(self.rows, index)
@@ -58,8 +60,8 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Config:
-    """`alpha`: temperature; smaller is greedier. `quantile`: returns above this quantile count as
-    it, so that a single outlier does not take all the weight (1: as published)."""
+    """`alpha`: temperature; smaller is greedier. `quantile`: returns are clipped at this quantile,
+    which keeps a single outlier from getting all the weight (1: no clipping, as published)."""
 
     alpha: float = 0.1
     quantile: float = 1.0
@@ -94,25 +96,26 @@ class Advantage(Return):
         vectors = [v.flatten(1).double() for v in first.values() if v.is_floating_point()]
         if not vectors:
             raise ConfigError(
-                "weighting=advantage needs numbers to see the start: weighting=return"
+                "weighting=advantage needs a float observation of the initial state: "
+                "weighting=return"
             )
         start = torch.cat(vectors, 1)
         start = (start - start.mean(0)) / start.std(0).clamp(min=1e-6)
         start = torch.cat([torch.ones(len(start), 1, dtype=torch.float64), start], 1)
-        # gelsd: some of the start's elements may be constant, or sums of others.
+        # gelsd: observation elements may be constant or linearly dependent.
         fitted = torch.linalg.lstsq(start, whole.unsqueeze(1), driver="gelsd").solution
         return whole - (start @ fitted).squeeze(1)
 
 
 @dataclass(frozen=True)
 class TopConfig:
-    """`share` of the trajectories, the best ones, that are kept (at least one)."""
+    """`share`: fraction of the trajectories that is kept, the best ones (at least one)."""
 
     share: float = 0.1
 
 
 class Top:
-    """1 for the best trajectories and 0 for the others."""
+    """Weight 1 for the best trajectories and 0 for the others."""
 
     def __init__(self, config: TopConfig) -> None:
         if not 0 < config.share <= 1:

@@ -130,7 +130,7 @@ def test_on_disk_it_is_the_same_ring(tmp_path: Path) -> None:
     there = memory.sample(30)
     assert here.keys() == there.keys()
     assert all(torch.equal(here[key], there[key]) for key in here)
-    with pytest.raises(ValueError, match="given nothing"):
+    with pytest.raises(ValueError, match="new missing"):
         disk.add({"reward": torch.zeros(1)})
 
 
@@ -160,9 +160,9 @@ def test_a_checkpoint_of_a_replay_on_disk_is_small_and_exact(tmp_path: Path) -> 
     assert held(again) == list(range(30))
     again.add(rows([30]))
     assert held(again) == list(range(31))
-    with pytest.raises(ConfigError, match="holds 0 rows"):
+    with pytest.raises(ConfigError, match="holds 0 transitions"):
         on_disk(tmp_path / "elsewhere", 100).set_state(state)
-    with pytest.raises(ConfigError, match="room for 100"):
+    with pytest.raises(ConfigError, match="capacity 100"):
         on_disk(tmp_path, 50)
 
 

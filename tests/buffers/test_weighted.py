@@ -100,7 +100,7 @@ def test_small_weights_among_millions_are_drawn() -> None:
 
 @pytest.mark.parametrize("bad", [[1.0], [1.0, -1.0], [0.0, 0.0]])
 def test_bad_weights_are_refused(bad: list[float]) -> None:
-    with pytest.raises(ValueError, match="one a row"):
+    with pytest.raises(ValueError, match="one per transition"):
         Weighted({"row": torch.arange(2)}, torch.tensor(bad))
 
 

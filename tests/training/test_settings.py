@@ -172,7 +172,7 @@ def test_it_takes_effect_or_is_refused(
         ({"data.normalize": True}, "warm-up"),
         ({"demo_episodes": 3}, "demos=DIR"),
         ({"weighting": TOP}, "demos=DIR"),
-        ({"data.random_shift": 4}, "observes none"),
+        ({"data.random_shift": 4}, "image observations"),
         ({"steps": 0}, "steps=0"),
         ({"threads": 0}, "threads=0"),
         ({"execute": 0}, "execute=0"),
@@ -193,7 +193,7 @@ def test_bad_evaluation_settings_are_refused() -> None:
 
 
 def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:
-    with pytest.raises(ConfigError, match="observes none"):
+    with pytest.raises(ConfigError, match="image observations"):
         RunComponents(read_config(node(tmp_path, "offline", demos, **{"data.random_shift": 2})))
     with pytest.raises(ConfigError, match="no use in on-policy"):
         read_config(node(tmp_path, "on_policy", None, **{"data.random_shift": 2}))
