@@ -1,2 +1,1 @@
-"""From a configuration to a trained policy, for any method; more than fifteen modules because every
-regime and every stage of the data pipeline has its own."""
+"""Training runs: trainer, training loops (offline, off-policy, on-policy), rewards and logging."""

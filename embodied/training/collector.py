@@ -1,4 +1,4 @@
-"""Rollout: step an environment with an actor and hand out the decisions that ended, as rows."""
+"""Collector: steps a vector environment with a policy and returns completed transitions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from embodied.core.env import NotSavable, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
-# What a world may say of a step (bool), kept with its decision's row: somebody else acted; what
-# happened should not have.
+# Flags (bool) that `Step.log` may contain; they are stored with each transition: a person took over
+# the action; a constraint was violated.
 EXTRA_FLAGS = ("intervened", "violated")
 
 
 class Collector:
-    """A running environment and the decisions in flight in it.
+    """A running environment and its pending decisions.
 
-    A decision lasts from the step in which the actor made it until its chunk has been executed or
-    the episode ended; its row then holds `obs/*` as the policy saw them, `action`, the discounted
-    `reward` of its k steps, `discount` = gamma^k (0 where the world ended), `next_obs/*`. With
-    `n_step` > 1 a row spans up to that many decisions of one episode (fewer at its end).
+    A decision lasts from the step in which the policy made it until its chunk is executed or the
+    episode ends. Its transition has `obs/*` as the policy observed them, `action`, the discounted
+    `reward` of its k steps, `discount` = gamma^k (0 where the environment terminated) and
+    `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode.
 
-    After a step, `closed` holds the environments whose decisions it handed out (int64, None: all,
-    in order) and `began` [B] (bool) which rows' running decisions are the first of their episodes.
+    After a step, `finished` holds the parallel envs whose decisions were completed (int64; None:
+    all, in order), and `is_first` [B] (bool) tells whether an env's pending decision is the first
+    one of its episode.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Collector:
         self.act_with(policy)
 
     def act_with(self, policy: Policy) -> None:
-        """Let another policy take over; decisions in flight are dropped."""
+        """Switch to another policy; pending decisions are dropped."""
         self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
         self.augments = type(policy).observe is not Policy.observe
         self.pending: Tensors = {}
@@ -67,7 +68,7 @@ class Collector:
         return self.env.step(action.to(self.env.device))
 
     def complete(self, step: Step) -> tuple[Tensors, Step]:
-        """The transitions that `step` completed (perhaps none), and it on the actor's device."""
+        """Transitions that `step` completed (perhaps none), and `step` on the actor's device."""
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)
@@ -123,16 +124,16 @@ class Collector:
         return tt.take(self.pending | self._next(step), closed), closed
 
     def _done(self, step: Step) -> Tensors:
-        """The action that was executed, where that is another one than was chosen."""
+        """The executed action, where it differs from the one that the policy chose."""
         if "executed" not in step.log:
             return {}
         if self.actor.execute > 1:
-            raise ConfigError("who is taken over from has to decide on every step: execute=1")
+            raise ConfigError("human interventions need one decision per step: execute=1")
         return {"action": step.log["executed"]}
 
     @property
     def savable(self) -> bool:
-        """Whether the environment can save its rows exactly."""
+        """Whether the environment can save its exact state."""
         try:
             self.env.get_state()
         except NotSavable:
@@ -140,12 +141,12 @@ class Collector:
         return True
 
     def restart(self) -> None:
-        """Begin new episodes in all rows, after a resume of what the environment could not save."""
+        """Reset all parallel envs, after a resume without the environment's saved state."""
         self.obs = self.env.reset()
         self.first = torch.ones_like(self.first)
 
     def get_state(self) -> dict[str, Any]:
-        """Environment, actor and decisions in flight; NotSavable where the environment cannot."""
+        """State of environment, actor and pending decisions; NotSavable if the env cannot save."""
         window = None if self.n_step is None else self.n_step.get_state()
         return {
             "env": self.env.get_state(),
@@ -158,7 +159,7 @@ class Collector:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly from `get_state`."""
+        """Continue exactly from `get_state`."""
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
         self.obs, self.first, self.pending = state["obs"], state["first"], state["open"]

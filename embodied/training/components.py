@@ -75,7 +75,7 @@ class RunComponents:
         return env
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success and return on the held-out starts, or tasks."""
+        """Success rate and return on held-out initial states, or held-out tasks."""
         self.policy.eval()
         settings, env = self.config.eval, self.eval_env
         episodes = len(env.tasks) if isinstance(env, TaskGridEval) else settings.episodes
@@ -86,7 +86,7 @@ class RunComponents:
         return result.metrics()
 
     def record_videos(self, folder: Path) -> None:
-        """One success and one failure of the evaluation as MP4, where there is a camera."""
+        """Write one successful and one failed evaluation episode as MP4, if the env renders."""
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
@@ -107,7 +107,7 @@ class RunComponents:
         env.close()
 
     def write_reward_components(self, folder: Path) -> None:
-        """What the reward was made of in one episode of the evaluation, where it has parts."""
+        """Write the reward's components over one evaluation episode, if it has components."""
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
         if not isinstance(reward, HasComponents):
             return
@@ -119,7 +119,7 @@ class RunComponents:
         env.close()
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
-        """A checkpoint to act from and to go on from; older ones keep what acting needs."""
+        """Save a checkpoint; older ones lose the loop state, which only resuming needs."""
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
         here = checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
@@ -139,21 +139,21 @@ class RunComponents:
         return checkpoint.file_hash(checkpoint.find(self.config.init) / "policy.safetensors")
 
     def resume(self, path: str) -> int:
-        """Go on from the last checkpoint of `path`; returns its step."""
+        """Continue from the last checkpoint of `path`; returns its step."""
         loop = checkpoint.load_state(path, "loop")
         self.learner.set_state(checkpoint.load_state(path, "learner"))
         if distributed.rank() > 0:
-            loop["loop"]["rollout"] = None  # the first process's worlds
+            loop["loop"]["rollout"] = None  # the first process's environments
         self.loop.set_state(loop["loop"])
         set_rng_state(loop["rng"])
         return int(loop["step"])
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
-    """The policy that acts, and the part of it that learns (the same one without `finetune`)."""
+    """The policy that acts, and the trainable part of it (the same without `finetune`)."""
     if config.finetune is not None:
         if config.init is None:
-            raise ConfigError("a finetune needs the policy to start from: init=RUN")
+            raise ConfigError("finetune needs a trained base policy: init=RUN")
         base = checkpoint.load_policy(config.init, env.spec)
         wrapper: type[PolicyWrapper] = resolve(config.finetune["_target_"])
         whole = wrapper.wrap(base, config.finetune, config.policy)
@@ -197,7 +197,7 @@ def require_settings(policy: Policy, node: Node) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is the GPU if there is one."""
+    """The torch device of a name; "auto": the GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

@@ -21,8 +21,8 @@ Regime = Literal["offline", "off_policy", "on_policy"]
 class EvalConfig:
     """Evaluation on held-out initial states: `episodes` from `seed`, in `num_envs` parallel envs.
 
-    With a `grid`, one episode of each task on a grid instead: so many values of every task
-    parameter. In an environment with held-out tasks: one of each of the first `episodes` of those.
+    `grid` > 0 evaluates one episode of each task on a grid with that many values of every task
+    parameter. In an environment with held-out tasks: one episode each of the first `episodes`.
     """
 
     episodes: int = 200
@@ -36,7 +36,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class Offline:
-    """`random_shift`: images of a batch are shifted at random by up to so many pixels (DrQ-v2).
+    """`random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
 
     `steps` of the run count updates. Normalizers are always fitted to the dataset.
     """
@@ -59,7 +59,7 @@ class OffPolicy:
 
     `success_fraction` of every batch are transitions of successful episodes, once there are any.
     `normalize`: fit the normalizers to demonstrations, else to the transitions of the warm-up.
-    `random_shift`: images of a batch are shifted at random by up to so many pixels (DrQ-v2).
+    `random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
     """
 
     regime: ClassVar[Regime] = "off_policy"
@@ -88,7 +88,7 @@ class OffPolicy:
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """No settings: the learner's own say how many steps an update takes (`learner.horizon`)."""
+    """No settings: `learner.horizon` is the number of steps per update."""
 
     regime: ClassVar[Regime] = "on_policy"
 
@@ -98,7 +98,7 @@ REGIMES: dict[str, type[Offline | OffPolicy | OnPolicy]] = {
     "off_policy": OffPolicy,
     "on_policy": OnPolicy,
 }
-# Settings outside `data` that only some regimes have a use for.
+# Settings outside `data` that only some regimes use.
 ONLY: dict[str, tuple[Regime, ...]] = {
     "replay": ("off_policy",),
     "weighting": ("offline", "off_policy"),
@@ -106,7 +106,7 @@ ONLY: dict[str, tuple[Regime, ...]] = {
     "teacher": ("off_policy", "on_policy"),
 }
 INSTEAD = {
-    "reward": "embodied reward label DATASET reward=... out=DIR rewards a dataset, then demos=DIR",
+    "reward": "embodied reward label DATASET reward=... out=DIR relabels a dataset, then demos=DIR",
 }
 
 
@@ -161,9 +161,9 @@ class RunConfig:
             if getattr(self, name) is not None and self.data.regime not in regimes:
                 raise ConfigError(refusal(name, self.data.regime, regimes))
         if self.demos is None and self.demo_episodes is not None:
-            raise ConfigError("demo_episodes says how much of each dataset is read: demos=DIR")
+            raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
         if self.demos is None and self.weighting is not None:
-            raise ConfigError("a weighting is of demonstrations: demos=DIR")
+            raise ConfigError("weighting needs demonstrations: demos=DIR")
 
     @property
     def pretrain_steps(self) -> int:
@@ -172,7 +172,7 @@ class RunConfig:
 
     @property
     def total_steps(self) -> int:
-        """Where the run's step counter ends."""
+        """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
 
 
@@ -187,14 +187,15 @@ def require(config: Any, where: str, **bounds: tuple[float, float | None]) -> No
 
 
 def refusal(name: str, regime: str, regimes: tuple[str, ...]) -> str:
-    """One line: setting `name` has no use in this regime, and where it has one."""
+    """The error line for setting `name`, which has no effect in `regime`, only in `regimes`."""
     where = " or ".join(f"data={each}" for each in regimes)
     instead = f"; {INSTEAD[name]}" if name in INSTEAD and regime == "offline" else ""
-    return f"{name} has no use in {regime.replace('_', '-')} training, only with {where}{instead}"
+    training = f"{regime.replace('_', '-')} training"
+    return f"{name} has no effect in {training}, only with {where}{instead}"
 
 
 def regime_of(node: Mapping[str, Any]) -> Regime:
-    """The training regime that a run's settings say, or that its learner declares."""
+    """The training regime of a run's settings, by default the one that its learner declares."""
     data = node.get("data") or {}
     regime = data if isinstance(data, str) else data.get("regime", "auto")
     if regime in (None, "auto"):
@@ -205,10 +206,10 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
 
 
 def read_config(node: Mapping[str, Any]) -> RunConfig:
-    """A run's settings, checked; ConfigError in one line where one is wrong, or has no use.
+    """A run's settings, checked; raises ConfigError for a wrong setting and one without effect.
 
-    `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or not
-    there (the learner's regime). Flat settings of before (`ratio`) are still read, with a warning.
+    `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or
+    missing (the learner's regime). Deprecated flat settings (`ratio`) are read, with a warning.
     """
     node = moved.run_settings(node)
     regime = regime_of(node)
@@ -223,10 +224,10 @@ def read_config(node: Mapping[str, Any]) -> RunConfig:
 
 
 def saved_config(node: Mapping[str, Any]) -> Node:
-    """The settings in a run.yaml by their names of today.
+    """The settings of a run.yaml, by their current names.
 
-    Runs of before wrote the settings of all regimes into it; those of other regimes had no effect
-    and are left out.
+    Older versions wrote the settings of all regimes; those of other regimes had no effect and are
+    left out.
     """
     flat = "data" not in node or not isinstance(node["data"], dict)
     made = moved.run_settings(node)

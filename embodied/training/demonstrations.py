@@ -1,4 +1,4 @@
-"""Demonstrations: recorded episodes, read once, as the transitions or chunks of a learner."""
+"""Demonstrations: reads recorded episodes as transitions or action chunks for a learner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embodied.training.config import RunConfig
 
 
 def read_demonstrations(config: RunConfig, env: VecEnv) -> Episodes | None:
-    """The episodes of `config.demos`; SpecMismatch where they are of another environment."""
+    """The episodes of `config.demos`; SpecMismatch if they are of another environment."""
     if config.demos is None:
         return None
     parts: list[Episodes] = []
@@ -37,8 +37,8 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
         return chunks(episodes, policy.chunk)
     if learner.policy is not policy:
         raise ConfigError(
-            "demonstrations cannot be used with this finetune (what it learns to choose are not "
-            "the robot's actions); leave demos out"
+            "this finetune method cannot use demonstrations, because its learner's actions are not "
+            "the robot's: leave out demos"
         )
     steps = execute or policy.chunk
     rows = transitions(episodes, learner.gamma, steps, learner.n_step)
@@ -50,7 +50,7 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
 def source_of(
     rows: Tensors, episodes: Episodes, config: RunConfig, device: torch.device
 ) -> Dataset | Weighted:
-    """The demonstrations' rows to sample from, by `config.weighting` if there is one."""
+    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set."""
     if config.weighting is None:
         return Dataset(rows, device)
     weights: Weights = build(config.weighting)
@@ -59,7 +59,7 @@ def source_of(
 
 
 def metrics_of(source: Source | None) -> dict[str, float]:
-    """What to log of a weighted source: its rows, and to how many equally likely ones they come."""
+    """Metrics of a weighted source: its number of transitions and the effective sample size."""
     if not isinstance(source, Weighted):
         return {}
     return {"data/rows": len(source), "data/effective_rows": source.effective}

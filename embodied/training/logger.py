@@ -1,4 +1,4 @@
-"""Log: metrics to a file that survives a cut, a progress bar or plain lines, wandb if wanted."""
+"""Log: writes metrics to metrics.jsonl, the terminal and, optionally, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PLAIN = 5.0  # s between lines where there is no terminal
 
 
 class Log:
-    """One run's log; `folder/metrics.jsonl` gets one JSON object a line.
+    """One run's log; `folder/metrics.jsonl` has one JSON object per line.
 
-    Every line has `step`, `seconds` (of wall time, over all resumes) and metrics such as
-    `train/critic_loss` and `eval/success`. `last` holds the newest value of each. What an earlier,
-    interrupted process wrote past the step that is gone on from is dropped, as is a line it was
-    killed in. Without `begin` nothing is shown. A `silent` log shows and writes nothing.
+    Every line has `step`, `seconds` (wall time, over all resumes) and metrics such as
+    `train/critic_loss` and `eval/success`. `last` holds the newest value of each. After a resume,
+    lines past the resumed step and an incomplete last line are dropped. Without `begin` nothing is
+    printed. A `silent` log prints and writes nothing.
     """
 
     def __init__(self, folder: Path, wandb: bool = False, silent: bool = False) -> None:
@@ -44,9 +44,9 @@ class Log:
         self._wants_wandb = wandb
 
     def begin(self, facts: Mapping[str, str], steps: int, step: int, config: Any = None) -> None:
-        """Say what will happen (`facts`, in order) and show progress from `step` to `steps`.
+        """Print `facts` and show progress from `step` to `steps`.
 
-        Metrics past `step` are dropped: with `step` 0 the file starts anew.
+        Metrics past `step` are dropped: `step` 0 starts a new file.
         """
         self._cut = step
         if self.silent:
@@ -70,7 +70,7 @@ class Log:
         try:
             with self.file.open("a") as sink:
                 sink.write(json.dumps(line) + "\n")
-        except OSError as error:  # a full disk does not say which file it was
+        except OSError as error:  # the error of a full disk does not name the file
             raise OSError(error.errno, error.strerror, str(self.file)) from error
         self.last |= values
         if self._wandb is not None:
@@ -79,17 +79,17 @@ class Log:
             self._shown.tell(self.last)
 
     def advance(self, step: int) -> None:
-        """Progress; cheap enough for every iteration."""
+        """Update the progress; cheap enough for every iteration."""
         if self._shown is not None:
             self._shown.advance(step)
 
     def warn(self, line: str) -> None:
-        """A line for people to see, above the progress."""
+        """Print a warning line above the progress."""
         if not self.silent:
             print(f"embodied: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the bar away and finish wandb."""
+        """Remove the progress bar and finish the wandb run."""
         if self._shown is not None:
             self._shown.close()
         if self._wandb is not None:
@@ -107,7 +107,7 @@ class Log:
         self.close()
 
     def _open(self, step: int) -> None:
-        """Keep the lines up to `step`; the clock goes on where they end."""
+        """Keep the lines up to `step` and continue their clock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rows = read_metrics(self.folder)
         kept = [row for row in rows if row["step"] <= step and (step > 0 or self._cut is None)]
@@ -120,7 +120,7 @@ class Log:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, without one that was cut; [] where there are none."""
+    """The lines of a run's metrics.jsonl, without an incomplete last one; [] without a file."""
     file = Path(folder) / "metrics.jsonl"
     if not file.exists():
         return []
@@ -131,7 +131,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
-            break  # a crash of the machine can leave zeros where the end was to be
+            break  # after a power failure the file can end in zero bytes
         rows.append(row)
     return rows
 
@@ -169,7 +169,7 @@ class _Bar:
 
 
 class _Lines:
-    """A plain line every few seconds."""
+    """Plain progress lines, for output without a terminal."""
 
     def __init__(self, console: Console, steps: int, step: int) -> None:
         self.steps, self.start, self.note = steps, step, ""
@@ -189,11 +189,11 @@ class _Lines:
         self.note = newest(last)
 
     def close(self) -> None:
-        """Lines need no end."""
+        """Nothing to close."""
 
 
 def newest(last: Mapping[str, float]) -> str:
-    """The number people wait for: success, else return, of evaluation, else of training."""
+    """The most informative metric: success or return of evaluation, else of training."""
     for key in ("eval/success", "eval/return", "train/success", "train/return"):
         if key in last:
             value = f"{last[key]:.0%}" if key.endswith("success") else f"{last[key]:,.1f}"

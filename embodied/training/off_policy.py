@@ -31,7 +31,7 @@ from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_
 from embodied.training.task_sampling import build_task_sampling
 from embodied.training.trainer import Trainer
 
-NORMALIZER_ROWS = 10_000  # of the warm-up, for the normalizers
+NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fitted
 
 
 class OffPolicyLoop:
@@ -79,9 +79,9 @@ class OffPolicyLoop:
         return self.rewards.mean_of_stored(self.buffers.replay)
 
     def _updates(self, rows: Tensors) -> dict[str, Any]:
-        """As many updates as `utd_ratio` grants for the new transitions; the metrics of the last.
+        """Make `utd_ratio` updates per new transition; returns the metrics of the last one.
 
-        Processes that train together make the same number, whichever of them stored transitions.
+        All processes of a distributed run make the same number of updates.
         """
         metrics: dict[str, Any] = {}
         stored = distributed.mean(len(rows["reward"]) if rows else 0)
@@ -103,7 +103,7 @@ class OffPolicyLoop:
         self.learning = True
 
     def _step(self) -> tuple[Tensors, Step]:
-        """One step of all parallel envs; the transitions that are complete with it."""
+        """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
         finished, columns = self.collector.finished, self.buffers.columns
         self.rewards.observe_step(rows, self.env_ids if finished is None else finished, step)
@@ -128,11 +128,11 @@ class OffPolicyLoop:
 
     def _set_priorities(self, index: Tensor) -> None:
         if self.learner.priority is None:
-            raise ConfigError("this learner reports no error per transition: replay=uniform")
+            raise ConfigError("this learner reports no TD error per transition: replay=uniform")
         self.buffers.replay.settle(index, self.learner.priority)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the learner; no `rollout` where the environment cannot save its state."""
+        """All state but the learner's; no `rollout` if the environment cannot save its state."""
         success, columns = self.buffers.success, self.buffers.columns
         return {
             "rollout": self.collector.get_state() if self.collector.savable else None,
@@ -172,7 +172,7 @@ def build_off_policy(
     device: torch.device,
     episodes: Episodes | None,
 ) -> OffPolicyLoop:
-    """The loop, with demonstrations of `episodes` where there are any."""
+    """The loop; the demonstrations of `episodes` (None: none) are mixed in as `config` says."""
     assert isinstance(config.data, OffPolicy)
     data = config.data
     require_usable(config, learner)
@@ -183,8 +183,8 @@ def build_off_policy(
     rewards = build_reward(config, tasks.env, learner, device)
     if learner.columns and (learner.n_step > 1 or rewards.learned):
         raise ConfigError(
-            f"this learner's transitions need {' and '.join(learner.columns)}, which are not known "
-            "with n_step above 1, nor where the reward is still learning"
+            f"this learner's transitions need {' and '.join(learner.columns)}, which cannot be "
+            "computed with n_step above 1 or with a learned reward"
         )
     demonstrations = None
     if rows is not None and episodes is not None:

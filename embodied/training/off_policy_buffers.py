@@ -27,7 +27,7 @@ from embodied.training.reward_pipeline import RewardPipeline
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """`rows`: transitions of `episodes`, as the replay buffer's transitions are."""
+    """`rows`: the transitions of `episodes`, with the columns of the replay buffer."""
 
     episodes: Episodes
     rows: Tensors
@@ -56,7 +56,7 @@ def build_buffers(
     demonstrations: Demonstrations | None,
     device: torch.device,
 ) -> Buffers:
-    """`demonstrations` are mixed into every batch, or put into the replay buffer."""
+    """The buffers; `demonstrations` are mixed into every batch or put into the replay buffer."""
     assert isinstance(config.data, OffPolicy)
     data = config.data
     replay, source, demos = _replay_and_demos(config, data, demonstrations, device)
@@ -66,7 +66,7 @@ def build_buffers(
         _require_complete_rows(learner, replay)
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
-    # Rewards are given images as they are, before they are shifted.
+    # Rewards are computed from the images before they are shifted.
     source, demos = (
         augmented(rewards.sampled(each), rewards.env.spec, data.random_shift)
         for each in (source, demos)
@@ -81,7 +81,7 @@ def _replay_and_demos(
     demonstrations: Demonstrations | None,
     device: torch.device,
 ) -> tuple[ReplayBuffer, Source, Source]:
-    """The replay buffer, what updates sample from, and what they do before the first step."""
+    """The replay buffer, and the sources of updates and of pretraining updates."""
     if demonstrations is None:
         replay = _new_replay(config, data.replay_size, device)
         return replay, replay, replay
@@ -112,13 +112,13 @@ def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> Repla
 def _require_complete_rows(learner: Learner, replay: ReplayBuffer) -> None:
     if learner.columns or learner.n_step > 1 or replay.columns:
         raise ConfigError(
-            "data.success_fraction needs transitions that are complete when they are stored, and "
-            "replay=uniform: with this learner, or n_step above 1, they are not"
+            "data.success_fraction needs replay=uniform, learner.n_step=1 and a learner whose "
+            "transitions do not depend on the rest of the episode: data.success_fraction=0"
         )
 
 
 def require_usable(config: RunConfig, learner: Learner) -> None:
-    """ConfigError in one line where a setting of `config.data` has no effect in this run."""
+    """Raises ConfigError if a setting of `config.data` has no effect in this run."""
     assert isinstance(config.data, OffPolicy)
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
@@ -128,7 +128,9 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     if not demos and data.demo_fraction != OffPolicy.demo_fraction:
         raise ConfigError("data.demo_fraction is the share of demonstrations: demos=DIR")
     if config.weighting is not None and data.demo_fraction is None:
-        raise ConfigError("a weighting needs demonstrations kept apart: data.demo_fraction=0.5")
+        raise ConfigError(
+            "weighting needs demonstrations in their own buffer: data.demo_fraction=0.5"
+        )
     if data.normalize and not demos and not data.warmup_steps:
         raise ConfigError(
             "data.normalize fits normalizers to demonstrations or to the warm-up: demos=DIR or "

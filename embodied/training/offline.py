@@ -20,7 +20,7 @@ from embodied.training.trainer import Trainer
 
 
 class OfflineLoop:
-    """The run's steps count updates."""
+    """Runs updates from `source`; the steps of the run count updates."""
 
     def __init__(
         self, learner: Learner, source: Source, data_metrics: Mapping[str, float] | None = None

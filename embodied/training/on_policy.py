@@ -92,7 +92,7 @@ class OnPolicyLoop:
         return self.rewards.mean_of_batch()
 
     def _start_batch(self) -> None:
-        """Keep the policy's memory of now: what the first decisions of the batch started from."""
+        """Clear the batch; keep the recurrent state from which its first decisions start."""
         actor = self.collector.actor
         carry = {k: v for k, v in actor.carry.items() if not k.startswith("row/")}
         self.carry = tt.each(carry, torch.clone)
@@ -122,7 +122,7 @@ class OnPolicyLoop:
         return metrics
 
     def _update_teacher(self, batch: Tensors) -> dict[str, Tensor]:
-        """Give the teacher the learner's estimates of the batch; the teacher's metrics."""
+        """Pass the learner's estimates of the batch to the teacher; returns its metrics."""
         if self.estimates is None or self.learner.estimates is None:
             return {}
         parts = {"ticket": batch["ticket"], **self.learner.estimates}
@@ -131,8 +131,8 @@ class OnPolicyLoop:
         return {f"teacher_{key}": torch.tensor(value) for key, value in metrics.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Everything but the learner; where the environment cannot save its state, the batch starts
-        again after a resume."""
+        """All state but the learner's. If the environment cannot save its state, a resumed run
+        starts a new batch."""
         state: dict[str, Any] = {
             "rollout": None,
             "reward": self.rewards.get_state(),
@@ -170,7 +170,7 @@ def build_on_policy(
     device: torch.device,
     episodes: Episodes | None,
 ) -> OnPolicyLoop:
-    """The loop; `episodes` go to a learner that uses demonstrations beside its batches."""
+    """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
     _give_demonstrations(learner, policy, episodes, config.execute)
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
@@ -189,17 +189,17 @@ def _give_demonstrations(
         learner.set_demonstrations(rows_for(episodes, policy, learner, execute))
     elif episodes is not None:
         raise ConfigError(
-            "demos have no use in on-policy training, except with a learner that imitates "
-            "demonstrations beside its batches (embodied list learners)"
+            "demos have no effect in on-policy training, except with a learner that imitates "
+            "demonstrations (embodied list learners)"
         )
 
 
 def build_second_agent(
     config: RunConfig, teacher: TwoAgentTeacher, env: VecEnv, device: torch.device
 ) -> SecondAgent:
-    """Another agent, of the same policy and learner as the run's, in the teacher's environment."""
+    """A second agent with the run's policy and learner settings, in the teacher's environment."""
     if distributed.world() > 1:
-        raise ConfigError("a teacher with a second agent trains in one process, not torchrun")
+        raise ConfigError("a two-agent teacher trains in one process: start it without torchrun")
     env = teacher.antagonist_env(env, lambda: build(config.env))
     assert config.policy is not None, "two-agent teachers have no finetune"
     policy: Policy = build(config.policy, spec=env.spec)

@@ -1,4 +1,4 @@
-"""Terms: what a reward is made of, step by step, over one evaluation episode."""
+"""Reward components over one evaluation episode, one value per decision, as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embodied.core.reward import AugmentsEnv, HasComponents
 from embodied.core.tensors import Tensors
 from embodied.training.collector import Collector
 
-LONGEST = 1000  # steps of an episode that are kept
+LONGEST = 1000  # steps of the episode, at most
 FILE = "terms.json"
 
 
@@ -29,8 +29,8 @@ def write_terms(
     seed: int,
     execute: int | None = None,
 ) -> None:
-    """Play the first evaluation episode of row 0 and keep the reward's parts of it, one number a
-    decision, in FOLDER/terms.json."""
+    """Run the first evaluation episode of parallel env 0 and write the reward's components, one
+    number per decision, to FOLDER/terms.json."""
     if isinstance(reward, AugmentsEnv):
         env = reward.augment_env(env)
     rows, won = _episode(policy, env, gamma, seed, execute)
@@ -42,7 +42,7 @@ def write_terms(
 def _episode(
     policy: Policy, env: VecEnv, gamma: float, seed: int, execute: int | None
 ) -> tuple[Tensors, bool | None]:
-    """The decisions of row 0's first episode, played without noise, and whether it succeeded."""
+    """The transitions of env 0's first episode, without exploration, and whether it succeeded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rollout = Collector(env, policy, gamma, 1, execute, seed)
@@ -62,7 +62,7 @@ def _episode(
 
 
 def _first_of(closed: torch.Tensor | None, count: int) -> int | None:
-    """Where row 0's decision is among those that closed; None where it is still running."""
+    """The index of env 0's decision among the finished ones; None if it is pending."""
     if closed is None:
         return 0 if count else None
     place = (closed == 0).nonzero().flatten()

@@ -1,11 +1,11 @@
 """RewardPipeline: the one place where a run's reward is applied.
 
-    frozen reward     off-policy: transitions and demonstrations are rewarded as they are stored
-    learned reward    off-policy: transitions are rewarded as they are sampled
-    on-policy         every batch is rewarded when it is complete
+    off-policy, frozen reward     computed when transitions and demonstrations are stored
+    off-policy, learned reward    computed when transitions are sampled
+    on-policy                     computed for every complete batch
 
-A reward that learns is updated after each of the learner's updates, from the same batch with the
-environment's own rewards.
+A learned reward is updated after each update of the learner, from the same batch with the
+environment's rewards.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
 from embodied.training.config import RunConfig
 
-RECENT = 16  # steps whose transitions are kept for the means of a frozen reward's components
-PIECE = 4096  # transitions of demonstrations that are rewarded at once
+RECENT = 16  # steps of transitions for the mean components of a frozen reward
+PIECE = 4096  # transitions of demonstrations in one call of the reward
 
 
 class RewardPipeline:
-    """`reward` (None: the environment's own) in `env`, which has the observations that it needs.
+    """Applies `reward` (None: the environment's) in `env`, which has the observations it needs.
 
     `reward_only_keys`: those observations' columns; a frozen reward's are not stored.
     """
@@ -100,12 +100,12 @@ class RewardPipeline:
             return rows
         if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
             raise ConfigError(
-                f"the demonstrations have no {min(missing)}, which this reward observes: leave "
-                "them out, or choose a reward of what they contain"
+                f"the demonstrations have no {min(missing)}, which this reward observes: leave out "
+                "demos, or choose another reward"
             )
         if learner.columns:
             raise ConfigError(
-                "this learner's demonstrations hold returns of the recorded reward: reward=null"
+                "this learner uses returns of the rewards in the demonstrations: reward=null"
             )
         parts: list[Tensor] = []
         for at in range(0, tt.length(rows), PIECE):
@@ -125,14 +125,14 @@ class RewardPipeline:
         return Relabel(source, self.reward)
 
     def update(self, batch: Tensors, env_reward: Tensor | None) -> dict[str, Tensor]:
-        """Let the reward learn from a batch that was sampled; its metrics."""
+        """Update a learned reward from a sampled batch; returns its metrics."""
         if self.reward is None or self.reward.frozen:
             return {}
         rows = batch if env_reward is None else {**batch, "reward": env_reward}
         return _named(self.reward.update(rows))
 
     def on_policy_batch(self, batch: Tensors, step: int) -> dict[str, Tensor]:
-        """Replace `batch["reward"]` [T, B] by the reward's; the metrics of what it learned."""
+        """Replace `batch["reward"]` [T, B] by the reward's; returns the update's metrics."""
         reward = self.reward
         if reward is None:
             return {}
@@ -201,7 +201,7 @@ def build_reward(
     )
     reward: Reward = accept_old_methods(built)
     if isinstance(reward, ObservesSteps) and learner.n_step > 1:
-        raise ConfigError("this reward observes every step: learner.n_step=1")
+        raise ConfigError("this reward needs one-step transitions: learner.n_step=1")
     augmented = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
     added = set(augmented.spec.obs) - set(env.spec.obs)
     keys = frozenset(f"{when}/{name}" for name in added for when in ("obs", "next_obs"))

@@ -30,7 +30,7 @@ class SteppedLoop(Protocol):
 
 
 class SecondAgent:
-    """`loop` steps and updates it by `learner`; `teacher` says after which steps."""
+    """An agent that `loop` steps and updates with `learner`, when `teacher` decides."""
 
     def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: SteppedLoop) -> None:
         self.teacher, self.learner, self.loop = teacher, learner, loop
@@ -38,17 +38,17 @@ class SecondAgent:
         self.metrics: dict[str, Tensor] = {}
 
     def after_step(self, step: Step) -> Step:
-        """The first agent made `step`: step the second one as often as the teacher says.
+        """After `step` of the first agent, step the second one as often as the teacher decides.
 
-        Returns the step as the first agent is to learn from it.
+        Returns the step from which the first agent learns.
         """
         return self.teacher.after_step(step, self.step)
 
     def step(self, obs: Tensors | None = None) -> None:
         """One step of all parallel envs, and an update where one is due.
 
-        `obs`: what it observes, where the first agent has changed the environment since its last
-        step (None: the observations of its last step).
+        `obs`: the current observations, if the first agent changed the environment since the last
+        step (None: those of the last step).
         """
         if obs is not None:
             self.loop.collector.obs = obs
@@ -58,12 +58,12 @@ class SecondAgent:
             self.metrics = {f"rival_{key}": value for key, value in metrics.items()}
 
     def drain(self) -> int:
-        """How many environment steps it made since the last call."""
+        """The number of environment steps since the last call."""
         steps, self.new_steps = self.new_steps, 0
         return steps
 
     def update_metrics(self) -> dict[str, Tensor]:
-        """What to log with an update of the first agent: its own newest update, and the teacher."""
+        """Metrics of the second agent's last update and of the teacher."""
         teacher = self.teacher.metrics()
         return self.metrics | {f"teacher_{k}": torch.tensor(v) for k, v in teacher.items()}
 

@@ -1,4 +1,4 @@
-"""Task sampling: a teacher wired to the training environment, the learner and a second agent."""
+"""Task sampling: connects a teacher (curriculum) to the training environment and the learner."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from embodied.training.value_query import task_value_estimator
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """`env`: the training environment, whose episodes have the teacher's tasks.
+    """`env`: the training environment, in which the teacher chooses the tasks of episodes.
 
-    `stateful`: what an exact resume restores, by name. `estimates`: where the learner's advantages
-    and values go, for a teacher that needs them. `second_agent`: what the training loop steps
-    beside the first agent.
+    `stateful`: parts whose state a checkpoint stores, by name. `estimates`: receives the learner's
+    advantages and values, for teachers that need them. `second_agent`: the second agent of a
+    two-agent teacher, stepped by the training loop.
     """
 
     env: VecEnv
@@ -55,9 +55,9 @@ def build_task_sampling(
     device: torch.device,
     build_second_agent: SecondAgentBuilder | None = None,
 ) -> TaskSampling:
-    """The environment as it is, or with the tasks of `config.teacher`.
+    """The environment, with the tasks of `config.teacher` if it is set.
 
-    `build_second_agent`: None where the training regime has no second agents.
+    `build_second_agent`: None where the training regime has no two-agent teachers.
     """
     if config.teacher is None:
         return TaskSampling(env)
@@ -71,8 +71,8 @@ def build_task_sampling(
     if "rival" in teacher.needs:
         if build_second_agent is None or config.finetune or config.init or config.reward:
             raise ConfigError(
-                "this teacher trains a second agent, from scratch and on the environment's own "
-                "reward: an on-policy learner without init, finetune or reward"
+                "this teacher trains a second agent from scratch with the environment's reward: it "
+                "needs an on-policy learner, without init, finetune and reward"
             )
         two_agent = cast(TwoAgentTeacher, teacher)
         second = build_second_agent(config, two_agent, env, device)
@@ -103,6 +103,6 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
 def _require_estimates(config: RunConfig, learner: Learner) -> None:
     if not isinstance(config.data, OnPolicy) or learner.estimates is None:
         raise ConfigError(
-            "this teacher needs the student's advantages and values in the environment's own "
-            "reward: an on-policy learner that has `estimates` (with learner.scale_rewards=false)"
+            "this teacher needs advantages and values in units of the environment's reward: an "
+            "on-policy learner that provides them, such as learner=ppo learner.scale_rewards=false"
         )

@@ -1,4 +1,4 @@
-"""Run: from a configuration to a trained policy in a folder; names no method."""
+"""Trains a policy as a configuration says and writes the run folder, for any method."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from embodied.training.trainer import Every, Trainer
 def train(node: dict[str, Any], log: Log) -> Path:
     """Train as `node` says (the fields of RunConfig); returns the run folder.
 
-    Writes `run.yaml`, checkpoints, metrics and a video; a run interrupted by Ctrl-C saves, raises
-    KeyboardInterrupt and can be resumed bit for bit (on the CPU). Of processes that torchrun
-    started, each has worlds and a replay of its own, and the first one writes (a resumed run gives
-    its replay to all, and the others new starts).
+    Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
+    checkpoint, raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process
+    of torchrun has its own environments and replay buffer, and only the first one writes. A resumed
+    run loads the saved replay buffer in all processes and resets the environments of the others.
     """
     config = read_config(node)
     first = distributed.start() == 0
@@ -55,7 +55,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
     with Trainer(log, config.total_steps, every, run_evaluation, save, step) as trainer:
         try:
             components.loop.run(trainer)
-        except RobotError:  # what was learned is kept; people go on when it is mended
+        except RobotError:  # save first, so that the run can be resumed once the robot works
             trainer.save_now()
             raise
         if trainer.interrupted:

@@ -1,4 +1,4 @@
-"""Trainer: what happens between updates: count, log, evaluate, save, stop."""
+"""Trainer: counts steps; logs, evaluates and saves at intervals; handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from embodied.training.reward_pipeline import RewardPipeline
 
 
 class Loop(Protocol):
-    """Runs until the trainer says stop; its state is what an exact resume needs.
+    """A training loop: runs until `trainer.running` is false; its state allows an exact resume.
 
-    `data_metrics`: what to log of the data before training; `rewards`: what applies the run's
-    reward (None: rewards are those of the dataset).
+    `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
+    pipeline (None: the rewards of the dataset).
     """
 
     data_metrics: Mapping[str, float]
@@ -46,8 +46,8 @@ class Every:
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
-    The first Ctrl-C lets the running iteration finish, saves, and then raises KeyboardInterrupt;
-    the second one stops at once.
+    The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; the second
+    one stops at once.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Trainer:
         return self.step < self.steps and not self.interrupted
 
     def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
-        """`steps` more are done; `metrics` are the newest update's (may be none)."""
+        """Count `steps` more; `metrics` are those of the last update (may be empty)."""
         before, self.step = self.step, self.step + steps
         if step is not None:
             self.episodes.add(step)
@@ -88,14 +88,14 @@ class Trainer:
             self.save_now()
 
     def _means(self) -> dict[str, float]:
-        """Metrics averaged over the updates since the last line; waits for the device only here."""
+        """Metrics averaged over the updates since the last line; the only device sync."""
         updates, self.updates = self.updates, []
         keys = updates[-1].keys() if updates else ()
         stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
         return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
 
     def save_now(self) -> None:
-        """Save, unless this step has been saved."""
+        """Save, unless this step is saved already."""
         if self.saved != self.step:
             self.save(self.step)
             self.saved = self.step
@@ -115,6 +115,6 @@ class Trainer:
             signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted and distributed.world() == 1:  # torchrun passes on what all have had
+        if self.interrupted and distributed.world() == 1:  # torchrun forwards the signal to all
             raise KeyboardInterrupt
         self.interrupted = True

@@ -1,4 +1,4 @@
-"""TaskValueEstimator: the learner's values of the initial observations of tasks."""
+"""TaskValueEstimator: the learner's state values at the initial observations of tasks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from embodied.core.env import VecEnv
 from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.task_space import Floats
 
-SEED = 20_000  # of what a task leaves open in the initial state; the same in every call
+SEED = 20_000  # of the randomness in initial states; the same in every call
 
 
 class TaskValueEstimator:
-    """Resets an environment of its own (`node`) to tasks, and asks the learner for values."""
+    """Resets an environment of its own (`node`) to tasks and evaluates the learner's values."""
 
     def __init__(self, node: dict[str, Any], learner: Learner, device: torch.device) -> None:
         self.node, self.learner, self.device = node, learner, device
@@ -34,7 +34,7 @@ class TaskValueEstimator:
     def _some(self, env: VecEnv, tasks: Floats) -> Floats:
         learner = self.learner
         assert isinstance(learner, HasStateValues)
-        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # the last batch is filled up
+        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # fills the last batch
         obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
         values = learner.state_values(tt.to(obs, self.device))[: len(tasks)]
         return values.double().cpu().numpy()
@@ -43,7 +43,7 @@ class TaskValueEstimator:
 def task_value_estimator(
     node: dict[str, Any], learner: Learner, device: torch.device
 ) -> TaskValueEstimator | None:
-    """None where the learner has no values, or not in the environment's own reward."""
+    """The estimator; None if the learner has no values in units of the environment's reward."""
     if not isinstance(learner, HasStateValues) or learner.estimates is None:
         return None
     return TaskValueEstimator(node, learner, device)

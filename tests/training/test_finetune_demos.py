@@ -47,5 +47,5 @@ def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: P
 
 def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:
     node = settings(tmp_path / "run", finetune={"_target_": "policies.steering.dsrl.Dsrl"}, **given)
-    with pytest.raises(ConfigError, match="demonstrations cannot be used"):
+    with pytest.raises(ConfigError, match="cannot use demonstrations"):
         run(node | {"learner": SAC})

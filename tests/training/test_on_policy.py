@@ -200,5 +200,5 @@ def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
-    with pytest.raises(ConfigError, match="demos have no use in on-policy"):
+    with pytest.raises(ConfigError, match="demos have no effect in on-policy"):
         run(node)

@@ -140,7 +140,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
     ("changes", "says"),
     [
         ({"pretrain_steps": 10}, "updates from demonstrations"),
-        ({"pretrain_steps": 10, "demos": "{}", "data": "offline"}, "no use in offline"),
+        ({"pretrain_steps": 10, "demos": "{}", "data": "offline"}, "no effect in offline"),
         ({"data": "offline"}, "needs demonstrations"),
         (
             {

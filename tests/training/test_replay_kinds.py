@@ -55,7 +55,7 @@ def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
         "hidden": [8],
         "batch_size": 8,
     }
-    with pytest.raises(ConfigError, match="no error per transition"):
+    with pytest.raises(ConfigError, match="no TD error"):
         run(node)
 
 

@@ -68,7 +68,7 @@ def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
     base = build(random, spec=build(NODE["env"]).spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
     for changes in ({"init": str(tmp_path / "base")}, {"reward": reward}):
-        with pytest.raises(ConfigError, match="second agent, from scratch"):
+        with pytest.raises(ConfigError, match="second agent from scratch"):
             parts_of(tmp_path, node("paired", **changes))
 
 

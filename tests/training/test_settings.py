@@ -195,7 +195,7 @@ def test_bad_evaluation_settings_are_refused() -> None:
 def test_a_shift_is_for_images(tmp_path: Path, demos: str) -> None:
     with pytest.raises(ConfigError, match="image observations"):
         RunComponents(read_config(node(tmp_path, "offline", demos, **{"data.random_shift": 2})))
-    with pytest.raises(ConfigError, match="no use in on-policy"):
+    with pytest.raises(ConfigError, match="no effect in on-policy"):
         read_config(node(tmp_path, "on_policy", None, **{"data.random_shift": 2}))
 
 
@@ -238,9 +238,9 @@ PPO = ["experiment=cartpole_ppo", "size=debug", "name=x", "output=y"]
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("data.utd_ratio=5", "data.utd_ratio has no use in on-policy"),
-        ("replay=prioritized", "replay has no use in on-policy"),
-        ("weighting=return", "weighting has no use in on-policy"),
+        ("data.utd_ratio=5", "data.utd_ratio has no effect in on-policy"),
+        ("replay=prioritized", "replay has no effect in on-policy"),
+        ("weighting=return", "weighting has no effect in on-policy"),
         ("data.warmup_steps=100", "data=off_policy"),
         ("data=rollout_policy", "there is no data"),
     ],
@@ -253,7 +253,7 @@ def test_the_command_line_refuses(word: str, says: str) -> None:
 @pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
 @pytest.mark.parametrize("word", ["ratio=5", "start=100", "demo_fraction=7", "pretrain=10"])
 def test_the_command_line_refuses_former_names(word: str) -> None:
-    with pytest.raises(ConfigError, match="no use in on-policy"):
+    with pytest.raises(ConfigError, match="no effect in on-policy"):
         read_config(compose("train", [*PPO, word]).node)
 
 

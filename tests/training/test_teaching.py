@@ -67,7 +67,7 @@ def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict
 
 
 def test_an_offline_learner_has_no_use_for_a_teacher(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="teacher has no use in offline"):
+    with pytest.raises(ConfigError, match="teacher has no effect in offline"):
         run(tmp_path / "run", NODE, data="offline")
 
 
