@@ -1,1 +1,1 @@
-"""Teachers: which tasks a policy meets while it learns, and nothing else of a run."""
+"""Automatic curricula: teachers choose the task, level or initial state of each episode."""

@@ -23,7 +23,7 @@ class TaskSpace:
 
     def __init__(self, task: Leaf | None, box: Mapping[str, tuple[float, float]]) -> None:
         if task is None or not task.size:
-            raise ConfigError("this environment has no task parameters for a teacher to vary")
+            raise ConfigError("this environment has no task parameters that a teacher could vary")
         names = task.names or tuple(f"task{i}" for i in range(task.size))
         low, high = np.zeros(task.size), np.ones(task.size)
         for name, (bottom, top) in box.items():

@@ -24,8 +24,8 @@ from embodied.teachers.task_space import Floats, TaskSpace
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcomes of n episodes: undiscounted `ret` [n], `success` [n] (1, 0 or NaN if unknown),
-    `length` [n] in steps.
+    """Outcomes of n episodes: undiscounted return `ret` [n], `success` [n] (1, 0 or NaN if
+    unknown), `length` [n] in steps.
 
     For teachers that need "estimates", also means over the steps of an episode of the student's
     positive advantages (`gain` [n]), absolute advantages (`error` [n]) and values (`value` [n]);
@@ -42,8 +42,8 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`box`: bounds of task parameters by name, in [0, 1] (default: all of it). `signal`: the score
-    of an episode, its success or its return scaled from `returns` (low, high) to [0, 1]."""
+    """`box`: bounds of task parameters by name, in [0, 1] (default: the whole range). `signal`: the
+    score of an episode, its success or its return scaled from `returns` (low, high) to [0, 1]."""
 
     box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     signal: Literal["success", "return"] = "success"
@@ -68,7 +68,9 @@ class Teacher(ABC):
 
     def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
-            raise ConfigError(f"teacher.returns={list(config.returns)} should be [low, high]")
+            raise ConfigError(
+                f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
+            )
         self.config, self.space = config, TaskSpace(spec.task, config.box)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Floats, Any]] = {}
@@ -80,14 +82,14 @@ class Teacher(ABC):
 
     @abstractmethod
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        """Episodes at `points` [n, d] ended with `scores` [n] in [0, 1]."""
+        """Update from finished episodes at `points` [n, d] with `scores` [n] in [0, 1]."""
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
         """Task vectors [n, D] (float32) for `n` episodes, and their tickets [n] (int64)."""
         return self.issue(self.propose(n))
 
     def issue(self, proposed: list[tuple[Floats, Any]]) -> tuple[Tensor, Tensor]:
-        """Task vectors and tickets of proposed points; remembers their memos."""
+        """Task vectors and tickets of proposed points; stores their memos."""
         tickets = np.arange(self.issued, self.issued + len(proposed))
         self.issued += len(proposed)
         self.pending |= dict(zip(tickets.tolist(), proposed, strict=True))
@@ -117,7 +119,7 @@ class Teacher(ABC):
         return torch.ones(len(ticket), dtype=torch.bool)
 
     def forget(self) -> None:
-        """All running episodes were interrupted."""
+        """Drop the running episodes: they were interrupted."""
         self.pending.clear()
 
     def scores(self, outcome: Outcome) -> Floats:
@@ -128,7 +130,7 @@ class Teacher(ABC):
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log."""
+        """Metrics to log."""
         return {}
 
     def get_state(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from embodied.teachers.task_space import Floats
 def mlp(
     sizes: Sequence[int], random: np.random.Generator, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multilayer mlp with layers of `sizes`; weights are sampled with `random`."""
+    """A multilayer perceptron with layer `sizes`; weights are sampled with `random`."""
     layers: list[nn.Module] = []
     for inner, outer in pairwise(sizes):
         layers += [linear(inner, outer, random), activation()]

@@ -243,5 +243,5 @@ def test_what_makes_no_sense_is_refused(world: Maze) -> None:
 
     leaf = Leaf((3,), low=0.0, high=1.0)
     spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, leaf)
-    with pytest.raises(ConfigError, match="word by word"):
+    with pytest.raises(ConfigError, match="token by token"):
         build(NODE, spec=spec, levels=Wordless(), seed=0)

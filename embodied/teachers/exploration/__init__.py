@@ -1,1 +1,1 @@
-"""Exploration by two policies in turns: Adversarial Surprise."""
+"""Exploration with two policies that act in alternating turns: Adversarial Surprise."""

@@ -1,13 +1,13 @@
 """Adversarial Surprise: Explore maximises, Control minimises the surprise of observations.
 
-Two policies act in one environment in alternating turns of k steps. Source: Fickinger et al.,
-"Explore and Control with Adversarial Surprise", 2021. The rewards of Control and of Explore are
+Fickinger et al., "Explore and Control with Adversarial Surprise", 2021. Two policies act in one
+environment in alternating turns of k steps. Their rewards are
 
-    r_t = log p_theta(o_t)   in the last part of its turn, then theta counts o_t;
-    Explore, at the end of its own turn:   -(what Control gets in the turn that follows)
+    Control: r_t = log p_theta(o_t) in the last part of its turn; theta is then updated with o_t
+    Explore: minus the sum of Control's rewards in the following turn, at the end of its own turn
 
-and nothing else. Each plays its turns as episodes of its own. What is trained, evaluated and kept
-as the run's policy is Explore; Control is the second student (rivals.py).
+The environment's reward is not used. Each turn is one episode of its policy. Explore is the run's
+policy, which is evaluated and saved; Control is the second agent (levels/two_agent.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from embodied.teachers.levels.two_agent import StepSecondAgent
 
 @runtime_checkable
 class Expecting(Protocol):
-    """A world that counts what it shows, and knows how surprising a picture is."""
+    """An environment with an episodic density model of its observations: `count` switches its
+    updates on or off; `surprise` [B] is -log p(`after`) under the model stored in `before`."""
 
     def count(self, on: bool) -> None: ...
     def surprise(self, before: Tensors, after: Tensors) -> Tensor: ...
@@ -39,8 +40,8 @@ class Expecting(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`turns` of `steps` steps each, Explore's first; after them all worlds begin again. `free`:
-    share of Control's turn in which it is not paid."""
+    """An episode of the environment has `turns` turns of `steps` steps, the first one Explore's;
+    then all parallel envs are reset. `free`: share of Control's turn without reward."""
 
     turns: int = 4
     steps: int = 32
@@ -48,7 +49,7 @@ class Config:
 
 
 class AdversarialSurprise:
-    """Chooses no tasks: it is a game around the world as it is."""
+    """A two-agent teacher (`TwoAgentTeacher`); it does not choose tasks."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
     node: dict[str, Any]
@@ -78,21 +79,24 @@ class AdversarialSurprise:
         return self.explore
 
     def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
-        """With the last step of Explore's turn, Control plays its own."""
+        """At the last step of Explore's turn, run Control's turn."""
         explore = self.explore
         assert explore is not None, "`protagonist_env` comes first"
         return explore.pass_turn(step, step_second) if explore.turn_over else step
 
     def over(self, found: Tensor, paid: Tensor) -> None:
-        """A game has ended: the world's own rewards [B], and what Control was paid in its last
-        turn. Nobody is paid the first: where it is not a number, it is only not noted."""
+        """Log the end of an environment episode: the environment's return `found` [B], and
+        Control's return in its last turn `paid` [B]. `found` is skipped if it is not finite."""
         self.games += 1
         self.paid = float(paid.mean())
         if found.isfinite().all():
             self.found = float(found.mean())
             return
         if not self.dropped:
-            warnings.warn("teacher: a world's reward is not a number", stacklevel=2)
+            warnings.warn(
+                "teacher: an environment reward is not finite; world_return skips this episode",
+                stacklevel=2,
+            )
         self.dropped += 1
 
     def metrics(self) -> dict[str, float]:
@@ -107,8 +111,8 @@ class AdversarialSurprise:
 
 
 class Control(Wrapper):
-    """The world as Control meets it: only its own turns, each an episode. `begin` it with what is
-    to be seen; `paid` and `own` [B] are then what it and the world paid."""
+    """Control's environment: each of its turns is an episode, started by `begin` with the current
+    observation. `paid` and `own` [B]: Control's and the environment's return in this turn."""
 
     def __init__(self, env: VecEnv, config: Config) -> None:
         super().__init__(env)
@@ -135,24 +139,24 @@ class Control(Wrapper):
 
 
 class Explore(Wrapper):
-    """Explore's environment: its own turns, each an episode; between them Control's turn passes."""
+    """Explore's environment: each of its turns is an episode; Control's turn is run in between."""
 
     def __init__(self, env: VecEnv, teacher: AdversarialSurprise, control: Control) -> None:
         super().__init__(env)
         self.teacher, self.control = teacher, control
         zeros = torch.zeros(self.num_envs, device=self.device)
-        # All rows are as far; a tensor, as it is saved with them.
+        # The same for all parallel envs; a tensor [B], because it is saved with the env state.
         self.memory = {"age": zeros.long(), "turn": zeros.long(), "own": zeros}
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """A new game."""
+        """Reset the environment; the next turn is Explore's first."""
         self.memory = {key: torch.zeros_like(value) for key, value in self.memory.items()}
         return self.env.reset(seed, task, mask)
 
     def step(self, action: Tensor) -> Step:
-        """A step of Explore's turn; the one that ends it gets its reward from `pass_turn`."""
+        """One step of Explore's turn; `pass_turn` adds the reward of its last step."""
         memory = self.memory
         cast(Any, self.env).count(False)
         step = self.env.step(action)
@@ -164,8 +168,8 @@ class Explore(Wrapper):
         return int(self.memory["age"][0]) >= self.teacher.config.steps
 
     def pass_turn(self, step: Step, step_second: StepSecondAgent) -> Step:
-        """Control's whole turn, after `step`, the last of Explore's; `step` with Explore's reward
-        and with what it observes next."""
+        """Run Control's turn after `step`, the last one of Explore's turn. Returns `step` with
+        Explore's reward and the first observation of its next turn."""
         memory, config, control = self.memory, self.teacher.config, self.control
         control.begin(step.obs)
         for _ in range(config.steps):
@@ -181,7 +185,7 @@ class Explore(Wrapper):
 
 
 def turned(step: Step, reward: Tensor, over: bool) -> Step:
-    """The same step, paid otherwise; where a turn is over, it ends for all rows."""
+    """`step` with `reward` [B]; if the turn is `over`, it is terminal in all parallel envs."""
     if not over:
         return replace(step, reward=reward)
     ended = torch.ones_like(step.terminated)

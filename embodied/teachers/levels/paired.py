@@ -1,9 +1,9 @@
-"""Paired: an adversary builds levels, and is paid the regret of the student on them.
+"""PAIRED: an adversary generates levels and is rewarded with the student's regret on them.
 
-Source: Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment
-design" (PAIRED), 2020. The adversary puts one word of a level after another (builder.py) and earns
-the level's regret (regret.py) when it is finished. Both students are paid by the world; as the
-rival gets better on what the student cannot do, it raises the regret by itself.
+Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
+2020. The adversary generates a level token by token (level_generator.py); its reward is the regret
+of the finished level (regret.py). The student (protagonist) and the antagonist are both trained on
+the environment's reward.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from embodied.teachers.torch_teacher import tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Config(regret.Config):
-    """`adversary`: how it learns."""
+    """`adversary`: PPO settings of the level generator."""
 
     adversary: Settings = field(default_factory=Settings)
 
 
 class Paired(regret.RegretTeacher):
-    """What was said of the round's levels, how likely it was and what it was thought to be worth is
-    kept until their regret is known."""
+    """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
 
     remembered = (*regret.RegretTeacher.remembered, "words", "old", "value")
 
@@ -58,7 +57,10 @@ class Paired(regret.RegretTeacher):
 
 
 def spelled(levels: LevelSpace) -> TokenizedLevelSpace:
-    """The same levels, if they can be written in words."""
+    """`levels`, checked to be a TokenizedLevelSpace; ConfigError otherwise."""
     if not isinstance(levels, TokenizedLevelSpace):
-        raise ConfigError("this teacher builds levels word by word; those of this world cannot be")
+        raise ConfigError(
+            "this teacher generates levels token by token; the levels of this environment have no "
+            "token encoding (TokenizedLevelSpace): use env=maze"
+        )
     return levels

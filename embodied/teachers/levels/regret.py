@@ -37,8 +37,8 @@ STUDENT, RIVAL = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """`every` levels are made at once, and learned from when both students have played each of them
-    `plays` times; who is faster plays more episodes."""
+    """`every`: levels per round, generated together. The generator is updated when both agents have
+    played each level at least `plays` times; the faster agent plays more episodes meanwhile."""
 
     every: int = 32
     plays: int = 1
@@ -64,7 +64,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
         self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0
         self.made: list[Floats] = []  # this round's levels
-        self.given = [[], []]  # how often each was given to the student, and to the rival
+        self.given = [[], []]  # how often each was assigned to the student and the antagonist
         self.returns: list[list[list[float]]] = [[], []]
         self.how: dict[str, float] = {}
 
@@ -74,7 +74,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
 
     @abstractmethod
     def update_generator(self, regrets: Floats) -> dict[str, float]:
-        """Update the generator with the `regrets` [n] of its last levels; numbers to log."""
+        """Update the generator with the `regrets` [n] of its last levels; returns metrics."""
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return self.assign(n, STUDENT)
@@ -83,7 +83,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
         return self.choose(n)
 
     def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
-        """Levels [D] for `n` episodes of one of the two: those it was given least often."""
+        """Levels [D] and memos for `n` episodes of agent `who`: the levels it has played least."""
         if not self.made:
             self._open()
         given, dealt = self.given[who], []
@@ -97,7 +97,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
         return outcome.ret.double().cpu().numpy()
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        """Episodes of a round that is over are late: they teach nothing."""
+        """Ignores late episodes, of a round that is over."""
         for score, (number, place, who) in zip(scores.tolist(), memos, strict=True):
             if number == self.round:
                 self.returns[who][place].append(score)
@@ -137,7 +137,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
         return TaskWrapper(env, self, log)
 
     def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
-        """Both agents step alike, each in its own environment."""
+        """One step of the second agent, in its own environment, per step of the first."""
         step_second()
         return step
 
@@ -162,7 +162,7 @@ class AntagonistTasks:
 
 
 def regret(student: list[float], rival: list[float], flexible: bool) -> float:
-    """The regret of one level, from the returns of its episodes."""
+    """The regret of one level, from the returns of its episodes (see the module docstring)."""
     if flexible and max(student) > max(rival):
         student, rival = rival, student
     return max(0.0, max(rival) - math.fsum(student) / len(student))

@@ -1,8 +1,8 @@
-"""TwoAgentTeacher: a teacher with a second agent, which the training loop trains beside the first.
+"""TwoAgentTeacher: protocol of teachers with a second agent, which the training loop trains too.
 
-A teacher that needs "rival" is one. It makes the environment of either agent (policy and learner of
-the second are of the same kinds as the first's), and says after which steps of the first agent the
-second one is stepped. Steps of both count as steps of the run.
+Teachers with "rival" in `needs` implement it. The teacher makes the environments of both agents and
+decides after which steps of the first agent the second one is stepped. The second agent has the
+same kind of policy and learner as the first. Steps of both agents count as steps of the run.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from embodied.teachers.episode_log import EpisodeLog
 
 
 class StepSecondAgent(Protocol):
-    """One step of all of the second agent's parallel envs, and an update where one is due.
+    """Steps all parallel envs of the second agent once, and updates it if an update is due.
 
-    `obs`: what it observes, where the first agent has changed the environment since its last step.
+    `obs`: its current observation; needed if the environment has changed since its last step.
     """
 
     def __call__(self, obs: Tensors | None = None) -> None: ...
 
 
 class TwoAgentTeacher(Protocol):
-    """A run calls `antagonist_env`, then `protagonist_env`, then `after_step` at each step."""
+    """A run calls `antagonist_env`, then `protagonist_env`, and `after_step` after each step."""
 
     def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
-        """The second agent's environment; `make_env` makes another one like `env`, the first's."""
+        """The second agent's environment. `env` is the run's environment; `make_env` makes another
+        one like it."""
         ...
 
     def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
@@ -36,8 +37,8 @@ class TwoAgentTeacher(Protocol):
         ...
 
     def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
-        """The first agent made `step`: step the second one as often as is due, and return the step
-        as the first agent is to learn from it."""
+        """Called after `step` of the first agent: steps the second agent as often as is due, and
+        returns the step that the first agent is trained on (with a changed reward, for example)."""
         ...
 
     def metrics(self) -> dict[str, float]: ...

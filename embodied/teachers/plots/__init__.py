@@ -1,1 +1,1 @@
-"""Pictures of what a teacher sampled."""
+"""Plots of the tasks and levels that a teacher sampled."""

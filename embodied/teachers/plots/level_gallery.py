@@ -1,4 +1,4 @@
-"""Gallery: levels that a teacher sampled, quarter by quarter of a run, framed by their outcome."""
+"""Level gallery: sample levels of each quarter of a run, with frames coloured by success."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def draw(
     scores: Floats,
     sight: Callable[[Floats], NDArray[np.uint8]],
 ) -> Path:
-    """Write a PNG of levels [n, D] of episodes that began at `times` [n] and ended with `scores`
-    [n]: some of every quarter, evenly spaced, each as `sight` draws it (uint8 [h, w, 3]).
+    """Write a PNG of levels [n, D] of episodes with start times `times` [n] and `scores` [n]: up to
+    nine levels of each quarter, evenly spaced, as images uint8 [h, w, 3] from `sight`.
 
-    ConfigError where there is no episode.
+    ConfigError if there are no episodes.
     """
     if not len(times):
-        raise ConfigError("a picture of tasks needs at least one episode that ended")
+        raise ConfigError("nothing to plot: no episode has finished yet")
     import matplotlib
 
     matplotlib.use("Agg")

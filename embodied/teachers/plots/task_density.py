@@ -1,7 +1,7 @@
-"""Picture: where in task space a teacher sampled, quarter by quarter of a run.
+"""Task density: plots where in task space a teacher sampled, for each quarter of a run.
 
-Each quarter is one panel over two task parameters: how densely its tasks lie there, and where it
-succeeded (a line around the tasks whose mean score is a half or more).
+Each quarter is one panel over two task parameters: the density of its tasks, and a contour line at
+a mean score of 0.5.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def draw(
     title: str = "",
     steps: str = "episode",
 ) -> Path:
-    """Write a PNG of episodes that began at `times` [n] (in `steps`) with tasks `points` [n, d] in
-    [0, 1] and ended with `scores` [n] (NaN: not known), over elements `axes` of `names` [d].
+    """Write a PNG of the tasks `points` [n, d] in [0, 1] of episodes with start times `times` [n]
+    (in the unit `steps`) and `scores` [n] (NaN: unknown), over the parameters `axes` of `names`.
 
-    With one task parameter the other axis is the score. ConfigError where there is no episode.
+    With one task parameter the other axis is the score. ConfigError if there are no episodes.
     """
     if not len(times):
-        raise ConfigError("a picture of tasks needs at least one episode that ended")
+        raise ConfigError("nothing to plot: no episode has finished yet")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -66,7 +66,7 @@ def draw(
 
 
 def quarters(times: Floats) -> list[Any]:
-    """Indices of the episodes in each quarter of the time from the first to the last."""
+    """Indices of the episodes in each quarter of the time between the first and the last one."""
     low, high = float(times.min()), float(times.max())
     place = (times - low) / max(high - low, 1e-9) * QUARTERS
     number = np.minimum(place.astype(int), QUARTERS - 1)
@@ -74,24 +74,23 @@ def quarters(times: Floats) -> list[Any]:
 
 
 def span(times: Floats, steps: str, scores: Floats) -> str:
-    """From when to when, and the mean score, in words."""
+    """Title of a panel: its time span and mean score."""
     if not len(times):
-        return "no episode ended"
+        return "no episodes"
     known = scores[np.isfinite(scores)]
     mean = f", mean score {known.mean():.2f}" if len(known) else ""
     return f"{steps} {times.min():,.0f} to {times.max():,.0f}{mean}"
 
 
 def density(x: Floats, y: Floats) -> Floats:
-    """[CELLS, CELLS] by (y, x): how many times as many tasks as uniform ones would be; 0 without
-    any."""
+    """Density [CELLS, CELLS] by (y, x), relative to uniform sampling; 0 if there are none."""
     counts = _counts(x, y, None)
     total = counts.sum()
     return _blurred(counts) / total * CELLS**2 if total else counts
 
 
 def success(x: Floats, y: Floats, scores: Floats) -> Floats:
-    """[CELLS, CELLS] by (y, x): mean score around each cell; NaN where no task is near."""
+    """Mean score [CELLS, CELLS] by (y, x) around each cell; NaN where there are no tasks."""
     known = np.isfinite(scores)
     x, y, scores = x[known], y[known], scores[known]
     near = _blurred(_counts(x, y, None))
@@ -108,7 +107,7 @@ def _counts(x: Floats, y: Floats, weights: Floats | None) -> Floats:
 
 
 def _blurred(counts: Floats) -> Floats:
-    """A normal blur that keeps the sum: what would leave the square stays in it."""
+    """Gaussian blur that keeps the sum: the kernel is renormalised at the edges."""
     cells = np.arange(CELLS)
     kernel = np.exp(-0.5 * ((cells[:, None] - cells[None]) / BLUR) ** 2)
     kernel /= kernel.sum(0)
@@ -119,7 +118,7 @@ def _panel(panel: Any, dense: Floats, top: float, won: Floats) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("tasks", ["#ffffff", INK, "#08264a"])
-    # The root shows thin places beside a crowded one.
+    # The square root makes low densities visible.
     image = np.sqrt(dense / max(top, 1e-9))
     panel.imshow(image, origin="lower", extent=(0, 1, 0, 1), cmap=colours, vmin=0, vmax=1)
     known = won[np.isfinite(won)]

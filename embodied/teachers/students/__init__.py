@@ -1,1 +1,1 @@
-"""Past students (Meta-ACL) and a simulated student to compare teachers with."""
+"""Student archives (Meta-ACL) and a simulated student to compare teachers with."""

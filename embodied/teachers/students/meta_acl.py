@@ -85,17 +85,17 @@ class MetaAcl(alpgmm.AlpGmm):
     ) -> None:
         super().__init__(config, spec, seed)
         if not config.archive or config.pretest < 1 or config.epoch < 1:
-            raise ConfigError("teacher: needs archive=FOLDER, pretest >= 1 and epoch >= 1")
+            raise ConfigError("teacher: set archive=FOLDER, pretest >= 1 and epoch >= 1")
         self.plan, self.student = config, student
         self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)
         self.file = self.folder / f"{config.name or f'seed-{seed}'}.npz"
         self.own_fits: list[dict[str, Any]] = []
-        self.history: list[list[float]] = []  # own episodes
+        self.history: list[list[float]] = []  # of this run: point, score, own fit, component
         self.tests: list[list[float]] = []
         self.expert: list[Stage] = []
         self.chosen, self.stage, self.finished = "", 0, False
-        self.scored: list[float] = []  # in this stage
+        self.scored: list[float] = []  # scores of the current stage
         self.stayed = 0
         self.recent_progress: list[list[float]] = []  # component and progress, after the last stage
 

@@ -1,13 +1,13 @@
-"""Toy: a student without a network, whose cells of task space open one after the other.
+"""Toy student: a simulated student without a network, to compare teachers in seconds.
 
     python -m embodied.teachers.students.toy_student teacher=alpgmm cells=10 episodes=20000 seed=0
     output=DIR
 
-Source: Portelas et al., 2019 (the grid of "ALP-GMM"). `cells`^2 cells of competence c, 0 to 100. An
-episode in a cell adds 1 where the cell is the corner or a previous neighbour (each index the same
-or one less) has c >= 75. It returns c / 100, and succeeds from c = 50. A cell is unlocked when
-c > 75; uniform tasks unlock 4% of 100 cells in 20,000 episodes. `teacher.KEY=VALUE` sets the
-teacher.
+The toy environment of ALP-GMM (Portelas et al., 2019). The task space is a grid of `cells`^2 cells,
+each with a competence c from 0 to 100. An episode in a cell increases c by 1 if the cell is the
+first corner or if a previous neighbour (each index equal or one less) has c >= 75. Its return is
+c / 100; it succeeds if c >= 50. A cell counts as unlocked if c > 75. Uniform sampling unlocks 4% of
+100 cells in 20,000 episodes. `teacher.KEY=VALUE` changes a setting of the teacher.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from embodied.teachers.teacher import Outcome, Teacher
 
 OPEN, TOP = 75, 100
 PASSED = 50  # competence from which episodes succeed
-RUGGED = 5  # the seed of the order of pieces, the same for every student
+RUGGED = 5  # seed of the permutation of pieces, the same for every student
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`useless` more task dimensions that change nothing, `noise` on returns (std), a random
-    quadrant forgotten every `forget` episodes, `rows` episodes in flight, the grid turned by
-    `turn` quarters (-1: as many as the seed says); each dimension cut into `rugged` pieces in an
-    order that is always the same (0: not), so that what is near in task space need not be alike
-    (Romac et al., 2021); `points` lines of metrics; `picture` draws where the tasks were
-    (tasks.png)."""
+    """`useless`: additional task dimensions without effect; `noise`: standard deviation of noise on
+    returns; `forget`: every so many episodes the competence of a random quadrant is set to 0;
+    `rows`: episodes in parallel; `turn`: quarter turns of the grid (-1: given by the seed);
+    `rugged`: number of pieces of each dimension, which are permuted (always in the same way), so
+    that neighbouring tasks differ in difficulty (Romac et al., 2021; 0: none); `points`: lines of
+    metrics; `picture`: plot the sampled tasks (tasks.png)."""
 
     teacher: str = "uniform"
     cells: int = 10
@@ -64,7 +64,7 @@ class Config:
 
 
 class Student:
-    """A grid of competences; the episodes of one call are played one after the other."""
+    """A grid of competences; the episodes of one `play` call are simulated one after the other."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -86,7 +86,7 @@ class Student:
         )
 
     def cell(self, task: Floats) -> tuple[int, ...]:
-        """The cell that a task vector lies in."""
+        """The cell of a task vector [D]."""
         task = turned(task[: self.config.dimensions], self.turn)
         if self.orders:
             pairs = zip(task.tolist(), self.orders, strict=True)
@@ -94,7 +94,7 @@ class Student:
         return tuple(min(int(x * self.config.cells), self.config.cells - 1) for x in task)
 
     def play(self, tasks: Tensor) -> Outcome:
-        """Episodes at `tasks` [n, D]."""
+        """Simulate episodes with task vectors `tasks` [n, D]."""
         levels = [self.episode(self.cell(task)) for task in tasks.double().numpy()]
         ret = np.array(levels) / TOP
         if self.config.noise:
@@ -103,7 +103,7 @@ class Student:
         return Outcome(torch.tensor(ret), torch.tensor([c >= PASSED for c in levels]) + 0.0, length)
 
     def episode(self, cell: tuple[int, ...]) -> int:
-        """The competence after it."""
+        """Simulate one episode; returns the competence of its cell afterwards."""
         if self.config.forget and self.played and self.played % self.config.forget == 0:
             self.competence[self.quadrant()] = 0
         self.played += 1
@@ -123,20 +123,20 @@ class Student:
         return tuple(ends)
 
     def values(self, tasks: Floats) -> Floats:
-        """What it expects of episodes at task vectors [n, D], without playing them."""
+        """Expected scores [n] at task vectors [n, D] (`HasTaskValues`), without training."""
         return np.array([self.competence[self.cell(task)] for task in tasks]) / TOP
 
     def tests(self, tasks: Floats) -> Floats:
-        """Scores [n] at task vectors [n, D], learning nothing."""
+        """Test scores [n] at task vectors [n, D] (`HasTestScores`), without training."""
         return self.values(tasks)
 
     def unlocked(self) -> float:
-        """Share of the cells."""
+        """Share of unlocked cells."""
         return float((self.competence > OPEN).mean())
 
 
 def turned(task: Floats, turns: int) -> Floats:
-    """The first two elements after quarter turns about the middle of the square."""
+    """The task with its first two elements rotated by `turns` quarter turns about the centre."""
     task = task.copy()
     for _ in range(turns % 4):
         task[0], task[1] = task[1], 1 - task[0]
@@ -144,7 +144,7 @@ def turned(task: Floats, turns: int) -> Floats:
 
 
 def shuffled(x: float, order: Any) -> float:
-    """A number in [0, 1] where its piece of as many as `order` [n] has is moved to."""
+    """Permute the n equal pieces of [0, 1] by `order` [n]; returns the new place of `x`."""
     piece = min(int(x * len(order)), len(order) - 1)
     return float(order[piece] + x * len(order) - piece) / len(order)
 
@@ -158,7 +158,8 @@ def main(words: list[str]) -> Path:
 
 
 def run(config: Config, student: Student, teacher: Teacher) -> Path:
-    """Teach `episodes` with `rows` in flight; metrics.jsonl has the share of unlocked cells."""
+    """Run `config.episodes` episodes, `config.rows` in parallel. Writes metrics.jsonl with the
+    share of unlocked cells."""
     config.output.mkdir(parents=True, exist_ok=True)
     began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
     past: list[Floats] = []
@@ -192,7 +193,7 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
         draw(config.output / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
     print(
         f"{config.teacher}: {shares[-1]:.1%} of cells unlocked, "
-        f"{1e6 * spent / config.episodes:.0f} us of teacher an episode"
+        f"{1e6 * spent / config.episodes:.0f} us of teacher time per episode"
     )
     return config.output
 
@@ -202,12 +203,12 @@ def file(name: str) -> Path:
     path = folder / f"{name}.yaml"
     if not path.exists():
         known = [each.stem for each in folder.glob("*.yaml")]
-        raise ConfigError(f'there is no teacher "{name}"{nearest(name, known)}')
+        raise ConfigError(f'unknown teacher "{name}"{nearest(name, known)}')
     return path
 
 
 def read(words: list[str]) -> Config:
-    """KEY=VALUE words as settings."""
+    """Parse KEY=VALUE arguments."""
     given: dict[str, Any] = {"settings": {"signal": "return", "returns": [0.0, 1.0]}}
     for word in words:
         key, equals, value = word.partition("=")

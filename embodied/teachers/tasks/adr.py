@@ -1,9 +1,8 @@
-"""Adr: a box that grows from one known task, each of its sides by success at that side.
+"""ADR (automatic domain randomization): bounds of the task range grow with success at each bound.
 
-Source: OpenAI et al., "Solving Rubik's cube with a robot hand", 2019 (automatic domain
-randomisation). With probability p an episode is played with one random element at one of its two
-bounds; when `queue` of those have ended, mean >= high moves that bound outward by delta, mean <=
-low moves it inward.
+OpenAI et al., "Solving Rubik's cube with a robot hand", 2019. With probability `boundary` an
+episode is played with one random task parameter set to one of its two bounds. After `queue` such
+episodes, a mean score >= high moves the bound outward by delta; a mean <= low moves it inward.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from embodied.teachers.task_space import Floats, named_task
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`easy`: the task to start from, values of task parameters by name; those not named are in
-    the middle of their box. `delta` is a share of an element's box, `low` and `high` are mean
-    scores. `skip_reached`: bounds at the edge of the box are no longer tried (nor moved back)."""
+    """`easy`: the initial task, values of task parameters by name; the others start in the middle
+    of their box. `boundary`: probability of an episode at a bound. `delta`: step of a bound, as a
+    fraction of the parameter's box. `low`, `high`: thresholds of the mean score. `skip_reached`:
+    bounds that have reached the edge of the box are no longer tested (nor moved back)."""
 
     easy: Mapping[str, float] = field(default_factory=dict)
     boundary: float = 0.5
@@ -36,7 +36,7 @@ class Config(teacher.Config):
 
 
 class Adr(teacher.Teacher):
-    """Tickets say which bound an episode was played at, and where that bound was then."""
+    """The memo of an episode: its bound (side, parameter) and how often the bound had moved."""
 
     remembered = ("bounds", "moved", "queues")
 
@@ -69,7 +69,7 @@ class Adr(teacher.Teacher):
         return point, [side, element, self.moved[side][element]]
 
     def tried(self) -> list[tuple[int, int]]:
-        """Bounds (side, element) that episodes are played at."""
+        """Bounds (side, parameter) that are tested."""
         every = [(side, element) for side in (0, 1) for element in range(len(self.space))]
         if not self.settings.skip_reached:
             return every
@@ -80,12 +80,12 @@ class Adr(teacher.Teacher):
             if memo is None:
                 continue
             side, element, moved = memo
-            if moved == self.moved[side][element]:  # else the bound has been elsewhere since
+            if moved == self.moved[side][element]:  # ignore episodes of a former bound
                 self.queues[side][element].append(score)
                 self.judge(side, element)
 
     def judge(self, side: int, element: int) -> None:
-        """Move a bound once its queue is full."""
+        """Move the bound if its queue is full and the mean score passes a threshold."""
         queue = self.queues[side][element]
         if len(queue) < self.settings.queue:
             return
@@ -98,7 +98,7 @@ class Adr(teacher.Teacher):
         self.queues[side][element] = []
 
     def move(self, side: int, element: int, to: float) -> None:
-        """Not past the box, nor past the opposite bound."""
+        """Move a bound to `to`, clipped to the box and to the opposite bound."""
         limits = (self.bounds[0, element], 1.0) if side else (0.0, self.bounds[1, element])
         self.bounds = self.bounds.copy()
         self.bounds[side, element] = min(max(to, limits[0]), limits[1])

@@ -1,9 +1,9 @@
-"""AlpGmm: tasks where the student's scores change most, up or down.
+"""ALP-GMM: samples tasks with high absolute learning progress from a Gaussian mixture.
 
-Source: Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep
-RL in continuously parameterized environments", 2019.
-Absolute learning progress of a task p with score r: alp = |r - r'|, r' the score of the nearest
-task before. A mixture of (p, alp) is fitted; components are drawn by their mean alp.
+Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep RL in
+continuously parameterized environments", 2019. The absolute learning progress of a task p with
+score r is alp = |r - r'|, r' the score of the nearest earlier task. A Gaussian mixture is fitted to
+the vectors (p, alp); components are sampled in proportion to their mean alp.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks import gmm_teacher
 from embodied.teachers.tasks.gmm import Mixture
 
-FEW = 5  # tasks that have to be known before progress is counted
+FEW = 5  # up to this many earlier tasks, the progress is 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(gmm_teacher.Config):
-    """`memory`: how many of the newest tasks are compared with; 0 is all of them (as published):
-    a score from long ago then counts as much as one from now, and the search grows."""
+    """`memory`: number of the newest tasks among which the nearest is searched; 0: all of them (as
+    published), so that old scores count as much as new ones and the search time grows."""
 
     memory: int = 20_000
 
 
 class AlpGmm(gmm_teacher.Fitted):
-    """Knows no thresholds and no student: only scores."""
+    """Needs only the scores of episodes: no thresholds and no access to the student."""
 
     remembered = (*gmm_teacher.Fitted.remembered, "known", "seen")
 
@@ -51,7 +51,7 @@ class AlpGmm(gmm_teacher.Fitted):
         return mixture["mean"][:, -1].clip(0)
 
     def progress(self, point: Floats, score: float) -> float:
-        """|score - that of the nearest known point| (the newest of those as near)."""
+        """|score - score of the nearest earlier point| (the newest one if several are as near)."""
         if self.seen <= FEW:
             return 0.0
         known = self.known[: self.filled]
@@ -65,7 +65,7 @@ class AlpGmm(gmm_teacher.Fitted):
 
     @property
     def filled(self) -> int:
-        """How many points are known."""
+        """Number of stored points."""
         return min(self.seen, self.limit) if self.limit else self.seen
 
     def keep(self, point: Floats, score: float) -> None:

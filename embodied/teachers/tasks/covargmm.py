@@ -1,7 +1,8 @@
-"""CovarGmm: tasks whose scores rise while time passes.
+"""Covar-GMM: samples tasks whose scores rise over time, by the covariance of score and time.
 
-Source: Moulin-Frier, Nguyen and Oudeyer, "Self-organization of early vocal development in infants
-and machines", 2014. Rows (p, t, r) of a window, t from 0 to 1 in it: a component's worth is
+Moulin-Frier, Nguyen and Oudeyer, "Self-organization of early vocal development in infants and
+machines", 2014. A Gaussian mixture is fitted to the vectors (p, t, r) of a window of episodes (task
+p, time t from 0 to 1 in the window, score r). Components are sampled in proportion to
 max(0, cov(t, r)), or |cov(t, r)|.
 """
 
@@ -19,14 +20,14 @@ from embodied.teachers.tasks.gmm import Mixture
 
 @dataclass(frozen=True, kw_only=True)
 class Config(gmm_teacher.Config):
-    """`absolute`: falling scores count as well. Progress has to show within `every` episodes: with
-    many rows and few updates between, make it larger."""
+    """`absolute`: falling scores count as well. Progress is measured within `every` episodes: use a
+    larger value if there are many parallel envs and few updates."""
 
     absolute: bool = False
 
 
 class CovarGmm(gmm_teacher.Fitted):
-    """Slower to see than `alpgmm` what was forgotten, less moved by noise."""
+    """Slower than `AlpGmm` to notice forgetting, but less sensitive to noisy scores."""
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)

@@ -1,7 +1,7 @@
-"""EasyToHard: a box that grows from an easy task to all of them.
+"""EasyToHard: samples tasks uniformly from a box that grows from an easy task to all tasks.
 
-Source: curriculum learning in its plain form (Bengio, Louradour, Collobert and Weston, 2009). At
-share s of the way the box is [e - s e, e + s (1 - e)] around the easy point e.
+Curriculum learning (Bengio, Louradour, Collobert and Weston, 2009). With share s from 0 to 1 and
+the easy task e, the box is [e - s e, e + s (1 - e)].
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from embodied.teachers.task_space import Floats, named_task
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`easy`: values of task parameters by name; those not named start at their lowest.
+    """`easy`: the easy task, values of task parameters by name; the others are at their minimum.
 
-    The share starts at `width`. By `pace` "schedule" it is 1 after `episodes`; by "success" it
-    grows by `step` when the last `window` scores in the present box have a mean of `grow` or more,
-    and falls by it when that is below `shrink`.
+    The share s is initially `width`. With `pace` "schedule" it grows linearly to 1 in `episodes`
+    episodes. With "success" it grows by `step` when the mean of the last `window` scores in the
+    current box is at least `grow`, and shrinks by `step` when that mean is below `shrink`.
     """
 
     easy: Mapping[str, float] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Config(teacher.Config):
 
 
 class EasyToHard(teacher.Teacher):
-    """Every task of the box as often as every other; never one outside of it."""
+    """The memo of an episode is the number of resizes before it; `share` is s."""
 
     remembered = ("share", "size", "ended", "scored")
 
@@ -69,12 +69,12 @@ class EasyToHard(teacher.Teacher):
             self.share = self.settings.width + (1 - self.settings.width) * done
             return
         for score, size in zip(scores.tolist(), memos, strict=True):
-            if size == self.size:  # episodes of another box say nothing about this one
+            if size == self.size:  # ignore episodes of a former box
                 self.scored.append(score)
                 self.judge()
 
     def judge(self) -> None:
-        """Change the box once `window` of its episodes have ended."""
+        """Resize the box by the mean score of its last `window` episodes."""
         if len(self.scored) < self.settings.window:
             return
         mean = sum(self.scored[-self.settings.window :]) / self.settings.window

@@ -1,4 +1,4 @@
-"""Gaussian: a normal distribution by its mean and the factor of its covariance, as a flat vector.
+"""Gaussian: a multivariate normal distribution by its mean and Cholesky factor.
 
 KL(p || q) = (tr(S_q^-1 S_p) + (m_q - m_p)' S_q^-1 (m_q - m_p) - d + log |S_q| - log |S_p|) / 2.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class Gaussian(NamedTuple):
-    """`mean` [d]; `factor` [d, d]: its lower triangle is that of the Cholesky factor, its diagonal
-    the logarithm of the factor's."""
+    """`mean` [d]; `factor` [d, d]: the Cholesky factor of the covariance, with the logarithm of its
+    diagonal in place of the diagonal."""
 
     mean: Tensor
     factor: Tensor
@@ -24,7 +24,7 @@ class Gaussian(NamedTuple):
         return torch.tril(self.factor, -1) + torch.diag(torch.diagonal(self.factor).exp())
 
     def flat(self) -> Tensor:
-        """Mean, log-diagonal, then what is below it: [d + d + d (d - 1) / 2]."""
+        """Parameter vector [d + d + d (d - 1) / 2]: mean, log-diagonal, elements below it."""
         below = torch.tril_indices(len(self.mean), len(self.mean), -1)
         return torch.cat([self.mean, torch.diagonal(self.factor), self.factor[*below]])
 
@@ -35,13 +35,13 @@ class Gaussian(NamedTuple):
         return cls(flat[:d], factor)
 
     def stretched(self, by: Tensor) -> Gaussian:
-        """With standard deviations `by` [d] times as large, correlations as they are."""
+        """With standard deviations scaled by `by` [d] and the same correlations."""
         root = self.root() * by[:, None]
         return Gaussian(self.mean, torch.tril(root, -1) + torch.diag(torch.diagonal(root).log()))
 
 
 def log_density(gaussian: Gaussian, x: Tensor) -> Tensor:
-    """[n] at x [n, d]."""
+    """Log-density [n] at x [n, d]."""
     d = len(gaussian.mean)
     off = torch.linalg.solve_triangular(gaussian.root(), (x - gaussian.mean).T, upper=False)
     volume = torch.diagonal(gaussian.factor).sum()

@@ -1,7 +1,6 @@
-"""Gaussian mixtures with full covariances, fitted by expectation-maximisation for several numbers
-of components at once.
+"""Gaussian mixtures with full covariances, fitted by EM for several sizes, chosen by AIC.
 
-Source: Dempster, Laird and Rubin, 1977; the number of components by Akaike, 1974:
+EM: Dempster, Laird and Rubin, 1977. The number of components K minimises (Akaike, 1974)
 AIC = 2 p - 2 log L, p = (K - 1) + K D + K D (D + 1) / 2; AICc adds 2 p (p + 1) / (n - p - 1).
 """
 
@@ -17,10 +16,10 @@ from numpy.random import Generator
 from embodied.teachers.task_space import Floats
 
 Mixture = dict[str, Floats]
-"""`weight` [K], `mean` [K, D], `cov` [K, D, D]: plain arrays, so that a teacher can save them."""
+"""`weight` [K], `mean` [K, D], `cov` [K, D, D], as arrays, so that a teacher can save them."""
 
-RIDGE = 1e-6  # on the diagonal of every covariance: points that coincide keep a density
-LLOYD = 5  # passes of k-means before the first expectation
+RIDGE = 1e-6  # added to the diagonal of every covariance, which keeps it positive definite
+LLOYD = 5  # k-means iterations before the first E-step
 
 
 def best(
@@ -30,8 +29,8 @@ def best(
     criterion: Literal["aic", "aicc"] = "aic",
     iterations: int = 100,
 ) -> Mixture | None:
-    """The mixture of `rows` [n, D], of those with one of `sizes` components, whose criterion is
-    lowest; None where no size has at least two rows a component."""
+    """Fit mixtures with each number of components in `sizes` to the points `rows` [n, D] and return
+    the one with the lowest criterion; None if no size has at least two points per component."""
     sizes = [size for size in sizes if len(rows) >= 2 * size]
     fits = [each for each in fit(rows, sizes, random, iterations) if np.isfinite(each[1])]
     if not fits:
@@ -42,8 +41,8 @@ def best(
 
 
 def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> float:
-    """The criterion of a mixture of `size` components in `width` dimensions with the (total) log
-    `likelihood` of `n` rows; lower is better."""
+    """AIC or AICc (lower is better) of a mixture of `size` components in `width` dimensions with
+    the total log-`likelihood` of `n` points."""
     free = size - 1 + size * width + size * width * (width + 1) / 2
     cost = 2 * free - 2 * likelihood
     if criterion == "aic":
@@ -54,11 +53,11 @@ def price(size: int, width: int, n: int, likelihood: float, criterion: str) -> f
 def fit(
     rows: Floats, sizes: Sequence[int], random: Generator, iterations: int = 100
 ) -> list[tuple[Mixture, float]]:
-    """One mixture per size (or smaller, where a component got no row), each with the total log
-    likelihood of `rows` [n, D] under it.
+    """One mixture per size (smaller if a component got no points), each with the total
+    log-likelihood of `rows` [n, D] under it.
 
-    All sizes climb together, padded to the largest; one leaves when a step gains less than 1e-3 a
-    row.
+    All sizes are fitted in one batch, padded to the largest. A mixture has converged when an EM
+    step improves the mean log-likelihood by less than 1e-3.
     """
     if not sizes:
         return []
@@ -69,7 +68,7 @@ def fit(
         share, likely = _expect(rows, weight, mean, cov)
         ends = (likely - before < 1e-3 * len(rows)) | (turn == iterations - 1)
         for at in np.flatnonzero(ends):
-            held = weight[at] > 0  # a component that lost all of its rows lies nowhere
+            held = weight[at] > 0  # drop components without points
             kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
             done[int(left[at])] = (kept, float(likely[at]))
         left, before, share = left[~ends], likely[~ends], share[~ends]
@@ -80,13 +79,13 @@ def fit(
 
 
 def draw(mixture: Mixture, component: int, width: int, random: Generator) -> Floats:
-    """A point [width] of a component's first `width` dimensions."""
+    """Sample the first `width` dimensions of a component: a point [width]."""
     root = np.linalg.cholesky(mixture["cov"][component, :width, :width])
     return mixture["mean"][component, :width] + root @ random.standard_normal(width)
 
 
 def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
-    """[M, K, n]: 1 where a row is nearest to a centre of k-means, started far apart."""
+    """Assignments [M, K, n] (0 or 1) of the points by k-means with k-means++ initialisation."""
     largest = max(sizes)
     centres = np.full((len(sizes), largest, rows.shape[1]), np.inf)
     for model, size in enumerate(sizes):
@@ -100,7 +99,8 @@ def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
 
 
 def _apart(rows: Floats, size: int, random: Generator) -> Floats:
-    """Rows to start from, each drawn by its squared distance to those before (k-means++)."""
+    """Initial centres: points sampled in proportion to their squared distance to the previous ones
+    (k-means++)."""
     chosen = [rows[random.integers(len(rows))]]
     gap = np.full(len(rows), np.inf)
     for _ in range(size - 1):
@@ -112,7 +112,7 @@ def _apart(rows: Floats, size: int, random: Generator) -> Floats:
 
 
 def _nearest(rows: Floats, centres: Floats) -> Floats:
-    """[M, K, n]: 1 where a row is nearest to a centre; the first one where two are as near."""
+    """Assignments [M, K, n] (0 or 1) of each point to its nearest centre (the first in a tie)."""
     known = np.isfinite(centres[..., :1])
     safe = np.where(known, centres, 0.0)
     gap = (safe**2).sum(-1)[..., None] - 2 * safe @ rows.T
@@ -122,7 +122,8 @@ def _nearest(rows: Floats, centres: Floats) -> Floats:
 
 
 def _maximise(rows: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
-    """Weights [M, K], means [M, K, D] and covariances [M, K, D, D] from shares [M, K, n]."""
+    """M-step: weights [M, K], means [M, K, D] and covariances [M, K, D, D] from responsibilities
+    `share` [M, K, n]."""
     count = share.sum(2)
     safe = np.maximum(count, 1e-10)[..., None]
     mean = share @ rows / safe
@@ -132,7 +133,7 @@ def _maximise(rows: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _expect(rows: Floats, weight: Floats, mean: Floats, cov: Floats) -> tuple[Floats, Floats]:
-    """Shares [M, K, n] of the components in each row, and total log likelihoods [M]."""
+    """E-step: responsibilities [M, K, n] of the components, and total log-likelihoods [M]."""
     root = np.linalg.inv(np.linalg.cholesky(cov))
     off = (rows - mean[:, :, None]) @ root.swapaxes(2, 3)
     volume = np.log(np.diagonal(root, axis1=2, axis2=3)).sum(2)

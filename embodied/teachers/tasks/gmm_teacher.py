@@ -1,7 +1,7 @@
-"""What the teachers that fit Gaussian mixtures to progress have in common.
+"""Base class of teachers that fit a Gaussian mixture to learning progress (ALP-GMM, Covar-GMM).
 
-Rows (point, ..., progress) of the last `every` episodes become a mixture; a component is drawn by
-the progress in it, a task from the component.
+Every `every` episodes a mixture is fitted to their vectors (point, ..., progress). A component is
+sampled in proportion to its progress, and the task is sampled from the component.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from embodied.teachers.tasks.gmm import Mixture
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """A fit `every` so many episodes, of those episodes only, with `fewest` to `most` components,
-    the number by `criterion`. `random` is the share of tasks that are drawn from the whole box."""
+    """`every`: episodes between fits; each fit uses these episodes only. The mixture has `fewest`
+    to `most` components, chosen by `criterion`. `random`: share of tasks that are sampled uniformly
+    from the whole box."""
 
     every: int = 250
     random: float = 0.2
@@ -33,7 +34,8 @@ class Config(teacher.Config):
 
 
 class Fitted(teacher.Teacher):
-    """Until the first fit, every task as often as every other."""
+    """Subclasses define the vectors (`row`) and the weights of components (`worth`). Before the
+    first fit, tasks are sampled uniformly."""
 
     remembered = ("rows", "fits", "mixture", "utility")
 
@@ -42,7 +44,8 @@ class Fitted(teacher.Teacher):
         if not (1 <= config.fewest <= config.most and config.every >= 2 * config.fewest):
             raise ConfigError(
                 f"teacher: fewest={config.fewest} to most={config.most} components cannot be "
-                f"fitted every={config.every} episodes; every needs two episodes a component"
+                f"fitted to every={config.every} episodes; teacher.every should be at least "
+                "two episodes a component"
             )
         self.settings = config
         self.rows: list[list[float]] = []
@@ -52,17 +55,17 @@ class Fitted(teacher.Teacher):
 
     @abstractmethod
     def row(self, point: Floats, score: float) -> list[float]:
-        """What is fitted of an episode, its point first."""
+        """The vector of an episode that the mixture is fitted to; it begins with `point` [d]."""
 
     @abstractmethod
     def worth(self, mixture: Mixture) -> Floats:
-        """[K]: how much each component should be drawn, at least 0."""
+        """Unnormalised sampling weights [K] of the components, at least 0."""
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         return [self.one() for _ in range(n)]
 
     def one(self) -> tuple[Floats, Any]:
-        """A point, and the component it comes from (None: from the whole box)."""
+        """Sample a point [d]; also returns its component (None: the whole box)."""
         fitted, width = self.mixture, len(self.space)
         if fitted is None or self.random.random() < self.settings.random:
             return self.random.random(width), None
@@ -74,7 +77,7 @@ class Fitted(teacher.Teacher):
             self.take(point, score, memo)
 
     def take(self, point: Floats, score: float, memo: Any) -> None:
-        """One episode."""
+        """Add one finished episode; refit once there are `every`."""
         self.rows.append(self.row(point, score))
         if len(self.rows) >= self.settings.every:
             self.refit()
@@ -95,7 +98,7 @@ class Fitted(teacher.Teacher):
 
 
 def pick(weights: list[float], random: np.random.Generator) -> int:
-    """A number from 0 by its weight; each as likely where all weights are 0."""
+    """Sample an index in proportion to `weights`; uniformly if all weights are 0."""
     edge = np.cumsum(weights)
     if edge[-1] <= 0:
         return int(random.integers(len(weights)))

@@ -1,7 +1,7 @@
-"""GoalGan: a generative adversarial network that proposes tasks of intermediate difficulty.
+"""Goal GAN: a generative adversarial network that proposes goals of intermediate difficulty.
 
-Source: Florensa, Held, Geng and Abbeel, "Automatic goal generation for reinforcement learning
-agents", 2018. With label y = 1 where low <= mean score <= high and (a, b, c) = (-1, 1, 0):
+Florensa, Held, Geng and Abbeel, "Automatic goal generation for reinforcement learning agents",
+2018. A goal has label y = 1 if low <= mean score <= high. With (a, b, c) = (-1, 1, 0):
 D minimises y (D(g) - b)^2 + (1 - y) (D(g) - a)^2 + (D(G(z)) - a)^2, G minimises (D(G(z)) - c)^2.
 """
 
@@ -22,22 +22,24 @@ from embodied.teachers.task_space import Floats, named_task
 from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
-OPEN = 2_000  # goals whose episodes may still be out; older ones are given up
+OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """A goal is played `rollouts` times; labels by the mean score, from `low` to `high`; every
-    `every` labelled goals, `iterations` steps of both networks on `batch` of them.
+    """Each goal gets `rollouts` episodes; it is labelled good if their mean score is from `low` to
+    `high`. After `every` labelled goals, both networks are trained for `iterations` steps on
+    batches of `batch`.
 
-    Goals: `old` of them from those passed before (kept `apart` of the cube's diagonal or more),
-    `random` anywhere (published: 0; without it nothing is found where no first goal is good), the
-    others from the network, all but `random` with `noise` (std). Before the first episode the
-    network learns for `pretrain` steps the box of half-width `spread` around `easy` (values of task
-    parameters by name; without any, the whole cube).
+    Sources of goals: a share `old` from the good goals so far (stored if at least `apart` of the
+    cube's diagonal from the others), a share `random` uniform (0 in the paper; it finds a first
+    good goal if the generator proposes none), the others from the generator. Goals that are not
+    uniform get Gaussian `noise` (std). Before the first episode the generator is trained for
+    `pretrain` steps to imitate the box of half-width `spread` around `easy` (values of task
+    parameters by name; empty: the whole cube).
 
-    `full_range`: its output in (-1, 1) is stretched by the whole range, as published, which clips
-    half of it; else by half of it.
+    `full_range`: the generator's output in (-1, 1) is scaled to the range (-0.5, 1.5) and clipped,
+    as in the paper; otherwise to (0, 1).
     """
 
     rollouts: int = 2
@@ -60,7 +62,7 @@ class Config(teacher.Config):
 
 
 class GoalGan(TorchTeacher):
-    """Tickets say which goal an episode was one of the rollouts of."""
+    """The memo of an episode is the number of its goal."""
 
     remembered = ("open", "labelled", "labels", "passed", "goals", "trained", "good")
 
@@ -80,7 +82,7 @@ class GoalGan(TorchTeacher):
             f"{name}_optimizer": torch.optim.RMSprop(net.parameters(), config.lr, foreach=True)
             for name, net in self.modules.items()
         }
-        self.open: dict[int, dict[str, Any]] = {}  # by number: point, left to play, scores
+        self.open: dict[int, dict[str, Any]] = {}  # by number: point, episodes left to play, scores
         self.labelled: list[list[float]] = []
         self.labels: list[float] = []
         self.passed = np.zeros((0, d))
@@ -119,7 +121,7 @@ class GoalGan(TorchTeacher):
         return (point + settings.noise * self.random.standard_normal(d)).clip(0, 1)
 
     def made(self, n: int) -> Tensor:
-        """`n` goals of the generator [n, d], with its gradient."""
+        """`n` goals [n, d] of the generator, with gradient."""
         raw = torch.tanh(self.maker(self.normal(n, len(self.space))))
         return 0.5 + raw * (1.0 if self.settings.full_range else 0.5)
 
@@ -142,7 +144,7 @@ class GoalGan(TorchTeacher):
             self.keep(goal["point"])
 
     def keep(self, point: Floats) -> None:
-        """Among the passed ones, if it is far enough from all of them."""
+        """Store a good goal if it is far enough from all stored ones."""
         apart = self.settings.apart * np.sqrt(len(point))
         if not len(self.passed) or np.linalg.norm(self.passed - point, axis=1).min() >= apart:
             self.passed = np.vstack([self.passed, point])
@@ -151,12 +153,12 @@ class GoalGan(TorchTeacher):
         goals, labels = tensor(self.labelled), tensor(self.labels)
         self.labelled, self.labels = [], []
         self.good = float(labels.mean())
-        if labels.any():  # without a good one there is nothing to imitate
+        if labels.any():  # without a good goal the generator has no target
             self.adversarial(goals, labels, self.settings.iterations)
             self.trained += 1
 
     def pretrain(self) -> None:
-        """Imitate the box around the easy task."""
+        """Train the generator to imitate the box around the easy task."""
         n, d, settings = 1000, len(self.space), self.settings
         goals = self.random.random((n, d))
         if settings.easy:
@@ -184,6 +186,6 @@ class GoalGan(TorchTeacher):
 
 
 def critic_loss(known: Tensor, label: Tensor, made: Tensor) -> Tensor:
-    """The discriminator's loss from its outputs [n] for goals with `label` [n] and made ones."""
+    """Discriminator loss from its outputs [n] for goals with `label` [n] and generated goals."""
     real = label * (known - GOOD) ** 2 + (1 - label) * (known - BAD) ** 2
     return real.mean() + ((made - BAD) ** 2).mean()

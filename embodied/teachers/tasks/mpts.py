@@ -1,9 +1,9 @@
-"""Mpts: the tasks that a model of the student's risk expects to go worst.
+"""MPTS (model predictive task sampling): samples the tasks with the highest predicted risk.
 
-Source: Wang et al., "Model predictive task sampling for efficient and robust adaptation", 2025.
-A neural process over the last batch of (task, risk): z ~ q(z | batch), risk = f(x, z); loss =
-MSE + beta KL(q(z | batch) || q(z | the batch before)). Of m B candidates those with the greatest
-gamma0 mean + gamma1 std over z are played.
+Wang et al., "Model predictive task sampling for efficient and robust adaptation", 2025. A neural
+process predicts the risk of a task x: z ~ q(z | batch), risk = f(x, z). Its loss on the last batch
+of (task, risk) pairs is MSE + beta KL(q(z | batch) || q(z | previous batch)). Of m B candidates,
+the tasks with the highest gamma0 mean + gamma1 std of the risk over z are selected.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from embodied.teachers.task_space import Floats
 from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
 
 Posterior = tuple[Tensor, Tensor]
-"""Means [z] and standard deviations [z]."""
+"""Means and standard deviations of z, [width] each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`batch` tasks are chosen together from `candidates` times as many: `hardest` of them by
-    the model, the others at random. The model takes `steps` steps on every `batch` episodes that
-    ended; `weights` are of the mean and the deviation of `draws` predicted risks. The first
-    `warmup` episodes are anywhere. Risk is minus the score, standardised in its batch."""
+    """`batch` (B): tasks that are selected at a time, from `candidates` (m) times as many uniform
+    ones: a share `hardest` by predicted risk, the others at random. `weights`: gamma0 and gamma1,
+    of the mean and the standard deviation of `draws` predictions. The model is trained for `steps`
+    gradient steps on each batch of finished episodes. The tasks of the first `warmup` episodes are
+    uniform. Risk is the negative score, standardised over the batch."""
 
     batch: int = 16
     candidates: float = 2.5
@@ -45,7 +46,7 @@ class Config(teacher.Config):
 
 
 class Mpts(TorchTeacher):
-    """Tickets hold the risk that was predicted (NaN: none)."""
+    """The memo of an episode is its predicted risk (NaN: not predicted)."""
 
     remembered = ("plan", "rows", "posterior", "drawn", "learned", "correlation")
 
@@ -64,8 +65,8 @@ class Mpts(TorchTeacher):
         self.modules = {"encoder": self.encoder, "heads": self.heads, "decoder": self.decoder}
         learned = nn.ModuleDict(self.modules).parameters()
         self.optimizers = {"adam": torch.optim.Adam(learned, config.lr, fused=True)}
-        self.plan: list[list[float]] = []  # points and predicted risks, still to be played
-        self.rows: list[list[float]] = []  # points, predicted risks and scores of those that ended
+        self.plan: list[list[float]] = []  # points and predicted risks of the next episodes
+        self.rows: list[list[float]] = []  # points, predicted risks, scores of finished ones
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
         self.drawn, self.learned, self.correlation = 0, 0, 0.0
 
@@ -79,7 +80,7 @@ class Mpts(TorchTeacher):
         return proposed
 
     def planned(self) -> list[list[float]]:
-        """The next `batch` tasks, in random order."""
+        """Select the next `batch` tasks; in random order, each with its predicted risk."""
         settings, d = self.settings, len(self.space)
         before, self.drawn = self.drawn, self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
@@ -95,14 +96,14 @@ class Mpts(TorchTeacher):
 
     @torch.no_grad()
     def predicted(self, points: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation [n] of the risk at `points` [n, d] over draws of z."""
+        """Mean and standard deviation [n] of the risk at `points` [n, d] over samples of z."""
         center, spread = self.posterior
         z = center + spread * self.normal(self.settings.draws, len(center))
         risks = self.risk(tensor(points), z).double().numpy()
         return risks.mean(0), risks.std(0)
 
     def risk(self, points: Tensor, z: Tensor) -> Tensor:
-        """[m, n] of tasks [n, d] for each z [m, width]."""
+        """Predicted risk [m, n] of tasks [n, d] for each z [m, width]."""
         shape = (len(z), len(points), -1)
         pairs = torch.cat([points[None].expand(shape), z[:, None].expand(shape)], 2)
         return self.decoder(pairs)[..., 0]
@@ -115,7 +116,7 @@ class Mpts(TorchTeacher):
             self.rows = self.rows[batch:]
 
     def train(self, rows: Floats) -> None:
-        """One batch: fit the model, and keep its posterior as the next prior."""
+        """Fit the model to one batch; its posterior becomes the prior of the next batch."""
         self.correlation = correlated(rows[:, -2], -rows[:, -1], self.correlation)
         points, risk = tensor(rows[:, :-2]), tensor(standard(-rows[:, -1]))
         for _ in range(self.settings.steps):
@@ -129,7 +130,7 @@ class Mpts(TorchTeacher):
         self.learned += 1
 
     def encoded(self, points: Tensor, risk: Tensor) -> Posterior:
-        """q(z | batch)."""
+        """Posterior q(z | batch)."""
         pooled = self.encoder(torch.cat([points, risk[:, None]], 1)).mean(0)
         mean, raw = self.heads(pooled).chunk(2)
         return mean, 0.1 + 0.9 * torch.sigmoid(raw)
@@ -139,19 +140,19 @@ class Mpts(TorchTeacher):
 
 
 def standard(values: Floats) -> Floats:
-    """With mean 0 and deviation 1; all 0 where they are the same."""
+    """Standardise to mean 0 and standard deviation 1; zeros if all values are equal."""
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-8 else np.zeros_like(values)
 
 
 def divergence(p: Posterior, q: Posterior) -> Tensor:
-    """KL(p || q) of independent normal numbers."""
+    """KL(p || q) of diagonal normal distributions."""
     ratio = p[1] / q[1]
     return 0.5 * (ratio**2 + ((p[0] - q[0]) / q[1]) ** 2 - 1).sum() - ratio.log().sum()
 
 
 def correlated(predicted: Floats, actual: Floats, otherwise: float) -> float:
-    """Pearson's r of those with a prediction; `otherwise` where it is not defined."""
+    """Pearson correlation over the episodes with a prediction; `otherwise` if it is undefined."""
     known = np.isfinite(predicted)
     if known.sum() < 2:
         return otherwise

@@ -1,8 +1,10 @@
-"""Flow: a conditional normalising flow onto the unit cube, for the setter of goals.
+"""RealNVP: a conditional normalizing flow onto the unit cube, the goal generator of Setter-Solver.
 
-Source: Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", 2017. Each coupling
-keeps half of the elements and maps the others x -> x s + t, s = 0.01 + softplus(a), with (a, t)
-from the kept half and the condition; a sigmoid ends it, log p(g | f) = log N(z) - log |dg / dz|.
+Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", 2017. Each affine coupling
+keeps part of the elements and maps the others by x -> x s + t, s = 0.01 + softplus(a). A network
+computes (a, t) from the kept part and the condition f. The last layer is a sigmoid.
+
+    log p(g | f) = log N(z) - log |dg / dz|
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from torch.nn import functional as F
 
 from embodied.teachers.torch_teacher import linear
 
-EDGE = 1e-4  # goals this near to a face of the cube count as inside of it
+EDGE = 1e-4  # goals are clamped to [EDGE, 1 - EDGE] before the logit
 UNIT = math.log(math.e - 1)  # softplus of it is 1
 
 
 class Highway(nn.Module):
-    """h -> g relu(A h) + (1 - g) h, g = sigmoid(B h)."""
+    """Highway layer: h -> g relu(A h) + (1 - g) h, g = sigmoid(B h)."""
 
     def __init__(self, width: int, random: np.random.Generator) -> None:
         super().__init__()
@@ -33,7 +35,8 @@ class Highway(nn.Module):
 
 
 class Coupling(nn.Module):
-    """Elements where `kept` [d] (bool) is true stay; begins as nearly nothing."""
+    """Affine coupling layer; elements with `kept` [d] (bool) true are unchanged. Initially close to
+    the identity."""
 
     kept: Tensor
 
@@ -56,14 +59,14 @@ class Coupling(nn.Module):
         return x * scale + shift, scale.log().sum(1)
 
     def inverse(self, y: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """x and the log volume of the way there and back that `forward` would report."""
+        """Input x [n, d] for output y [n, d], and the log-determinant [n] of `forward` at x."""
         scale, shift = self.parts(y * self.kept, condition)
         return (y - shift) / scale, scale.log().sum(1)
 
 
 class Flow(nn.Module):
-    """Normal numbers and a feasibility to goals: `blocks` of a left, a right and an interlaced
-    coupling."""
+    """Maps normal noise z and a feasibility to goals. Each of `blocks` has three couplings, which
+    keep the first half of the elements, the second half, and every other element."""
 
     def __init__(
         self, d: int, blocks: int, width: int, layers: int, random: np.random.Generator
@@ -86,7 +89,7 @@ class Flow(nn.Module):
         return torch.sigmoid(x), log - squeezed(x)
 
     def inverse(self, goals: Tensor, feasibility: Tensor) -> tuple[Tensor, Tensor]:
-        """z [n, d] that lead to `goals` [n, d], and log p(goals | feasibility) [n]."""
+        """Noise z [n, d] that is mapped to `goals` [n, d], and log p(goals | feasibility) [n]."""
         condition = feasibility[:, None] * 2 - 1
         x = torch.logit(goals.clamp(EDGE, 1 - EDGE))
         log = -squeezed(x)
@@ -97,10 +100,10 @@ class Flow(nn.Module):
 
 
 def normal(z: Tensor) -> Tensor:
-    """Log density [n] of independent normal numbers."""
+    """Log-density [n] of the standard normal distribution at z [n, d]."""
     return -0.5 * (z**2 + math.log(2 * math.pi)).sum(1)
 
 
 def squeezed(x: Tensor) -> Tensor:
-    """Log volume [n] of the sigmoid at x."""
+    """Log-determinant [n] of the sigmoid's Jacobian at x [n, d]."""
     return (F.logsigmoid(x) + F.logsigmoid(-x)).sum(1)

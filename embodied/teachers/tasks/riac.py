@@ -1,8 +1,8 @@
-"""Riac: task space cut into boxes where learning progress differs, the lively ones played most.
+"""RIAC: splits the task space into regions by learning progress and samples those with the most.
 
-Source: Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active
-learning", 2009. A box's progress is |mean of the older half - mean of the newer half| of its last
-scores; a full box is cut where |R1| |R2| |ALP(R1) - ALP(R2)| is greatest.
+Baranes and Oudeyer, "R-IAC: robust intrinsically motivated exploration and active learning", 2009.
+The absolute learning progress (ALP) of a region is |mean of the older half - mean of the newer
+half| of its last scores. A full region is split where |R1| |R2| |ALP(R1) - ALP(R2)| is highest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from embodied.teachers.tasks.gmm_teacher import pick
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """A box holds `most` episodes; one more and it is cut, by the best of `attempts` random cuts
-    that leave `fewest` in both parts and no side shorter than `narrowest` of the whole; without
-    such a cut it forgets the oldest `discard`. Progress is of the last `window` scores.
+    """A region with more than `most` episodes is split by the best of `attempts` random cuts that
+    leave at least `fewest` episodes and a width of at least `narrowest` on both sides. If there is
+    no such cut, the oldest share `discard` of its episodes is dropped. Progress is computed from
+    the last `window` scores.
 
-    Tasks: `random` of them from the whole, `mutated` near the worst one of a box (normal, std
-    `mutation`), the others anywhere in a box; boxes by progress, of all ever cut or `leaves` only.
-    `legacy_score`: cuts by the difference of progress alone, as in published code.
+    A share `random` of the tasks is uniform over the whole space. For the others a region is
+    sampled in proportion to its progress (all regions, or with `leaves` the leaves of the tree
+    only): a share `mutated` is near the region's task with the lowest score (Gaussian, std
+    `mutation`), the rest is uniform in the region. `legacy_score`: splits by the difference in
+    progress alone, as in the published code.
     """
 
     most: int = 200
@@ -44,12 +47,12 @@ class Config(teacher.Config):
 
 
 Region = dict[str, Any]
-"""`low`, `high` [d], `rows` (lists of a point and its score, oldest first), `alp`, `cut`: (element,
-threshold, number of the part below, number of the part above) or None for a leaf."""
+"""`low`, `high` [d], `rows` (a list of [*point, score], oldest first), `alp`, and `cut`:
+[parameter, threshold, index of the lower child, index of the upper child], None for a leaf."""
 
 
 class Riac(teacher.Teacher):
-    """A tree of boxes; an episode counts in every box around its task."""
+    """A tree of regions; an episode counts in every region that contains its task."""
 
     remembered = ("regions",)
 
@@ -81,7 +84,7 @@ class Riac(teacher.Teacher):
         return low + (high - low) * self.random.random(len(low))
 
     def lively(self) -> Region:
-        """A region, by its progress."""
+        """Sample a region in proportion to its progress."""
         regions = self.regions
         if self.settings.leaves:
             regions = [region for region in regions if region["cut"] is None]
@@ -92,7 +95,7 @@ class Riac(teacher.Teacher):
             self.add([*point, score])
 
     def add(self, row: list[float]) -> None:
-        """Into every region around it, and cut the leaf if it is full."""
+        """Add an episode to every region that contains its task; split the leaf if it is full."""
         number: int = 0
         while True:
             region = self.regions[number]
@@ -108,7 +111,7 @@ class Riac(teacher.Teacher):
         region["alp"] = self.progress(region["rows"])
 
     def progress(self, rows: list[list[float]]) -> float:
-        """|mean of the older half - mean of the newer half| of the last scores; 0 of up to two."""
+        """|mean of the older half - mean of the newer half| of the last scores (0 up to two)."""
         scores = [row[-1] for row in rows[-self.settings.window :]]
         half = len(scores) // 2
         if len(scores) <= 2:
@@ -135,7 +138,7 @@ class Riac(teacher.Teacher):
         return {"low": list(low), "high": list(high), "rows": rows, "alp": alp, "cut": None}
 
     def best_cut(self, region: Region) -> tuple[int, float] | None:
-        """The (element, threshold) with the best score of those tried; None without a valid one."""
+        """The (parameter, threshold) with the best score; None if no attempt was valid."""
         best, chosen = -1.0, None
         for _ in range(self.settings.attempts):
             element = int(self.random.integers(len(self.space)))
@@ -158,7 +161,7 @@ class Riac(teacher.Teacher):
     def parts(
         rows: list[list[float]], element: int, threshold: float
     ) -> tuple[list[list[float]], list[list[float]]]:
-        """Rows below and above a cut."""
+        """Episodes below and above the threshold."""
         below = [row for row in rows if row[element] < threshold]
         return below, [row for row in rows if row[element] >= threshold]
 

@@ -1,9 +1,10 @@
-"""SelfPaced: a Gaussian over tasks that moves from easy ones to a target as the student's value
-allows.
+"""Self-paced deep RL (SPDL): a Gaussian over tasks that moves towards a target as values grow.
 
-Source: Klink, D'Eramo, Peters and Pajarinen, "Self-paced deep reinforcement learning", 2020.
-max_nu mean_i [p_nu(c_i) / p_old(c_i) V_i] - alpha KL(p_nu || target), KL(p_old || p_nu) <= eps,
-alpha = zeta max(0, mean V) / KL(p_nu || target), by a natural gradient step with line search.
+Klink, D'Eramo, Peters and Pajarinen, "Self-paced deep reinforcement learning", 2020. Each update is
+a natural gradient step with line search on
+
+    max_nu mean_i [p_nu(c_i) / p_old(c_i) V_i] - alpha KL(p_nu || target)
+    subject to KL(p_old || p_nu) <= eps,   alpha = zeta max(0, mean V) / KL(p_nu || target)
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ MOST_ALPHA, LEAST_KL = 1e5, 1e-10
 
 
 class HasTaskValues(Protocol):
-    """Who knows what an episode is worth before it is played."""
+    """A student with value estimates of tasks (`teacher.value=critic`)."""
 
     def values(self, tasks: Floats) -> Floats:
-        """[n]: the student's value of the first observations of episodes at `tasks` [n, D] (the
-        world's task vectors, in its own units of reward). The observation has to show the task."""
+        """Values [n] of the first observations of episodes with task vectors `tasks` [n, D], in the
+        environment's units of reward. The observation has to contain the task."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """An update every `every` episodes. `value`: "critic" is the student's (`HasTaskValues`),
-    "score" the episode's own, "discounted" gamma^length times it: the return where an episode
-    pays when it ends. The first `offset` updates have alpha = 0.
+    """`every`: episodes between updates. `value`, V of an episode: "critic" is the student's
+    estimate (`HasTaskValues`), "score" its score, "discounted" gamma^length times its score (the
+    discounted return if the reward comes at the end). The first `offset` updates have alpha = 0.
 
-    The start: `easy`, values of task parameters by name (those not named are drawn), with standard
-    deviation `width`; the target: `hard` (those not named in the middle), `spread`. While the KL to
-    the target is above `apart`, standard deviations stay above `floor`. `clipped`: ratios at tasks
-    clipped to the box, as published, instead of where they were drawn.
+    Initial distribution: mean `easy`, values of task parameters by name (the others are random),
+    standard deviation `width`. Target: mean `hard` (the others in the middle), standard deviation
+    `spread`. While the KL to the target is above `apart`, standard deviations are at least `floor`.
+    `clipped`: importance ratios are computed at the tasks after clipping to the box, as in the
+    paper, instead of before it.
     """
 
     every: int = 100
@@ -67,7 +69,7 @@ class Config(teacher.Config):
 
 
 class SelfPaced(teacher.Teacher):
-    """Tickets hold where a task was drawn, before it was clipped to the box, and its density."""
+    """The memo of an episode: the sampled task (before clipping to the box) and its log-density."""
 
     remembered = ("mean", "factor", "drawn", "updates", "alpha", "step_kl")
     student: HasTaskValues | None
@@ -77,7 +79,11 @@ class SelfPaced(teacher.Teacher):
     ) -> None:
         super().__init__(config, spec, seed)
         if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
-            raise ConfigError("teacher: width, spread and eps should be above 0, every above 1")
+            raise ConfigError(
+                "teacher: width, spread and eps should be above 0, every at least 2; got "
+                f"width={config.width:g} spread={config.spread:g} eps={config.eps:g} "
+                f"every={config.every}"
+            )
         self.settings, self.student = config, student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")
@@ -86,7 +92,7 @@ class SelfPaced(teacher.Teacher):
         self.factor = torch.eye(d).double() * math.log(config.width)
         hard = torch.from_numpy(named_task(self.space, config.hard, 0.5, "hard"))
         self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
-        self.drawn: list[list[float]] = []  # where, log density there, score
+        self.drawn: list[list[float]] = []  # sampled task, its log-density, score
         self.updates, self.alpha, self.step_kl = 0, 0.0, 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
@@ -100,7 +106,7 @@ class SelfPaced(teacher.Teacher):
         return list(zip(clipped.numpy(), memos, strict=True))
 
     def now(self) -> Gaussian:
-        """The present distribution of tasks."""
+        """The current distribution of tasks."""
         return Gaussian(self.mean, self.factor)
 
     def scores(self, outcome: Outcome) -> Floats:
@@ -118,19 +124,19 @@ class SelfPaced(teacher.Teacher):
             self.drawn = []
 
     def values(self, where: Tensor, scores: Tensor) -> Tensor:
-        """V [n] of what was drawn at `where` [n, d]."""
+        """V [n] of the episodes sampled at `where` [n, d] with these scores [n]."""
         if self.settings.value != "critic":
             return scores
         if self.student is None:
             raise ConfigError(
-                "teacher.value=critic needs a student that knows its values; this one does not: "
+                "teacher.value=critic needs a student with value estimates; set "
                 "teacher.value=score or teacher.value=discounted"
             )
         tasks = self.space.to_env(where.numpy())
         return torch.from_numpy(np.asarray(self.student.values(tasks), dtype=np.float64))
 
     def advance(self, where: Tensor, logs: Tensor, values: Tensor) -> None:
-        """One step of the distribution; `logs` [n] are log densities that tasks were drawn with."""
+        """Update the distribution; `logs` [n]: log-densities under which tasks were sampled."""
         old = self.now()
         self.alpha = self.weight(values)
 
@@ -145,14 +151,14 @@ class SelfPaced(teacher.Teacher):
         self.updates += 1
 
     def weight(self, values: Tensor) -> float:
-        """alpha."""
+        """alpha, the weight of the KL to the target."""
         if self.updates < self.settings.offset:
             return 0.0
         gap = max(kl(self.now(), self.target).item(), LEAST_KL)
         return min(self.settings.zeta * max(values.mean().item(), 0.0) / gap, MOST_ALPHA)
 
     def wide(self, found: Gaussian) -> Gaussian:
-        """With standard deviations of `floor` or more while the target is far away."""
+        """Standard deviations raised to `floor` while the KL to the target is above `apart`."""
         floor = self.settings.floor
         if not floor or kl(found, self.target).item() <= self.settings.apart:
             return found
@@ -172,11 +178,11 @@ class SelfPaced(teacher.Teacher):
 
 
 def step(old: Gaussian, gain: Any, eps: float, damping: float, tries: int) -> Gaussian:
-    """The furthest of `tries` halvings of the natural gradient step that raises `gain` and keeps
-    KL(old || new) <= eps; `old` where none does.
+    """Natural gradient step with line search: the longest of `tries` halved steps that increases
+    `gain` and keeps KL(old || new) <= eps; `old` if there is none.
 
-    The Fisher matrix has a few dozen rows, so its system is solved and not approached by
-    conjugate gradients.
+    The Fisher matrix is small (a few dozen parameters), so the linear system is solved directly
+    instead of by conjugate gradients.
     """
     start = old.flat()
     flat = start.clone().requires_grad_(True)

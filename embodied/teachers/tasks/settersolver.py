@@ -1,8 +1,10 @@
-"""SetterSolver: goals of any wanted feasibility, from a flow that a judge of success teaches.
+"""Setter-Solver: a normalizing flow that proposes goals of a given feasibility.
 
-Source: Racaniere, Lampinen et al., "Automated curricula through setter-solver interactions", 2020.
-Judge J: cross-entropy of success. Setter S(z, f), f uniform: E[-log p_S(won + U(0, e) | f)]
-+ E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)].
+Racaniere, Lampinen et al., "Automated curricula through setter-solver interactions", 2020. The
+judge J predicts success from the goal (cross-entropy). The setter S(z, f), f uniform, minimises the
+sum of its validity, feasibility and coverage losses (g: goals of successful episodes):
+
+    E[-log p_S(g + U(0, e) | f)] + E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)]
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks.real_nvp import Flow
 from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
 
-PLAN = 64  # goals that are made at once
+PLAN = 64  # goals that are generated at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """Every `every` episodes `steps` gradient steps on `batch` of the newest `memory`. Goals are
-    wanted with a feasibility between `rarest` and 1 - `rarest`; `random` of them are drawn from the
-    whole box (always until the first update). `noise` blurs goals that were won. `old_latents`: the
-    setter is judged at the latents of observed goals instead of new ones, as in a published
-    re-implementation; that one also took 1 step."""
+    """Every `every` episodes, both networks take `steps` gradient steps on batches of `batch` from
+    the newest `memory` episodes. Feasibilities are uniform from `rarest` to 1 - `rarest`. A share
+    `random` of the goals is uniform over the box (all of them before the first update). `noise`: e,
+    the noise on goals of successful episodes. `validity`, `feasibility`, `coverage`: weights of the
+    losses. `old_latents`: the setter's losses use the latents of observed goals instead of new
+    ones, as in a published re-implementation (which also took 1 step)."""
 
     every: int = 100
     steps: int = 50
@@ -52,7 +55,7 @@ class Config(teacher.Config):
 
 
 class SetterSolver(TorchTeacher):
-    """Tickets hold the feasibility that was wanted (-1: none)."""
+    """The memo of an episode is the requested feasibility of its goal (-1: a uniform goal)."""
 
     remembered = ("plan", "rows", "fresh", "trained", "losses")
 
@@ -69,7 +72,7 @@ class SetterSolver(TorchTeacher):
             for name, net in self.modules.items()
         }
         self.plan: list[list[float]] = []
-        self.rows: list[list[float]] = []  # points, the wanted feasibility, the score
+        self.rows: list[list[float]] = []  # points, requested feasibility, score
         self.fresh, self.trained = 0, 0
         self.losses: dict[str, float] = {}
 
@@ -86,13 +89,13 @@ class SetterSolver(TorchTeacher):
 
     @torch.no_grad()
     def planned(self) -> list[list[float]]:
-        """Goals for coming episodes, each with its wanted feasibility: many cost as much as one."""
+        """Goals of the next episodes, with their requested feasibility; batched for speed."""
         wanted = self.wanted(PLAN)
         goals = self.setter(self.normal(PLAN, len(self.space)), wanted)[0]
         return torch.cat([goals, wanted[:, None]], 1).double().tolist()
 
     def wanted(self, n: int) -> Tensor:
-        """Feasibilities [n]."""
+        """Random feasibilities [n]."""
         rarest = self.settings.rarest
         return rarest + (1 - 2 * rarest) * self.uniform(n)
 
@@ -112,7 +115,7 @@ class SetterSolver(TorchTeacher):
             self.train_judge(some)
             self.train_setter(self.some(won, self.settings.batch) if len(won) else None, some)
         self.trained += 1
-        self.plan = []  # of the setter before
+        self.plan = []  # they are from the former setter
 
     def train_judge(self, rows: Tensor) -> None:
         logit = self.judge(rows[:, :-2])[:, 0]
@@ -130,7 +133,7 @@ class SetterSolver(TorchTeacher):
         self.losses |= {name: value.item() for name, value in parts.items()}
 
     def asked(self, seen: Tensor) -> dict[str, Tensor]:
-        """Goals as feasible as wanted, and as many different ones as can be."""
+        """Feasibility and coverage losses."""
         n, d = len(seen), len(self.space)
         wanted, latent = self.wanted(n), self.normal(n, d)
         if self.settings.old_latents:
@@ -141,7 +144,7 @@ class SetterSolver(TorchTeacher):
         return {"feasibility": (gap**2).mean(), "coverage": log.mean()}
 
     def valid(self, won: Tensor) -> Tensor:
-        """Goals that were won are likely, at every feasibility."""
+        """Validity loss: the negative log-likelihood of goals of successful episodes."""
         blurred = won[:, :-2] + self.settings.noise * self.uniform(len(won), len(self.space))
         return -self.setter.inverse(blurred, self.wanted(len(won)))[1].mean()
 

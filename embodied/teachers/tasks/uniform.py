@@ -1,4 +1,4 @@
-"""Uniform: every task as often as every other. What a teacher has to be better than."""
+"""Uniform task sampling, the baseline of all teachers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from embodied.teachers.task_space import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """Nothing of its own."""
+    """No settings of its own."""
 
 
 class Uniform(teacher.Teacher):
-    """Learns nothing."""
+    """Samples tasks uniformly from the box; does not adapt."""
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
