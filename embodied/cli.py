@@ -1,4 +1,4 @@
-"""The `embodied` command: one module of `embodied.commands` for each of its verbs."""
+"""The `embodied` command line; each subcommand is a module of `embodied.commands`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STOPPED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes are one line."""
+    """An ArgumentParser whose errors are ConfigErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def verbs() -> dict[str, str]:
-    """The commands by name, with the sentence that says what each does; none is imported."""
+    """The subcommands' names and descriptions, without importing them."""
     folder = Path(commands.__path__[0])
     names = [m.name for m in pkgutil.iter_modules([str(folder)])]
     files = {
@@ -43,11 +43,11 @@ def verbs() -> dict[str, str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments of one command; `args.run` is what to call with them."""
+    """Parse the arguments of a subcommand; `args.run(args)` runs it."""
     known = verbs()
     parser = Parser(
         prog="embodied",
-        description="Train robot policies, look at them, and put them on robots.",
+        description="Train, evaluate, view and deploy robot policies.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n"
         "  embodied list experiments\n"
@@ -69,21 +69,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             description=sentence,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == verb:  # only the one that is asked for is imported
+        if name == verb:  # import only the subcommand that runs
             module = importlib.import_module(f"{commands.__name__}.{name}")
             module.add(own)
             own.set_defaults(run=module.run)
     args, rest = parser.parse_known_args(argv)
-    # argparse ends a list of words at the first option; ours go on after it.
+    # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
-        raise ConfigError(f"{rest[0]} is not understood (see embodied {args.verb} --help)")
+        raise ConfigError(f"unknown argument {rest[0]} (see embodied {args.verb} --help)")
     if rest:
         args.words += rest
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    """Run a subcommand; a user error prints one line to stderr and exits with code 2."""
     warnings.showwarning = _shown_in_one_line(warnings.showwarning)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         sys.exit(STOPPED)
-    except BrokenPipeError:  # whoever read our output (head, less) has seen enough
+    except BrokenPipeError:  # the reader of our output (head, less) has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
-    """`warnings.showwarning` that prints old names' warnings without the line of code."""
+    """A `warnings.showwarning` that prints our warnings in one line, without source code."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, (MovedWarning, ShadowWarning)):
@@ -115,7 +115,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
 
 
 def mistake(error: Exception) -> str | None:
-    """What a user did wrong or can mend, in one line; None where the fault is ours."""
+    """The error message of a user error, in one line; None for a bug (which gets a traceback)."""
     from embodied.core.checkpoint import CheckpointError
     from embodied.core.env import NotFinite
     from embodied.core.errors import RobotError
@@ -136,8 +136,11 @@ def mistake(error: Exception) -> str | None:
 
 
 def _refused(error: ValueError) -> str | None:
-    """Whether settings were refused: raised while `build` made something of them (whose name is
-    returned), or by a constructor of ours."""
+    """The prefix of an error about settings; None if the error is not about settings.
+
+    Errors raised inside `build` get the name of the class that was built; those of our own
+    constructors get none.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, _ in frames:
         if frame.f_code is build.__code__:

@@ -1,7 +1,7 @@
-"""Compose: the command line and YAML folders become one plain dictionary; the only file with Hydra.
+"""Compose: merges YAML groups and command-line overrides into one plain dictionary, with Hydra.
 
-Groups are folders of YAML files: the packaged `configs/` first, then every `--config-dir` and every
-folder in the environment variable EMBODIED_CONFIGS.
+No other module imports Hydra. Groups are folders of YAML files: the packaged `configs/` first, then
+every `--config-dir` and every folder in the environment variable EMBODIED_CONFIGS.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ PACKAGED = Path(str(files("configs")))
 
 @dataclass(frozen=True)
 class Composition:
-    """`node`: plain nested dicts; `choices`: which option was taken of every group."""
+    """`node`: plain nested dicts; `choices`: the chosen option of every group."""
 
     node: Node
     choices: Mapping[str, str | None]
 
 
 def search_folders(given: Sequence[Path | str] = ()) -> list[Path]:
-    """The packaged folder, then `given`, then those in EMBODIED_CONFIGS; ConfigError if not there,
-    or if one hides an option that is there already."""
+    """The packaged folder, then `given`, then those in EMBODIED_CONFIGS.
+
+    Raises ConfigError if a folder does not exist, or has an option of a name that another one has.
+    """
     named = [*map(str, given), *filter(None, os.environ.get("EMBODIED_CONFIGS", "").split(":"))]
     folders = [PACKAGED]
     for folder in map(Path, named):
@@ -50,7 +52,7 @@ def search_folders(given: Sequence[Path | str] = ()) -> list[Path]:
             name = file.relative_to(folder)
             hidden = next((known for known in folders if (known / name).exists()), None)
             if hidden is not None:
-                raise ConfigError(f"{file} has the name of {hidden / name}; rename it")
+                raise ConfigError(f"{file} has the same name as {hidden / name}; rename it")
         folders.append(folder.resolve())
     return folders
 
@@ -69,9 +71,9 @@ def compose(
 ) -> Composition:
     """`configs/PRIMARY.yaml` with its groups and `overrides` ("learner=NAME", "learner.lr=1e-4").
 
-    `given` are configurations that are not files ("env/as_trained": node). `allow=[package]` lets
-    `_target_` name classes of the user's own packages, found from the current folder too. Every
-    mistake is a ConfigError of one line.
+    `given`: options that are not files ("env/as_trained": node). `allow=[package]` permits
+    `_target_` classes of the user's own packages, also from the current folder. Every user error
+    raises a ConfigError of one line.
     """
     search = search_folders(folders)
     with _written(given or {}, search) as extra:
@@ -80,7 +82,7 @@ def compose(
         node, choices = _composed(primary, words, found)
     for group in (word[1:] for word in words if word.startswith("~")):
         if not any(word.startswith(f"++{group}.") for word in words):
-            node[group] = None  # what an experiment sets of it goes with it
+            node[group] = None  # drops what an experiment sets in it
     import_from_here()
     for package in node.pop("allow", None) or []:
         allow(str(package))
@@ -97,9 +99,11 @@ def compose(
 def _fill_data(
     node: Node, regimes: Mapping[str, Node], words: Sequence[str], search: Sequence[Path]
 ) -> None:
-    """Complete `node["data"]` with the defaults of its regime, and with what `regimes`, a size's,
-    sets in it; what is typed stays. Where the regime itself is typed (`data=offline`), an
-    experiment's settings of another regime are left out."""
+    """Complete `node["data"]` with the defaults of its regime, and with `regimes` of the size.
+
+    Settings on the command line take precedence. If it sets the regime itself (`data=offline`), an
+    experiment's settings of other regimes are dropped.
+    """
     data = node.get("data") or {}
     regime = data.get("regime", "auto")
     if regime == "auto":
@@ -115,7 +119,7 @@ def _fill_data(
 
 
 def _bound(node: Node, most: Mapping[str, Any]) -> None:
-    """Lower what is there to at most so much."""
+    """Lower the settings of `node` to the bounds in `most`."""
     for key, bound in most.items():
         if isinstance(bound, Mapping):
             _bound(node.get(key) or {}, cast(Mapping[str, Any], bound))
@@ -125,8 +129,8 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list[Path]]:
-    """A temporary configuration folder of what is not in files, and of the users' files that have
-    old names, with today's."""
+    """A temporary folder with the options that are not files, and with users' files that use old
+    names, translated to current ones."""
     made = {f"{name}.yaml": yaml.safe_dump(node, sort_keys=False) for name, node in given.items()}
     for folder in search[1:]:
         for file in sorted(folder.glob("*/*.yaml")):
@@ -144,10 +148,10 @@ def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list
 
 
 def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
-    """Overrides as Hydra wants them; unknown options are refused here, with the nearest name.
+    """Overrides in Hydra's syntax; ConfigError for an unknown option, with the nearest name.
 
-    Settings of a node are added even where its YAML file does not list them: `_check` knows the
-    fields of its dataclass.
+    Settings that a node's YAML file does not list are added: `_check` knows the fields of its
+    dataclass.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -169,7 +173,7 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             text, value = f"{text.partition('=')[0]}={name}", name
         if key in groups:
             if value is None:
-                text = f"~{key}"  # Hydra knows no other way to choose nothing
+                text = f"~{key}"  # Hydra's syntax for no option of a group
             elif isinstance(value, str) and value not in (known := options(key, search)):
                 raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
         elif override.package is not None and isinstance(value, str):  # robot@env.robot=franka
@@ -230,7 +234,7 @@ def _composed(
 
 
 def _one_line(error: Exception, search: Sequence[Path]) -> str:
-    """What Hydra means, with what to type."""
+    """Hydra's error as one line, with what to type."""
     text = str(error)
     if found := re.match(r"You must specify '(\w+)'", text):
         group = found[1]
@@ -245,7 +249,7 @@ def _one_line(error: Exception, search: Sequence[Path]) -> str:
 
 
 def _check(name: str, node: Node) -> None:
-    """Refuse settings that the node's dataclass does not have, before anything is built."""
+    """Raise ConfigError for settings that the node's config dataclass does not have."""
     if "_target_" not in node:
         raise ConfigError(
             f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"

@@ -1,4 +1,4 @@
-"""The user's own packages in the current folder: imported last, and named where they hide ours."""
+"""Makes packages in the current folder importable, and warns about names that clash with ours."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ OURS = ("embodied", "envs", "policies", "configs", "real_robot")
 
 
 def import_from_here() -> None:
-    """Let the user's packages in the current folder be imported, after everything installed.
+    """Append the current folder to `sys.path`, after all installed packages.
 
-    One line says which folder of the user has the name of a package of ours, and which of the two
-    Python takes.
+    Warns in one line if a package in it has the name of one of ours, and says which one is used.
     """
     here = Path.cwd()
     if str(here) not in sys.path:
@@ -34,7 +33,7 @@ def _package(here: Path, name: str) -> Path | None:
 
 
 def _shadow(name: str, user: Path) -> str | None:
-    """One line, if `user` is another package than the installed `name`."""
+    """The warning, if `user` is a different package from the installed `name`."""
     known = importlib.util.find_spec(name)
     places = [*(known.submodule_search_locations or []), known.origin] if known else []
     if user.resolve() == (ROOT / name).resolve():
@@ -45,7 +44,7 @@ def _shadow(name: str, user: Path) -> str | None:
 
 
 class ShadowWarning(UserWarning):
-    """A module of the user has the name of one of ours."""
+    """A user's module has the name of one of ours."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""YAML files of users, with today's names of options and run settings (see moved.yaml)."""
+"""Translates deprecated names in users' YAML files to current ones (see moved.yaml)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from embodied.core.build import Node
 
 
 def with_present_names(file: Path) -> str | None:
-    """A user's YAML file with the options and settings in it by today's names; None where it has
-    no other."""
+    """The text of a YAML file with current names of options and settings; None if it uses no
+    deprecated ones."""
     text = file.read_text()
     node = yaml.safe_load(text)
     if not isinstance(node, dict):
@@ -35,7 +35,7 @@ def with_present_names(file: Path) -> str | None:
 
 
 def _entry(entry: Any) -> Any:
-    """One entry of a `defaults:` list ("override /learner": name) with today's name."""
+    """One entry of a `defaults:` list ("override /learner": name) with the current name."""
     if not isinstance(entry, dict):
         return entry
     made = {}

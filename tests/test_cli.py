@@ -56,7 +56,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
     ("line", "says"),
     [
         ("trian", 'no command "trian" (did you mean "train"?)'),
-        ("train", "say what to train: experiment=NAME (known: "),
+        ("train", "no experiment is given: experiment=NAME (known: "),
         (
             "train experiment=pendulum_sc",
             'no experiment "pendulum_sc" (did you mean "pendulum_sac"?)',
@@ -81,7 +81,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
         ("train experiment=pendulum_sac name=3", "name=3 should be str"),
         ("train experiment=pendulum_sac demonstrator=lift", 'no setting "demonstrator"'),
-        ("train experiment=pendulum_sac --speed 3", "--speed is not understood"),
+        ("train experiment=pendulum_sac --speed 3", "unknown argument --speed"),
         ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
         ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
         ("train experiment=fr3_lift_flow size=debug output={out}", "needs demonstrations"),
@@ -91,14 +91,14 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train resume={empty}", "no checkpoint"),
         ("resume {empty}", "no checkpoint"),
         ("eval {empty}", "no checkpoint"),
-        ("eval", "say what to evaluate"),
-        ("view", "say what to view"),
+        ("eval", "no run is given"),
+        ("view", "nothing to view"),
         ("view {empty}", "checkpoint"),
         ("view env=pendulum port=many", "port=many should be a number"),
-        ("view port=8081", "say what to view"),
+        ("view port=8081", "nothing to view"),
         ("bench sax", "unknown suite"),
         ("bench envs ot=x", "did you mean out=DIR?"),
-        ("bench envs --fast", "--fast is not understood"),
+        ("bench envs --fast", "unknown argument --fast"),
         ("list polcies", 'no "polcies" (did you mean "policies"?)'),
         ("demos", "arguments are required"),
         ("demos info /nowhere", "/nowhere"),
@@ -366,7 +366,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     saved = checkpoint.find(run)
     assert process.returncode == 130
-    assert err == f"embodied: stopped; saved {saved}; go on with: embodied train resume={run}\n"
+    assert err == f"embodied: stopped; saved {saved}; resume with: embodied train resume={run}\n"
 
 
 def test_settings_of_view_and_bench_are_words(

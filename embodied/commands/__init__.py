@@ -1,6 +1,6 @@
-"""The verbs of the command line, one module each: `add(parser)` declares, `run(args)` does.
+"""Subcommands of the command line, one module each: `add(parser)` and `run(args)`.
 
-A module's first line is what `embodied --help` says; `args.words` are `key=value` overrides.
+The first line of a module's docstring is its help text. `args.words`: `key=value` overrides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
-    """Let `parser` take words (`what` says which) and folders of the user's own YAML files."""
+    """Add `key=value` overrides (`what`: their help text) and `--config-dir` to `parser`."""
     parser.add_argument("words", nargs="*", metavar="key=value", help=what)
     parser.add_argument(
         "--config-dir",
@@ -35,7 +35,7 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
 
 
 def require_at_least(node: Node, least: Mapping[str, float]) -> None:
-    """ConfigError for a number of `node` ("eval.episodes") that is below what makes sense."""
+    """ConfigError for a number of `node` ("eval.episodes") below its minimum."""
     for key, low in least.items():
         value = node
         for name in key.split("."):
@@ -45,7 +45,7 @@ def require_at_least(node: Node, least: Mapping[str, float]) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that `device=NAME` means; ConfigError if this machine does not have it."""
+    """The torch device of `device=NAME`; ConfigError if this machine does not have it."""
     import torch
 
     from embodied.training.components import pick_device

@@ -1,4 +1,4 @@
-"""From demonstrations to an improved policy on a Franka FR3, start to end, in minutes."""
+"""Run a complete example on a Franka FR3: demonstrations, imitation, fine-tuning, evaluation."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ EPISODES, HELD_OUT = 200, 20_000
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="where it all goes")
+    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="the output folder")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="for both trainings")
-    parser.epilog = "An interrupted demo goes on where it stopped: type the same command again."
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of both trainings")
+    parser.epilog = "Repeat the command to continue an interrupted demo."
 
 
 def run(args: argparse.Namespace) -> None:
     out, seed = args.out, args.seed
     demos, clone, steered = out / "demos", out / "clone", out / "steered"
-    print("\n1/4  60 hesitant demonstrations of lifting a cube\n")
+    print("\n1/4  collect 60 low-quality demonstrations of lifting a cube\n")
     words = ["env=fr3_lift", "demonstrator.quality=0.2", "episodes=60", f"out={demos}"]
     collect_command(argparse.Namespace(words=words, config_dir=[]))
-    print("\n2/4  clone them with a flow policy\n")
+    print("\n2/4  train a flow policy by behavior cloning\n")
     go("fr3_lift_flow", clone, seed, f"demos={demos}", *args.words)
-    print("\n3/4  improve the clone by choosing its noise; the only reward is success\n")
+    print("\n3/4  fine-tune it by latent-noise RL (DSRL) with a sparse success reward\n")
     go("fr3_lift_dsrl", steered, seed, f"init={clone}", *args.words)
-    print(f"\n4/4  {EPISODES} held-out starts for each: lift the cube within 2.25 seconds\n")
+    print(f"\n4/4  evaluate both on {EPISODES} held-out initial states: lift within 2.25 seconds\n")
     rows = [
         evaluate_run(run, [f"episodes={EPISODES}", f"seed={HELD_OUT}"], [])
         for run in (clone, steered)
     ]
     print_table(rows)
-    print(f"  the same start twice  {picture(clone, steered, out / 'demo.png')}")
+    print(f"  same initial state    {picture(clone, steered, out / 'demo.png')}")
     print(f"  video                 {steered / 'videos' / 'success.mp4'}")
     print(f"  reports               {clone / 'report.html'}, {steered / 'report.html'}")
-    print(f"next: embodied view {steered}        the arm in your browser")
+    print(f"next: embodied view {steered}        opens the 3D viewer in your browser")
 
 
 def go(experiment: str, output: Path, seed: int, *words: str) -> None:
-    """Train, or go on with what an interrupted demo left, or do nothing where it is done."""
+    """Train, or resume the run of an interrupted demo; does nothing if it is complete."""
     if any(output.glob("checkpoints/[0-9]*/about.json")):
         train([f"resume={output}"])
     else:
@@ -51,7 +51,7 @@ def go(experiment: str, output: Path, seed: int, *words: str) -> None:
 
 
 def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
-    """Two film strips, one above the other, of a start that only `after` masters."""
+    """Write film strips of both policies from an initial state in which only `after` succeeds."""
     import torch
     import yaml
 
@@ -70,7 +70,7 @@ def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
     films = [film(policy, env, HELD_OUT, row) for policy in policies]
     env.close()
     longest = max(len(frames) for frames in films)
-    # The shorter film holds its last picture, so that pictures in a column are of the same moment.
+    # Repeat the shorter film's last frame, so that both frames in a column have the same time.
     films = [torch.cat([f, f[-1:].expand(longest - len(f), -1, -1, -1)]) for f in films]
     write_mp4(path.with_suffix(".mp4"), torch.cat(films, 2), 1 / env.spec.dt)
     path.write_bytes(encode_png(torch.cat([strip(frames) for frames in films])))

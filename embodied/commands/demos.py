@@ -1,4 +1,4 @@
-"""Demonstrations: collect them by script or policy, convert other projects' files, look at them."""
+"""Collect, convert and inspect demonstration datasets."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from embodied.core.build import ConfigError
 
 def add(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="collect|convert|info", required=True)
-    collecting = kinds.add_parser("collect", help="play a script or trained policy, keep episodes")
+    collecting = kinds.add_parser("collect", help="record episodes of a scripted or trained policy")
     add_overrides(
         collecting, "env=, out=, episodes=, demonstrator= or policy=RUN, seed=, success_only=, ..."
     )
-    converting = kinds.add_parser("convert", help="read robomimic, ManiSkill or Minari files")
+    converting = kinds.add_parser("convert", help="convert robomimic, ManiSkill or Minari datasets")
     converting.add_argument("format", metavar="FORMAT", help="robomimic, maniskill, minari")
     converting.add_argument("source", metavar="IN", type=Path)
     converting.add_argument("out", metavar="OUT", type=Path)
-    converting.add_argument("--dt", type=float, help="control period in s, if the file has none")
-    showing = kinds.add_parser("info", help="how many episodes, how long, of what")
+    converting.add_argument("--dt", type=float, help="control period in s, if not in the file")
+    showing = kinds.add_parser("info", help="number of episodes, lengths, observations, success")
     showing.add_argument("folder", metavar="DIR", type=Path)
     parser.epilog = (
         "examples:\n"
         "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos\n"
-        "  embodied demos collect env=fr3_push demonstrator.quality=0.5 out=outputs/clumsy\n"
+        "  embodied demos collect env=fr3_push demonstrator.quality=0.5 out=outputs/mixed\n"
         "  embodied demos collect env=hopper policy=outputs/hopper_sac-0 demonstrator.noise=0.3 "
         "success_only=false out=outputs/medium\n"
         "  embodied demos convert robomimic low_dim.hdf5 outputs/can\n"
@@ -62,7 +62,7 @@ def collect_command(args: argparse.Namespace) -> None:
             )
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"what is in {config.out} is kept; the same command goes on"
+            f"{config.out} keeps the recorded episodes; repeat the command to continue"
         ) from stop
     share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
     print(f"{config.out}: {share}")
@@ -70,7 +70,7 @@ def collect_command(args: argparse.Namespace) -> None:
 
 
 def _demonstrator_of(words: list[str], folders: list[str]) -> str:
-    """The demonstrator with the name of the environment or of its task."""
+    """The demonstrator that has the name of the environment or of its task."""
     import yaml
 
     from embodied.compose import options, search_folders
@@ -79,7 +79,7 @@ def _demonstrator_of(words: list[str], folders: list[str]) -> str:
     envs, known = options("env", search), options("demonstrator", search)
     env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
     if env not in envs:
-        return next(iter(known))  # composing says what is wrong with env
+        return next(iter(known))  # compose() reports the error in env
     names = [env, str(yaml.safe_load(envs[env].read_text()).get("task"))]
     for name in names:
         if name in known:

@@ -1,4 +1,4 @@
-"""Evaluate one or more runs on held-out starts, the same for all."""
+"""Evaluate one or more runs on the same held-out initial states."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "RUN folders (or checkpoints), and settings such as episodes=500")
     parser.epilog = (
         "examples:\n"
-        "  embodied eval outputs/clone outputs/steered\n"
-        "  embodied eval outputs/clone episodes=500 seed=3 env.num_envs=100\n"
-        "  embodied eval outputs/clone env=fr3_push\n"
-        "  embodied eval outputs/clone policy.steps=10\n"
+        "  embodied eval outputs/bc outputs/steered\n"
+        "  embodied eval outputs/bc episodes=500 seed=3 env.num_envs=100\n"
+        "  embodied eval outputs/bc env=fr3_push\n"
+        "  embodied eval outputs/bc policy.steps=10\n"
         "  embodied eval outputs/steered policy=best_of_n policy.n=16\n"
-        "  embodied eval outputs/clone policy=real_time_chunking policy.delay=3 execute=4"
+        "  embodied eval outputs/bc policy=real_time_chunking policy.delay=3 execute=4"
     )
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     runs = [word for word in args.words if "=" not in word or Path(word).exists()]
     words = [word for word in args.words if word not in runs]
     if not runs:
-        raise ConfigError("say what to evaluate: embodied eval RUN [RUN ...] [episodes=200]")
+        raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
     rows = [evaluate_run(Path(path), words, args.config_dir) for path in runs]
     print_table(rows)
 
@@ -93,13 +93,13 @@ def trained_with(saved: Path) -> Node:
     """The run.yaml of the run that a checkpoint is in."""
     file = saved.parent.parent / "run.yaml"
     if not file.exists():
-        raise ConfigError(f"{file} is missing: it says which environment {saved} was trained in")
+        raise ConfigError(f"{file} is missing; it holds the training environment of {saved}")
     return yaml.safe_load(file.read_text())
 
 
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
-    """As trained; or with other settings (steps of a sampler); or inside another policy, as it is,
-    or as what proposes to one that chooses by the critic of the run."""
+    """The policy to evaluate, as `node` says: as trained, with other settings (such as the steps of
+    a sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
     from embodied.core.build import build, resolve
     from embodied.core.policy import PolicyWrapper
 
@@ -110,8 +110,8 @@ def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
             other.load_state_dict(policy.state_dict())
         except RuntimeError as error:
             raise ConfigError(
-                f"the settings of the policy do not fit the weights in {saved}; change only what "
-                "leaves their shapes as they are"
+                f"the policy settings do not fit the weights in {saved}; change only settings that "
+                "keep their shapes"
             ) from error
         return other.eval()
     if not issubclass(kind, PolicyWrapper) or not kind.for_evaluation:
@@ -137,7 +137,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     learner = build(trained["learner"], policy=part, **context)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
-        raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic that could choose")
+        raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
     learner.set_state(checkpoint.load_state(saved, "learner"))
     return critic
 

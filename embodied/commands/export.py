@@ -1,4 +1,4 @@
-"""Write a trained policy as ONNX, C header, TorchScript or firmware, checked against PyTorch."""
+"""Export a policy to ONNX, C header, TorchScript or Crazyflie app, checked against PyTorch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="DIR/policy.onnx (the default)")
     parser.add_argument("--header", action="store_true", help="DIR/policy.h: C99, plain layers")
     parser.add_argument("--torchscript", action="store_true", help="DIR/policy.pt: for libtorch")
-    parser.add_argument("--crazyflie", action="store_true", help="DIR: an app of its firmware")
+    parser.add_argument("--crazyflie", action="store_true", help="DIR: a Crazyflie firmware app")
     parser.epilog = (
         "examples:\n"
-        "  embodied export outputs/clone --to exported\n"
+        "  embodied export outputs/bc --to exported\n"
         "  embodied export outputs/hover --to exported --onnx --header\n"
         "  embodied export outputs/hover --to app --crazyflie"
     )
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     about = facts(decision, Path(args.path))
     folder = Path(args.to)
     if folder.is_file():
-        raise ConfigError(f"--to {folder} is a file: name a folder")
+        raise ConfigError(f"--to {folder} is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Export] = []
     if args.onnx or not (args.header or args.torchscript or args.crazyflie):

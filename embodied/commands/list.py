@@ -1,4 +1,4 @@
-"""List what there is: environments, policies, learners, rewards, robots, experiments, ..."""
+"""List the options of a group: envs, policies, learners, rewards, robots, experiments, ..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, nearest
 
-EMPTY = ("reward", "teacher", "robot", "filter")  # groups that only users may have filled
+EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,13 @@ def run(args: argparse.Namespace) -> None:
     groups |= {*EMPTY}
     names = {plural(group): group for group in sorted(groups)}
     if not args.words:
-        raise ConfigError(f"say what to list: {', '.join(names)}")
+        raise ConfigError(f"no group is given: embodied list GROUP (known: {', '.join(names)})")
     for word in args.words:
         if (group := names.get(word, word)) not in groups:
-            raise ConfigError(f'there are no "{word}"{nearest(word, names)}')
+            raise ConfigError(f'there is no group "{word}"{nearest(word, names)}')
         found = options(group, folders)
         if not found:
-            print(f"none yet; a file DIR/{group}/NAME.yaml is one, with --config-dir DIR")
+            print(f"no options; add DIR/{group}/NAME.yaml and --config-dir DIR")
         width = max(map(len, found), default=0)
         for name, file in found.items():
             print(f"{name:{width}}   {sentence(file)}".rstrip())
@@ -45,7 +45,7 @@ def plural(group: str) -> str:
 
 
 def sentence(file: Path) -> str:
-    """What an option is: the comment at the top of its YAML, else its module's first line."""
+    """The description of an option: the first comment of its YAML, else its module's docstring."""
     text = file.read_text()
     comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
     for comment in comments:
@@ -56,7 +56,7 @@ def sentence(file: Path) -> str:
 
 
 def _first_line(module: str) -> str:
-    """A module's docstring, without importing it."""
+    """The first line of a module's docstring, without importing it."""
     try:
         found = importlib.util.find_spec(module)
     except ModuleNotFoundError:

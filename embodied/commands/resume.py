@@ -1,4 +1,4 @@
-"""Go on with an interrupted run: the same as `train resume=RUN`."""
+"""Resume an interrupted run (same as `train resume=RUN`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a policy, or go on with an interrupted run."""
+"""Train a policy, or resume an interrupted run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied train experiment=pendulum_sac\n"
         "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
-        "  embodied train experiment=fr3_lift_flow demos=outputs/demos output=outputs/clone\n"
-        "  embodied train experiment=fr3_lift_dsrl init=outputs/clone size=debug\n"
-        "  embodied train resume=outputs/clone steps=8000"
+        "  embodied train experiment=fr3_lift_flow demos=outputs/demos output=outputs/bc\n"
+        "  embodied train experiment=fr3_lift_dsrl init=outputs/bc size=debug\n"
+        "  embodied train resume=outputs/bc steps=8000"
     )
 
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
-    """Compose, say what will happen, train, report; returns the run folder."""
+    """Compose the configuration, train and write a report; returns the run folder."""
     resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
     if resume and resume[-1] not in ("", "null"):
         node, step = resumed(Path(resume[-1]), words, folders)
@@ -47,7 +47,7 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
 
     config = read_config(node)
     folder = Path(config.output)
-    others = distributed.rank() > 0  # of torchrun's processes one speaks
+    others = distributed.rank() > 0  # only one process of torchrun prints
     with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(config), config.total_steps, step, node)
         _train(node, log)
@@ -67,9 +67,9 @@ def _train(node: Node, log: Log) -> None:
         try:
             saved = checkpoint.find(log.folder)
         except checkpoint.CheckpointError:
-            raise KeyboardInterrupt("there was nothing to save yet") from stop
+            raise KeyboardInterrupt("no checkpoint was saved yet") from stop
         raise KeyboardInterrupt(
-            f"saved {saved}; go on with: embodied train resume={log.folder}"
+            f"saved {saved}; resume with: embodied train resume={log.folder}"
         ) from stop
 
 
@@ -80,7 +80,7 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     if not any(word.startswith(("experiment=", "env=")) for word in words):
         known = ", ".join(options("experiment", search_folders(folders)))
         raise ConfigError(
-            f"say what to train: experiment=NAME (known: {known}), "
+            f"no experiment is given: experiment=NAME (known: {known}), "
             "or env=NAME policy=NAME learner=NAME"
         )
     made = compose("train", words, folders)
@@ -92,13 +92,13 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     name = choices.get("experiment") or "-".join(part for part in parts if part)
     node["name"] = node["name"] or name
     size = choices.get("size") or "full"
-    # Runs of other seeds or sizes may start in the same second: they must not share a folder.
+    # Runs of other seeds or sizes must not share a folder.
     marks = [str(node["name"]), *([] if size == "full" else [size]), str(node["seed"])]
     node["output"] = str(node["output"] or Path("outputs") / "-".join(marks))
     if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
         raise ConfigError(
-            f"{node['output']} holds a run already: go on with resume={node['output']}, "
-            "or name another output=DIR"
+            f"{node['output']} already holds a run: resume it with resume={node['output']}, or "
+            "choose another folder: output=DIR"
         )
     return node
 
@@ -121,7 +121,7 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """What the first lines of a run print."""
+    """The settings that a run prints first."""
     finetune, demos = config.finetune, config.demos
     unit = "updates" if config.data.regime == "offline" else "environment steps"
     before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
@@ -130,7 +130,7 @@ def facts(config: RunConfig) -> dict[str, str]:
         "run": f"{config.name}, seed {config.seed}",
         "env": described(config.env),
         **({"policy": described(config.policy)} if config.policy else {}),
-        **({"finetune": f"{described(finetune)} over {config.init}"} if finetune else {}),
+        **({"finetune": f"{described(finetune)} of {config.init}"} if finetune else {}),
         **({"from": config.init} if config.init and not finetune else {}),
         "learner": described(config.learner),
         "training": config.data.regime.replace("_", "-"),
@@ -142,7 +142,7 @@ def facts(config: RunConfig) -> dict[str, str]:
 
 
 def described(node: Node) -> str:
-    """A node in a few words: its class, and what identifies its world or size."""
+    """A short description of a node: its class and its most important settings."""
     shown = [
         f"{k}={node[k]}" for k in ("task", "id", "chunk", "num_envs", "batch_size") if k in node
     ]

@@ -1,8 +1,8 @@
-"""Collect: demonstrations from a scripted policy, without favouring short episodes.
+"""Collects demonstrations from a scripted policy, without a bias towards short episodes.
 
-Rows end at different times, so keeping the first N that end would keep the quick ones. Episodes are
-numbered by turn, number = turn * rows + row, and the first N of that order are kept; a row's
-episodes depend on the seed only, so the order does too.
+Keeping the first N episodes that end in a vector environment would prefer short ones. Episodes are
+therefore numbered (k-th episode of env i: k * num_envs + i) and kept in this order. The episodes of
+each parallel env depend only on the seed, so the dataset does too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """`episodes` to keep (of those that succeed, unless `success_only` is false), from `num_envs`
-    rows, into the dataset folder `out`."""
+    """Keep `episodes` episodes (only successful ones, unless `success_only` is false) of `num_envs`
+    parallel envs in the dataset folder `out`."""
 
     env: Node
     demonstrator: Node
@@ -40,11 +40,11 @@ class CollectConfig:
 
 
 def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:
-    """Write demonstrations; returns how many were kept and how many were played.
+    """Write demonstrations; returns the numbers of episodes that were kept and played.
 
-    `tell(kept, played)` is called after each. A folder with fewer episodes of the same settings is
-    gone on with: they are played again (the same ones), not written again. DatasetError where the
-    folder has other settings, or where hardly any episode succeeds.
+    `tell(kept, played)` is called after each episode. A folder with fewer episodes of the same
+    settings is completed: its episodes are simulated again, but not written again. Raises
+    DatasetError if the folder has other settings, or if hardly any episode succeeds.
     """
     env: VecEnv = build(config.env | {"num_envs": config.num_envs})
     try:
@@ -76,13 +76,13 @@ def _fill(
         if played >= 100 and kept < played / 50:
             raise DatasetError(
                 f"the demonstrator succeeded in {kept} of {played} episodes; "
-                "choose another one, or success_only=false"
+                "demonstrator=NAME chooses another one; success_only=false keeps all episodes"
             )
     return kept, played
 
 
 def _require_same_settings(config: CollectConfig) -> None:
-    """What was asked for is kept beside the dataset, so that going on means the same."""
+    """Write the settings beside the dataset; DatasetError if it was collected with others."""
     settings: dict[str, Any] = {
         "env": config.env,
         "demonstrator": config.demonstrator,
@@ -94,21 +94,21 @@ def _require_same_settings(config: CollectConfig) -> None:
     if file.exists():
         if yaml.safe_load(file.read_text()) != settings:
             raise DatasetError(
-                f"{config.out} holds demonstrations of other settings ({file}); "
-                "name another folder: out=DIR"
+                f"{config.out} holds demonstrations collected with other settings ({file}); "
+                "choose another folder: out=DIR"
             )
     elif (file.parent / "meta").exists():
-        raise DatasetError(f"{config.out} holds another dataset; name another folder: out=DIR")
+        raise DatasetError(f"{config.out} holds another dataset; choose another folder: out=DIR")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
 @torch.no_grad()
 def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
-    """Endless episodes in the order of (turn, row), as `EpisodeWriter.add` takes them.
+    """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them.
 
-    `success` [T] is false throughout where the world knows none. Policy noise is drawn from a
-    generator state of its own, so that what happens between episodes does not change them.
+    `success` [T] is always false if the environment does not report it. The policy's noise has a
+    generator state of its own, so that the caller's random numbers do not change the episodes.
     """
     done: dict[int, Tensors] = {}
     number = 0

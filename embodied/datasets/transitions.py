@@ -1,12 +1,12 @@
-"""Rows for learners from recorded episodes: decisions to learn values from, chunks to imitate.
+"""Training data from recorded episodes: transitions for RL, action chunks for imitation.
 
-A decision at step t that lasts k = min(H, steps left) steps is the row
+The transition of a decision at step t that lasts k = min(H, remaining steps) steps is
 
-    reward = sum_{i<k} gamma^i r_{t+i},   discount = gamma^k (0 where the world ended in it),
+    reward = sum_{i<k} gamma^i r_{t+i},   discount = gamma^k (0 if the env terminated in it),
     next_obs = the true observation after those k steps.
 
-Every step of every episode begins one row, so that chunked values learn from all of them
-(Q-chunking, Li et al. 2025); n-step returns are the same row with only the first action.
+There is one transition per step of every episode (Q-chunking, Li et al. 2025). n-step returns are
+the same transition with only the first action.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from embodied.datasets.lerobot.reader import Episodes
 
 @dataclass(frozen=True)
 class _Windows:
-    """For every step [N]: its episode, and the H steps from it ([N, H] row numbers, those past the
-    end of the episode repeating its last step; `valid` says which are real)."""
+    """For every step [N]: its episode, and the indices [N, H] of the H steps from it.
+
+    Past the end of the episode its last step is repeated and `valid` is false.
+    """
 
     episode: Tensor
     rows: Tensor
@@ -35,17 +37,17 @@ class _Windows:
 def transitions(
     episodes: Episodes, gamma: float, chunk: int = 1, n_step: int = 1, keep: Sequence[str] = ()
 ) -> Tensors:
-    """A decision row for each of the N steps of `episodes`.
+    """One transition for each of the N steps of `episodes`.
 
-    `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps
-    one after the other, [N, H * A] (a chunk that the episode's end cuts repeats its last action);
-    `reward` and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the
-    columns named in `keep` ("noise", "success") as they were at the decision.
+    `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps,
+    concatenated, [N, H * A] (past the end of the episode the last action is repeated); `reward`
+    and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the columns
+    named in `keep` ("noise", "success") at the decision.
     """
     if chunk > 1 and n_step > 1:
-        raise ValueError(f"chunk={chunk} and n_step={n_step}: a chunk's return has its own length")
+        raise ValueError(f"chunk={chunk} and n_step={n_step}: only one of them can be above 1")
     if chunk < 1 or n_step < 1:
-        raise ValueError(f"chunk={chunk} and n_step={n_step} must be at least 1")
+        raise ValueError(f"chunk={chunk} and n_step={n_step} should be at least 1")
     steps, windows = episodes.steps, _windows(episodes, max(chunk, n_step))
     rows, valid = windows.rows, windows.valid
     weight = gamma ** torch.arange(rows.shape[1], dtype=torch.float32)
@@ -65,7 +67,7 @@ def transitions(
 
 
 def chunks(episodes: Episodes, chunk: int) -> Tensors:
-    """An imitation row for each of the N steps: `obs/*` [N, ...], the next H actions `action`
+    """One imitation sample for each of the N steps: `obs/*` [N, ...], the next H actions `action`
     [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64)."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
@@ -79,7 +81,7 @@ def chunks(episodes: Episodes, chunk: int) -> Tensors:
 
 
 def joined(parts: Sequence[Episodes]) -> Episodes:
-    """Several recordings of one Spec as one, in order, with the columns that all of them have."""
+    """Concatenate recordings with the same Spec, in order; keeps the columns that all have."""
     if len(parts) == 1:
         return parts[0]
     keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
@@ -96,20 +98,20 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
 
 
 class Dataset:
-    """A fixed set of rows on a device: a `Source`. All of it is in `rows`."""
+    """A `Source` of a fixed set of transitions or chunks, `rows`, on a device."""
 
     def __init__(self, rows: Tensors, device: torch.device | str = "cpu") -> None:
         self.rows = {key: value.to(device).contiguous() for key, value in rows.items()}
         self.device = torch.device(device)
         self.length = tt.length(self.rows)
         if not self.length:
-            raise ValueError("a data set needs at least one row")
+            raise ValueError("the dataset is empty: it needs at least one step")
 
     def __len__(self) -> int:
         return self.length
 
     def sample(self, n: int) -> Tensors:
-        """`n` rows, uniformly and with replacement, by torch's default generator."""
+        """`n` samples, uniformly and with replacement, by torch's default generator."""
         index = torch.randint(self.length, (n,), device=self.device)
         return tt.take(self.rows, index)
 
@@ -123,8 +125,8 @@ def _windows(episodes: Episodes, width: int) -> _Windows:
 
 
 def _successors(episodes: Episodes, windows: _Windows) -> Tensors:
-    """The observation after the last real step of every window."""
-    last = windows.rows[:, -1]  # past the end it repeats, so the last column is the last real step
+    """The observation after the last valid step of every window."""
+    last = windows.rows[:, -1]  # the last valid step, because steps past the end repeat it
     total = len(last)
     ends = (episodes.start + episodes.length - 1)[windows.episode]
     index = torch.where(last == ends, total + windows.episode, last + 1)

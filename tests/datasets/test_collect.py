@@ -117,7 +117,7 @@ def test_going_on_is_the_same_as_not_stopping(tmp_path: Path) -> None:
 
 def test_other_settings_need_another_folder(tmp_path: Path) -> None:
     collect(settings(tmp_path), silent)
-    with pytest.raises(DatasetError, match="name another folder"):
+    with pytest.raises(DatasetError, match="another folder"):
         collect(settings(tmp_path, seed=1), silent)
 
 

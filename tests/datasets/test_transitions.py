@@ -125,5 +125,5 @@ def test_impossible_requests_are_refused() -> None:
         transitions(TWO, 0.9, chunk=2, n_step=3)
     with pytest.raises(ValueError, match="chunk=0"):
         chunks(TWO, 0)
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="at least one step"):
         Dataset({"reward": torch.zeros(0)})
