@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
@@ -202,7 +202,7 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
         regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
     if regime not in REGIMES:
         raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
-    return regime
+    return cast(Regime, regime)
 
 
 def read_config(node: Mapping[str, Any]) -> RunConfig:
