@@ -161,8 +161,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         return json.loads((folder / CARD).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
-            f"{folder} has no trained classifier ({error}); train one: embodied reward "
-            "classifier DATASET... "
+            f"{folder} has no trained classifier ({error}); train one: "
             "embodied reward classifier DATASET... out=DIR"
         ) from error
 
