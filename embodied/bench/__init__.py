@@ -1,2 +1,1 @@
-"""Speed and learning measured side by side with other projects; each module with `run` is a
-suite."""
+"""Benchmarks of speed and learning against other projects; each module with `run` is a suite."""

@@ -216,7 +216,7 @@ def distilled(repeats: int) -> Comparison:
 
 
 def taught(steps: int) -> tuple[Classification, float, list[str]]:
-    """A network trained on four colours by a labeller with an error rate of 10%; returns its
+    """Train a network on captions of four colours with labels of a 10% error rate; returns its
     agreement with an error-free labeller on the other two colours, and their captions."""
     known = [said.format(colour) for said in CAPTIONS for colour in COLOURS[:4]]
     held_out = [said.format(colour) for said in CAPTIONS for colour in COLOURS[4:]]

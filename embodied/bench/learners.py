@@ -1,5 +1,4 @@
-"""Updates per second of off-policy learners against SB3 and plain PyTorch; replay sampling;
-shifts."""
+"""Off-policy learners: updates per second against SB3 and plain PyTorch; replay sampling."""
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ def run(
 
 
 def updates(repeats: int, device: torch.device) -> list[Comparison]:
-    """Updates including sampling, HalfCheetah's dimensions, 256 x 256, batch 256 (flashsac: its
-    own)."""
+    """Updates including sampling, HalfCheetah's dimensions, 256 x 256, batch 256 (flashsac: its own
+    settings)."""
     replay = filled(ReplayBuffer(STORED, device))
     size, plain = f"{HIDDEN[0]}x{HIDDEN[1]}, batch {BATCH}", {"sac": PlainSac, "td3": PlainTd3}
     rows = []

@@ -154,7 +154,7 @@ class Deadlines(Rate):
         return now
 
     def until_next(self) -> None:
-        """`late` (s) is by how much."""
+        """Wait until the next deadline; `late`: lateness of this iteration in s."""
         super().wait()
 
 

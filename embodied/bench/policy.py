@@ -29,13 +29,13 @@ SPEC = Spec({"state": Leaf((32,))}, Leaf((7,), low=-1.0, high=1.0), dt=0.05)
 DISCRETE = SPEC.with_act(Leaf((), "int64", 0, 16))
 CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
-# The size of networks that others fine-tune (DPPO, ReinFlow): three residual blocks of 512.
+# The network size in the fine-tuning papers (DPPO, ReinFlow): three residual blocks of 512.
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
 FLOW = {"_target_": "policies.generative.flow.Flow", **SIZE}
 DIFFUSION = {"_target_": "policies.generative.diffusion.Diffusion", **SIZE}
 SHORTCUT = {"_target_": "policies.generative.shortcut.Shortcut", **SIZE, "steps": 1}
 CONSISTENCY = {"_target_": "policies.generative.consistency.Consistency", **SIZE, "steps": 1}
-# How often as many decisions a second, one step against twenty of the same network.
+# Target ratio of decisions per second: one sampler step against twenty of the same network.
 FEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shortcut, 1 step / flow, 20 steps": (SHORTCUT, FLOW | {"steps": 20}),
     "consistency, 1 step / flow, 20 steps": (CONSISTENCY, FLOW | {"steps": 20}),
@@ -101,7 +101,7 @@ def block(node: dict[str, Any], calls: int) -> Block:
 
 
 def bare(node: dict[str, Any], calls: int) -> Block:
-    """As many calls of the network alone as the decisions of `block` make."""
+    """Calls of the network alone, as many as in the decisions of `block`."""
     policy: Any = made(node).eval()
     x, time = policy.sample_noise(1), policy.embedded()[0]
     features = policy.encoder({"state": torch.randn(1, SPEC.obs["state"].size)})

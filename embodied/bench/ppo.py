@@ -25,7 +25,7 @@ LEARNER = {
     "horizon": HORIZON,
     "batch_size": BATCH,
     "epochs": EPOCHS,
-    "normalize": False,  # SB3's PPO has none of its own
+    "normalize": False,  # SB3's PPO does not normalise observations
 }
 
 

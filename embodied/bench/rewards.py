@@ -51,7 +51,7 @@ def vit_b32(device: torch.device) -> Contrastive:
         text_config={"num_hidden_layers": 1},
     )
     model: Any = CLIPModel(config)
-    no_words: Any = None  # only pictures are measured
+    no_words: Any = None  # only images are measured
     return Contrastive(model.to(device), no_words, Preparation.of({}, "clip"), "b32")
 
 

@@ -111,10 +111,10 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def teaching(teacher: Teacher, episodes: int) -> Block:
-    """Blocks of `episodes` episodes, ROWS at once, ending one at a time in random order; the
+    """Blocks of `episodes` episodes, ROWS in parallel, ending one at a time in random order; the
     student succeeds in a growing part of the task space, and from every saved state."""
     random, played = np.random.default_rng(0), 0
-    rival = getattr(teacher, "rival", None)  # who plays as much, and is paid what the first is not
+    rival = getattr(teacher, "rival", None)  # the antagonist plays as many episodes
     task, ticket = teacher.sample(ROWS)
 
     def block() -> int:
@@ -135,7 +135,7 @@ def teaching(teacher: Teacher, episodes: int) -> Block:
 
 
 def outcome(score: float) -> Outcome:
-    """An episode with return `score`, successful if that is 1; the student expected half."""
+    """An episode with return `score`, successful if that is 1; the student's values are half."""
     value = torch.tensor([score])
     return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
 

@@ -9,7 +9,7 @@ from embodied.core.env import Step
 
 
 class EpisodeStats:
-    """Sums over the running episode of each parallel env; training and evaluation both count by it.
+    """Sums over the running episode of each parallel env, for training and evaluation.
 
     `reports_success` and `reports_violations` say whether the environment logs `success` and
     `violated`.
@@ -51,7 +51,7 @@ class EpisodeMeans:
             self.ended.append(sums[:, step.ended])
 
     def drain(self, prefix: str = "") -> dict[str, float]:
-        """The means as metrics with names after `prefix`, then start anew; {} if none ended."""
+        """The means as metrics with names after `prefix`, then reset; {} if no episode ended."""
         if not self.ended:
             return {}
         returns, lengths, won, violated = torch.cat(self.ended, 1)

@@ -1,5 +1,4 @@
-"""ChatClient: a language model behind any OpenAI-compatible server, with images if it supports
-them.
+"""ChatClient: a client of language models behind an OpenAI-compatible server, also with images.
 
 vLLM, llama.cpp, Ollama and hosted models implement this protocol: POST URL/chat/completions.
 """

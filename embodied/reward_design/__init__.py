@@ -1,1 +1,1 @@
-"""Reward design: a sentence becomes reward programs, which are tried, chosen and improved."""
+"""Reward design: generates, trains, selects and improves reward programs for a task in words."""

@@ -1,8 +1,7 @@
-"""Designer: proposes reward programs. All designers share one search
-(`embodied.reward_design.search`).
+"""Designer: protocol of reward designers, which propose reward programs.
 
-A designer gets all information from the `Board` and has no state of its own, so that a search can
-resume from its journal.
+All designers share one search (`embodied.reward_design.search`). A designer gets all information
+from the `Board` and has no state of its own, so that a search can resume from its journal.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from embodied.rewards.handcrafted.variables import Variable
 
 @dataclass(frozen=True)
 class Board:
-    """What a designer knows. `sentence`: the task in the user's words, `about`: the environment's
-    description; `check` tests a program; `seed`: of the search; `run`: the folder of a candidate's
-    training."""
+    """The information for a designer. `sentence`: the task in the user's words; `about`: the
+    environment's description; `check` tests a program; `seed`: of the search; `run`: the folder of
+    a candidate's training."""
 
     sentence: str
     about: str
@@ -37,7 +36,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A program, or the `problem` why there is none; `origin`: its provenance."""
+    """A program, or the `problem` because of which there is none; `origin`: its provenance."""
 
     source: str | None
     origin: dict[str, Any] = field(default_factory=dict)

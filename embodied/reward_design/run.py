@@ -1,6 +1,4 @@
-"""Runs a reward design from its configuration: environment, experience, designer, search,
-report.
-"""
+"""Runs a reward design from its configuration: experience, designer, search and report."""
 
 from __future__ import annotations
 

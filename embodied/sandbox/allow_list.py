@@ -3,8 +3,8 @@
 A program is parsed, checked against the allow-list and translated before it is compiled: calls,
 also of methods, become calls of functions in our table, integers become floats, and `x += y`
 becomes `x = x + y`. The translation has no attribute access, no foreign names and no data-dependent
-control flow, so that its cost depends on the number of rows alone. Attribute names are allow-listed
-because evaluating without builtins is no protection: `__subclasses__` leads out of it.
+control flow, so that its cost depends on the number of transitions alone. Attribute names are
+allow-listed because removing builtins is no protection: `__subclasses__` gives access to them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 (1) the allow-list of the language (`allow_list`), (2) the gate: every new program first runs in its
 own locked process (`worker`, `lock`), (3) validation of its output. "trusted" then evaluates the
-translated program in this process, in slices of no more rows than the gate used: programs are
-straight-line, so their time and memory depend on the number of rows alone and were measured by the
-gate. "strict" keeps the program in its process. Threat model: docs/sandbox.md.
+translated program in this process, in slices of no more transitions than the gate used: programs
+are straight-line, so their time and memory depend on the number of transitions alone, and the gate
+has measured them. "strict" keeps the program in its process. Threat model: docs/sandbox.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from embodied.sandbox.evaluate import (
 )
 from embodied.sandbox.process import Limits, Worker
 
-SLICE = 2048  # rows of the gate's largest call, and of each later call
+SLICE = 2048  # transitions of the gate's largest call, and of each later call
 Mode = Literal["trusted", "strict"]
 
 

@@ -1,7 +1,7 @@
-"""Functions that a reward program may call, by the names that people and models write.
+"""Table of the functions that a reward program may call, by their torch and NumPy names.
 
 NumPy names map to torch functions (`np.linalg.norm` to `torch.linalg.vector_norm`), and methods
-(`x.norm(dim=-1)`) to the same functions. Anything else cannot be named.
+(`x.norm(dim=-1)`) to the same functions. Other functions are not available.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ EITHER = {"axis": "dim", "keepdims": "keepdim", "a_min": "min", "a_max": "max"}
 
 @dataclass(frozen=True)
 class Function:
-    """`ints`: positions of arguments that are whole numbers (dimensions); `words`: keywords it
-    takes (NumPy's are translated first); `method`: whether it may be written after a dot."""
+    """`ints`: positions of integer arguments (dimensions); `words`: allowed keyword arguments
+    (NumPy's are translated first); `method`: whether it may be called as a method."""
 
     call: Callable[..., Any]
     ints: frozenset[int] = frozenset()
@@ -38,7 +38,7 @@ def _smallest(a: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _both(a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Two tensors, where one may be a number."""
+    """Both arguments as tensors on the same device; one may be a number."""
     device = next((x.device for x in (a, b) if isinstance(x, Tensor)), None)
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
 
@@ -131,6 +131,6 @@ MODULES = frozenset({"torch", "np", "numpy", "math"})
 
 
 def find(name: str) -> str | None:
-    """The table's name of what is written after `torch.` or `np.`; None where it is not there."""
+    """The table's name of a function written after `torch.` or `np.`; None if it is not allowed."""
     name = SAME.get(name, name)
     return name if name in TABLE else None

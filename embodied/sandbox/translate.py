@@ -122,7 +122,7 @@ class Translation(Values):
 
 
 def _said(node: ast.stmt) -> bool:
-    """A docstring or a note."""
+    """Whether it is a docstring or another string statement."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -131,7 +131,7 @@ def _said(node: ast.stmt) -> bool:
 
 
 def _annotation(node: ast.expr | None) -> None:
-    """Annotations are dropped; they may only be names of types."""
+    """Checks an annotation, which is dropped: only names of types are allowed."""
     for part in ast.walk(node) if node is not None else ():
         if isinstance(part, ast.expr) and not isinstance(part, SIMPLE):
             refuse(part, "annotations are names of types")

@@ -56,7 +56,7 @@ def refuse(node: ast.AST, reason: str) -> NoReturn:
 
 
 def own(name: str) -> str:
-    """The name by which a compiled program calls a function of the table."""
+    """The name of a function of the table in the compiled program."""
     return PREFIX + name.replace(".", "_")
 
 
@@ -66,7 +66,7 @@ def counter(name: str) -> str:
 
 
 class Values:
-    """The expressions of one module; `calls` says which of its functions call which."""
+    """Translates the expressions of one module; `calls`: its call graph."""
 
     def __init__(self, functions: dict[str, Function], constants: set[str]) -> None:
         self.functions, self.constants = functions, constants
@@ -168,7 +168,7 @@ class Values:
         return ast.Subscript(self.value(node.value), self._index(node.slice), ast.Load())
 
     def _index(self, node: ast.expr) -> ast.expr:
-        """Whole numbers, slices of them, `...`, `None`, or a mask."""
+        """Translate an index: integers, slices of integers, `...`, `None`, or a mask."""
         if isinstance(node, ast.Tuple):
             return ast.Tuple([self._index(part) for part in node.elts], ast.Load())
         if isinstance(node, ast.Slice):
@@ -181,7 +181,7 @@ class Values:
         return self._whole(node)
 
     def _whole(self, node: ast.expr) -> ast.expr:
-        """A whole number: written out, a loop's counter, or one more or less than that."""
+        """Translate an integer: a literal, a loop variable, or a loop variable +- 1."""
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= 4096:
             return ast.Constant(node.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -253,7 +253,7 @@ class Values:
         return self._argument_word(node) if name in ("clamp", "norm") else self.value(node)
 
     def _listed(self, name: str, node: ast.expr) -> ast.expr:
-        """The list that stack, cat and tensor take; of tensor, numbers only."""
+        """Translate the list argument of stack, cat and tensor (for tensor: numbers only)."""
         if name == "tensor":
             return self._numbers(node)
         if isinstance(node, ast.ListComp):
@@ -299,7 +299,7 @@ def _word(keyword: ast.keyword) -> str:
 
 
 def counted(node: ast.expr) -> ast.expr:
-    """`range(n)` or `range(a, b)` of numbers that are written out, at most LOOP steps."""
+    """`range(n)` or `range(a, b)` with literal bounds, at most LOOP steps."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
         ends = [a.value for a in node.args if isinstance(a, ast.Constant) and type(a.value) is int]
         right = 1 <= len(ends) == len(node.args) <= 2 and not node.keywords
@@ -316,7 +316,7 @@ def _exponent(node: ast.expr) -> None:
 
 
 def written_number(node: ast.expr) -> float | None:
-    """A number with its sign, as it is written; None for everything else."""
+    """The value of a literal number with its sign; None for any other expression."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         inner = written_number(node.operand)
         return None if inner is None else (-inner if isinstance(node.op, ast.USub) else inner)
@@ -327,7 +327,7 @@ def written_number(node: ast.expr) -> float | None:
 
 
 def _path(node: ast.Attribute) -> tuple[str, str] | None:
-    """("torch", "linalg.norm") of `torch.linalg.norm`; None where it does not begin with a name."""
+    """("torch", "linalg.norm") of `torch.linalg.norm`; None if it does not start with a name."""
     words: list[str] = []
     here: ast.expr = node
     while isinstance(here, ast.Attribute):

@@ -1,1 +1,1 @@
-"""Pretrained models behind two protocols: pictures and texts in one space, and conversation."""
+"""Image-text encoders: CLIP and SigLIP, and SimClip with its training on simulated scenes."""

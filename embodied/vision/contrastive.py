@@ -29,8 +29,8 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a model wants pictures: resized to `short` (the shorter side, the aspect is kept) or to
-    `square`, cut to `crop` in the middle, scaled to [0, 1] and normalised per channel."""
+    """Image preprocessing of a model: resize to `short` (the shorter side, aspect ratio kept) or to
+    `square`, centre crop to `crop`, scale to [0, 1], normalise per channel."""
 
     short: int | None
     square: tuple[int, int] | None
@@ -41,7 +41,7 @@ class Preparation:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], kind: str) -> Preparation:
-        """From a preprocessor_config.json; what it leaves out is as the model's kind has it."""
+        """From a preprocessor_config.json; missing entries are the defaults of the model `kind`."""
         clip = kind == "clip"
         size = about.get("size", {"shortest_edge": 224} if clip else 224)
         if isinstance(size, int):
@@ -73,8 +73,8 @@ class Preparation:
 
 
 def resized(chw: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Pictures uint8 [N, 3, H, W] at `size`, as PIL does it on a CPU (whole numbers between the two
-    directions, too), within a step or two of 255 elsewhere."""
+    """Images uint8 [N, 3, H, W] resized to `size`: exactly as by PIL on a CPU (with rounding
+    between the two directions), within one or two grey levels elsewhere."""
     smooth = mode != "nearest-exact"
     if chw.device.type == "cpu":
         return functional.interpolate(chw, size, mode=mode, antialias=smooth)

@@ -1,5 +1,4 @@
-"""SimClip: a small image-text dual encoder for our simulated environments, shipped with the
-package.
+"""SimClip: a small image-text dual encoder for the simulated environments of this package.
 
 Contrastive towers as in CLIP (Radford et al., 2021), with the pairwise sigmoid of SigLIP (Zhai et
 al., 2023): p(sentence j is true of image i) = sigmoid(e^t <x_i, y_j> + b). It is distilled from
@@ -109,7 +108,7 @@ class ColourMoments(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """Pictures [N, 3, side, V side] in [0, 1] to [N, D]."""
+    """Encodes images [N, 3, side, V side] in [0, 1] as embeddings [N, D]."""
 
     mean: Tensor
     deviation: Tensor
@@ -132,20 +131,20 @@ class ImageTower(nn.Module):
         return self.of(self.moments(pictures))
 
     def moments(self, pictures: Tensor) -> Tensor:
-        """What is not learned of pictures, [N, F]; NaN for views that are not there. Views beyond
-        those that it was trained with are not looked at."""
+        """The fixed (not learned) features [N, F] of images; NaN for missing views. Views beyond
+        the number in training are ignored."""
         views = pictures.chunk(views_of(pictures.permute(0, 2, 3, 1)), dim=3)[: self.views]
         seen = torch.cat([self.each(view) for view in views], 1)
         missing = (self.views - len(views)) * self.each.size
         return functional.pad(seen, (0, missing), value=torch.nan)
 
     def of(self, moments: Tensor) -> Tensor:
-        """Of what `moments` returned, [N, F]; what is missing counts as the mean."""
+        """Embeddings [N, D] of fixed features `moments` [N, F]; missing views count as the mean."""
         scaled = ((moments - self.mean) / self.deviation).clamp(-8, 8)
         return self.head(scaled.nan_to_num(0.0))
 
     def fit(self, moments: Tensor) -> None:
-        """Set the scale of every number from those of many pictures [N, F]."""
+        """Set the normalisation from the fixed features [N, F] of many images."""
         there = ~moments.isnan()
         count, known = there.sum(0).clamp(min=2), moments.nan_to_num(0.0)
         mean = known.sum(0) / count
@@ -155,7 +154,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Sentences to [N, D]: words from hashed subwords, a transformer, mean pooling."""
+    """Encodes sentences as embeddings [N, D]: hashed subwords, a transformer, mean pooling."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

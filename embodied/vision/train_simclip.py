@@ -6,9 +6,9 @@ rungs of a ladder, as logits, must give the image's position between them:
 
     L = mean_i sum_j softplus(-z_ij (e^t <x_i, y_j> + b)) + c CE(softmax_k e^t <x_i, y_k>, place_i)
 
-Anchors, one vector per fact, align the towers: an image is pulled to the rungs that it stands on, a
-sentence to the facts that it states (cross-entropies over anchors). Without them training hardly
-starts. The anchors are discarded afterwards.
+Anchors, one vector per fact, align the towers: images are attracted to the anchors of their rungs,
+sentences to those of the facts that they state (cross-entropies over anchors). Without anchors
+training makes hardly any progress. They are discarded afterwards.
 """
 
 from __future__ import annotations

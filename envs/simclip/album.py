@@ -33,13 +33,13 @@ class SceneStore:
         return self.kept >= self.wanted
 
     def rungs(self, named: dict[str, Tensor]) -> Tensor:
-        """Each row's rung on the ladder that measures success."""
+        """The rung of each image on the ladder that measures success."""
         quantities, _ = self.told.read(named)
         ladder = next(each for each in self.told.words.ladders if each.name == self.told.climbs)
         return ladder.rung(quantities[self.told.climbs])
 
     def rare(self, named: dict[str, Tensor], most: int) -> Tensor:
-        """Up to `most` rows whose rungs are underrepresented, in random order."""
+        """Up to `most` envs whose rungs are underrepresented, in random order."""
         rungs, chosen = self.rungs(named), []
         ladder = next(each for each in self.told.words.ladders if each.name == self.told.climbs)
         fair = 1.5 * self.kept / len(ladder.rungs) + 16
@@ -73,7 +73,7 @@ class SceneStore:
 
 
 def picked(named: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """The rows `index` of named elements [n]."""
+    """The entries `index` of named elements [n]."""
     return {key: value[index] for key, value in named.items()}
 
 

@@ -54,7 +54,7 @@ PENDULUM = CaptionSet(
 
 def _pendulum(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     angle = torch.atan2(named["sin"], named["cos"])
-    # Positive angles turn against the clock.
+    # Positive angles are counterclockwise.
     flags = {"pendulum left": angle.sin() > 0.15, "pendulum right": angle.sin() < -0.15}
     return {"angle of the pendulum": angle.abs()}, flags
 

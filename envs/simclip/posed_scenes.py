@@ -22,7 +22,7 @@ def posed(env_name: str, album: SceneStore, seed: int, tracks: int, shown: Progr
     env = build({**node, "num_envs": 1})
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)
-    env.render_batch(row, album.size)  # MuJoCo's free camera looks at where things are at first
+    env.render_batch(row, album.size)  # MuJoCo's free camera looks at the initial positions
     for track in range(max(tracks, 1)):
         states = way(torch.rand(2)) if tracks else torch.rand(20 * album.wanted, 2)
         for state in states:
@@ -51,7 +51,7 @@ def _put_cartpole(env: Any, where: Tensor) -> dict[str, Tensor]:
 
 
 def _put_inverted(env: Any, where: Tensor) -> dict[str, Tensor]:
-    # As many near the middle and upright as far from it.
+    # States near the centre and upright are more frequent.
     x, angle = (
         torch.tensor([1.0, 0.35]) * (2 * where - 1).abs().pow(1.5) * (where - 0.5).sign()
     ).unbind()

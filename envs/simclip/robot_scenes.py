@@ -1,6 +1,4 @@
-"""Scenes of the FR3 tasks: from accurate and inaccurate scripted policies, and from random
-motions.
-"""
+"""Scenes of the FR3 tasks: from accurate and inaccurate scripted policies and random motions."""
 
 from __future__ import annotations
 
@@ -42,7 +40,8 @@ def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress)
         action, carry = script.act(obs, carry, script.sample_noise(rows))
         action = action[:, 0]
         if not tracks:
-            # A third of the rows follow the script, a third in a shaky way, a third wander.
+            # Of the parallel envs, one third follows the script, one third does so with noise,
+            # and one third moves randomly.
             third = rows // 3
             action[third : 2 * third] += 0.5 * torch.randn(third, action.shape[1])
             action[2 * third :] = wander(named, action)[2 * third :]

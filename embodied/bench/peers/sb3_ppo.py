@@ -3,9 +3,9 @@
     python -m embodied.bench.peers.sb3_ppo env=Pendulum-v1 seed=0 steps=102400 num_envs=4 \
         horizon=1024 batch_size=64 gamma=0.9 lr=0.001 eval_every=20480 episodes=50 output=DIR
 
-Its own defaults but for what is given, as ours: observations are normalised by running statistics
-(VecNormalize), rewards too with scale_rewards=true. Evaluation is deterministic, on starts that
-depend on the evaluation seed only. Writes DIR/metrics.jsonl.
+SB3's defaults except for the given settings. As in ours, observations are normalised by running
+statistics (VecNormalize), rewards too with scale_rewards=true. Evaluation is deterministic, from
+initial states that depend on the evaluation seed only. Writes DIR/metrics.jsonl.
 """
 
 from __future__ import annotations

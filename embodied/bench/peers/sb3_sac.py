@@ -3,9 +3,9 @@
     python -m embodied.bench.peers.sb3_sac env=Hopper-v5 seed=0 steps=50000 output=DIR
     python -m embodied.bench.peers.sb3_sac algorithm=td3 hidden=128 start=500 env=... (as above)
 
-Its own defaults but for `learning_starts` and `hidden` (width of two layers), given here as they
-are to ours, and TD3's exploration noise of 0.1, which it has none of unless asked; evaluation is
-deterministic, on starts that depend on the evaluation seed only. Writes DIR/metrics.jsonl.
+SB3's defaults except for `learning_starts` and `hidden` (width of two layers), which are the same
+as ours, and TD3's exploration noise of 0.1 (SB3's default is none). Evaluation is deterministic,
+from initial states that depend on the evaluation seed only. Writes DIR/metrics.jsonl.
 """
 
 from __future__ import annotations

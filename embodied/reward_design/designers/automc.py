@@ -137,7 +137,7 @@ class AutoMc:
             messages = [Message("system", CRITIC), Message("user", words)]
             answer = self.chat.ask(messages, SCHEMA, seed=seed).data
         except ChatError:
-            return ""  # no critic: what was measured has to do
+            return ""  # no critic: the measured problem is used
         return "" if answer["good"] else str(answer["critique"])[:2000]
 
 

@@ -52,7 +52,7 @@ class Eureka:
         return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
 
     def say(self, board: Board, number: int) -> str:
-        """Nothing: the reflection follows from the journal."""
+        """No comment: the reflection is computed from the journal."""
         return ""
 
 

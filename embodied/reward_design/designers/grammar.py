@@ -58,7 +58,7 @@ class Grammar:
         return [self._one(board, have, parents, chance, taken) for _ in range(count)]
 
     def say(self, board: Board, number: int) -> str:
-        """Nothing: everything is in the journal."""
+        """No comment: all information is in the journal."""
         return ""
 
     def _one(

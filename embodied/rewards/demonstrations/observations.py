@@ -1,6 +1,4 @@
-"""Observations of datasets, for rewards that are learned from demonstrations or labelled
-episodes.
-"""
+"""Dataset observations for rewards learned from demonstrations or labelled episodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hops: relative progress between two frames, as a fraction of what is left or of what was
-achieved.
+"""Hops: relative progress between two frames, in [-1, 1].
 
-Robo-Dopamine (2025): from progress p to progress q, both in [0, 1],
+Progress made counts as a fraction of the progress that was missing, progress lost as a fraction of
+the progress that was achieved. Robo-Dopamine (2025): from progress p to progress q, both in [0, 1],
 
     h = (q - p) / (1 - p)  if q >= p,  else  (q - p) / p;      p <- p + (1 - p) h, or p + p h
 

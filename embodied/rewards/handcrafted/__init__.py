@@ -1,1 +1,1 @@
-"""Rewards that are written down: weighted sums, shaping, programs, composites."""
+"""Hand-written rewards: weighted sums, shaping, programs, composites."""

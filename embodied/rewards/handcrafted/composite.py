@@ -53,7 +53,7 @@ class Term:
 class Config:
     """Settings of the sum. `report`: episodes between checks of the correlation with success;
     `suspect`: consecutive negative checks before the warning (0: no checks, which allows n-step
-    returns); `visits`: the observation whose visits are counted (null: all that the policy sees).
+    returns); `visits`: the observation whose visits are counted (null: all of the policy's).
     """
 
     terms: dict[str, Term]

@@ -1,5 +1,4 @@
-"""Kinesthetic reward: factors combined by a signed geometric mean, as potentials, plus event
-rewards.
+"""Kinesthetic reward (Lucy-SKG): signed geometric means of factors as potentials, plus events.
 
     KRC(z) = sgn |prod_i z_i|^(1/n),   U = sum_k w_k u_k
     r' = env_weight r + discount U(s') - U(s) + R(s')

@@ -1,1 +1,1 @@
-"""Exploration bonuses: RND and ICM, and what they share."""
+"""Exploration bonuses: RND and ICM, and their shared features and minibatches."""

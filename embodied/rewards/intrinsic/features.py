@@ -1,5 +1,4 @@
-"""ObservationFeatures: observations of any kind as one flat feature vector, for small reward
-models.
+"""ObservationFeatures: observations as one flat feature vector, for small reward models.
 
 Vectors are normalised by running statistics and clipped at 5 standard deviations; images are
 average-pooled and scaled to [0, 1]; discrete observations are one-hot.
@@ -24,7 +23,7 @@ BLOCKS = 16  # side of a pooled image, pixels
 
 
 class ObservationFeatures:
-    """Features of the observations `leaves` (None: all that the policy sees)."""
+    """Features of the observations `leaves` (None: all of the policy's observations)."""
 
     def __init__(
         self,

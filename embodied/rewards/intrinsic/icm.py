@@ -31,7 +31,7 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of ICM. `leaves`: observations to predict (null: all that the policy sees); `beta`:
+    """Settings of ICM. `leaves`: observations to predict (null: the policy's); `beta`:
     weight of the forward model's loss. The networks are trained on every sampled batch, in
     minibatches of `batch_size`. `memory`: number of recent transitions for the bonus's standard
     deviation (null: all)."""

@@ -31,10 +31,10 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of RND. `leaves`: observations whose novelty counts (null: all that the policy
-    sees). The predictor is trained on a fraction `share` of every batch (as in the paper, to slow
-    it down with many parallel envs), in minibatches of `batch_size`. `memory`: number of recent
-    transitions for the bonus's standard deviation (null: all)."""
+    """Settings of RND. `leaves`: observations whose novelty counts (null: all of the policy's
+    observations). The predictor is trained on a fraction `share` of every batch (as in the paper,
+    to slow it down with many parallel envs), in minibatches of `batch_size`. `memory`: number of
+    recent transitions for the bonus's standard deviation (null: all)."""
 
     weight: float = 1.0
     env_weight: float = 1.0

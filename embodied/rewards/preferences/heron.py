@@ -35,9 +35,9 @@ class Config:
     """`factors` in order of importance, each with its `margin` (in standard deviations of the
     factor; 0 for a binary factor such as success) and a negative `weight` if less is better.
 
-    Of every batch `rows` transitions are compared with `rivals` others each, in `rounds` gradient
-    steps, every `every` updates. `level` "cost": the reward is at most 0, so that delaying the end
-    of an episode never pays; "centred": mean 0. Both have standard deviation `weight`.
+    Every `every` updates, `rows` transitions of the batch are compared with `rivals` others each,
+    in `rounds` gradient steps. `level` "cost": the reward is at most 0, so that delaying the end
+    of an episode is never rewarded; "centred": mean 0. Both have standard deviation `weight`.
     """
 
     factors: tuple[Node, ...]

@@ -1,10 +1,9 @@
-"""Preference labellers: which of two observations is closer to the goal (first, second, tie,
-abstain).
+"""Preference labellers: label which of two observations is closer to the goal.
 
-Three labellers: one that knows the true reward (with errors, for experiments), one that uses an
-image-text encoder, and one that asks a vision-language model with the two-stage prompts of RL-VLM-F
-(Wang et al., 2024). The latter is asked in both orders, because models have a position bias; if the
-answer depends on the order, it abstains.
+A label is "first", "second", "tie" or "abstain". Three labellers: a simulated one with the true
+reward and an error rate (for experiments), an image-text encoder, and a vision-language model with
+the two-stage prompts of RL-VLM-F (Wang et al., 2024). The latter gets each pair in both orders,
+because models have a position bias; if its answer depends on the order, it abstains.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class LabelCounts:
 
 
 class Labeller(Protocol):
-    """Compares pairs of observations. `needs_images`: it is given `picture` (uint8 [n, H, W, 3]),
-    otherwise the environment's `reward` [n]. `stopped`: why it gives no more labels ("": it does).
+    """Compares pairs of observations. `needs_images`: it gets `picture` (uint8 [n, H, W, 3]),
+    otherwise the environment's `reward` [n]. `stopped`: why labelling ended ("": it has not).
     """
 
     needs_images: bool
@@ -77,8 +76,8 @@ class Labeller(Protocol):
 
 @runtime_checkable
 class Ladders(Protocol):
-    """An image-text encoder that knows ordered captions, from worst to best, which end in a
-    sentence."""
+    """An image-text encoder that provides ordered captions, from worst to best, of which the last
+    one means the same as a given sentence."""
 
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
@@ -139,8 +138,8 @@ class EmbeddingConfig:
     """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the goal in
     words.
 
-    `rungs`: sentences from worst to best (empty: those that the encoder knows for the goal, else
-    the goal alone). One sentence is scored by its similarity, several by the expected position
+    `rungs`: sentences from worst to best (empty: the encoder's own for the goal, else the goal
+    alone). One sentence is scored by its similarity, several by the expected position
     sum_k k softmax_k(sharpness cos_k). `tie`: largest difference of scores that is a tie.
     """
 

@@ -1,8 +1,8 @@
-"""Offline preference learning: a reward fitted to labelled pairs of a dataset, checked on held-out
-episodes.
+"""Offline preference learning: fits a reward to labelled pairs of observations of a dataset.
 
-Offline RL-VLM-F (Venkataraman et al., 2024): half of the pairs are two observations of the same
-episode, half of two episodes, so that long episodes and their uneventful parts do not dominate.
+The reward is checked on held-out episodes. Offline RL-VLM-F (Venkataraman et al., 2024): half of
+the pairs are two observations of the same episode, half of two episodes, so that long episodes and
+their uneventful parts do not dominate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def reached_observations(episodes: Episodes, names: set[str]) -> Tensors:
     for name in names - set(episodes.final):
         raise ConfigError(
             f"the dataset has no {name}{nearest(name, episodes.final)}; choose another: "
-            "reward.leaf=NAME (and reward.picture=NAME for a labeller of images)"
+            "reward.leaf=NAME (and reward.picture=NAME if the labeller needs images)"
         )
     rows = transitions(episodes, gamma=1.0)
     following = {name: rows[f"next_obs/{name}"] for name in names}

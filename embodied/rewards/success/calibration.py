@@ -65,8 +65,8 @@ def calibrate(logits: Tensor, label: Tensor, prior: float, rate: float) -> Calib
 
 
 def best_temperature(logits: Tensor, label: Tensor) -> float:
-    """The temperature in [0.25, 20] with the lowest log loss, to 0.1%, by golden-section search (the
-    loss is convex in 1 / T)."""
+    """The temperature in [0.25, 20] with the lowest log loss, to 0.1%, by golden-section search
+    (the loss is convex in 1 / T)."""
     low, high = 1 / 20.0, 1 / 0.25
     ratio = (math.sqrt(5) - 1) / 2
 

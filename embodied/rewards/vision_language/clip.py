@@ -144,7 +144,7 @@ class Ladders:
 
 
 def readout_of(config: Config, model: ImageText, goal: tuple[str, ...]) -> Projected | Ladders:
-    """The ladder that is given or known, else goal and baseline."""
+    """The ladder that is configured or provided by the encoder, else goal and baseline."""
     scale = getattr(model, "scale", 100.0) if not config.temperature else 1 / config.temperature
     if isinstance(config.ladder, tuple):
         if len(config.ladder) < 2:

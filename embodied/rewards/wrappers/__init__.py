@@ -1,1 +1,1 @@
-"""Environment wrappers that add what rewards look at: images, captions, visit counts."""
+"""Environment wrappers that add observations for rewards: images, captions, visit counts."""
