@@ -1,4 +1,4 @@
-"""Worlds that step in simulation, and the tasks in them."""
+"""Simulated environments and their tasks."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""EnvPool: its C++ environments (MuJoCo, dm_control, Meta-World, Fetch, MiniGrid) as a VecEnv.
+"""EnvPool: C++ environments (MuJoCo, dm_control, Meta-World, Fetch, MiniGrid) as a VecEnv.
 
-Source: EnvPool (Weng et al., 2022). EnvPool itself resets one step late: the step after an ended
-one ignores its action and returns the reset observation. Here the ended rows alone are reset right
-away, so that no action is lost and `obs` can always be acted on.
+Source: EnvPool (Weng et al., 2022). EnvPool resets one step late: the step after the end of an
+episode ignores its action and returns the reset observation. This adapter resets finished envs at
+once, so no action is lost and `obs` is always valid to act on.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class EnvPool(VecEnv):
             raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
         if mask is not None and (seed is not None or not self._now):
             raise ValueError(
-                f"{self.config.id}: EnvPool seeds all rows at once, and first resets all of them; "
+                f"{self.config.id}: EnvPool seeds and first resets all envs together; "
                 "call reset without `mask`"
             )
         if seed is not None:
@@ -162,21 +162,21 @@ def _slot(keys: Mapping[str, int], entry: Entry) -> int:
         return keys[wanted]
     alone = [place for key, place in keys.items() if key.startswith("obs")]
     if len(alone) != 1:
-        raise ValueError(f"EnvPool's observation {wanted} is not among {sorted(keys)}")
+        raise ValueError(f"EnvPool returns no observation {wanted}; it returns {sorted(keys)}")
     return alone[0]
 
 
 def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
     if f"info:{name}" not in keys:
         known = ", ".join(sorted(key[5:] for key in keys if key.startswith("info:")))
-        raise ValueError(f"{world} does not report {name!r}; log can name: {known}")
+        raise ValueError(f"{world} does not report {name!r}; `log` accepts: {known}")
     return keys[f"info:{name}"]
 
 
 def make(config: Config, seed: int) -> Any:
     """A pool whose row i draws from (seed, i); ValueError when the id or a setting is unknown."""
     if config.id not in envpool.list_all_envs():
-        raise ValueError(f"no EnvPool environment {config.id!r}{_similar(config.id)}")
+        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar(config.id)}")
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -189,12 +189,14 @@ def make(config: Config, seed: int) -> Any:
             _ = pool.observation_space
         except (TypeError, AssertionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"EnvPool refuses {config.id} with {options}: {reason}") from error
+            raise ValueError(f"EnvPool cannot make {config.id} with {options}: {reason}") from error
     if (
         pool._spec._action_keys[:2] != ["env_id", "players.env_id"]
         or len(pool._spec._action_keys) != 3
     ):
-        raise ValueError(f"{config.id} takes {pool._spec._action_keys}: one action is supported")
+        raise ValueError(
+            f"{config.id} has several actions {pool._spec._action_keys}; only one is supported"
+        )
     return pool
 
 

@@ -1,7 +1,7 @@
 """Gym: any Gymnasium environment as a VecEnv, `num_envs` copies stepped in this process.
 
-Source: Gymnasium (Towers et al., 2024). A plain loop over single environments, with as little as
-possible around each step, because most single-environment training runs through here.
+Source: Gymnasium (Towers et al., 2024). A plain loop over single environments with little overhead
+per step.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Gym(VecEnv):
         if task is not None:
             raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
         if mask is not None and not self._now:
-            raise ValueError("the first reset must begin every row; call reset without `mask`")
+            raise ValueError("the first reset must reset every env; call reset without `mask`")
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask.numpy())
         fresh = self._reset_rows(rows, seed)
         self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
@@ -118,7 +118,7 @@ class Gym(VecEnv):
 
     def get_state(self) -> Tensors:
         if not self._now:
-            raise ValueError("nothing to save yet; call reset first")
+            raise ValueError("call reset() before get_state()")
         world = [saved_state.read(env, self.config.id) for env in self.envs]
         stacked = {key: np.stack([row[key] for row in world]) for key in world[0]}
         state = {key: torch.from_numpy(value) for key, value in stacked.items()}
@@ -200,10 +200,12 @@ def make(config: Config) -> gymnasium.Env:
     except (DependencyNotInstalled, ImportError) as error:
         raise missing(config.id, error) from error
     except gymnasium.error.UnregisteredEnv as error:
-        raise ValueError(f"no Gymnasium environment {config.id!r}: {_line(error)}") from error
+        raise ValueError(
+            f"cannot find the Gymnasium environment {config.id!r}: {_line(error)}"
+        ) from error
     except TypeError as error:
         raise ValueError(
-            f"{config.id} does not take kwargs {dict(config.kwargs)}: {_line(error)}"
+            f"{config.id} does not accept kwargs {dict(config.kwargs)}: {_line(error)}"
         ) from error
     return env
 

@@ -1,11 +1,12 @@
-"""RowRng: a random generator for each row, all rows drawn at once.
+"""RowRng: one independent random generator per parallel env, evaluated as a batch.
 
-Counter-based (SplitMix64; Steele, Lea and Flood, 2014): word n of a row is a hash of its key and n,
+Counter-based (SplitMix64; Steele, Lea and Flood, 2014): word n of an env is a hash of its key and
+n,
 
     z = key + n g;  z = (z ^ z >> 30) a;  z = (z ^ z >> 27) b;  z ^ z >> 31     (64 bits, wrapping)
 
-so that a row is two integers, rows never influence each other, and a CPU and a GPU draw the same
-words. One word gives two uniform numbers, or two normal ones (Box and Muller, 1958).
+so the state of an env is two integers, envs do not influence each other, and CPU and GPU draw the
+same words. One word gives two uniform numbers, or two normal ones (Box and Muller, 1958).
 """
 
 from __future__ import annotations

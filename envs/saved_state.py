@@ -1,7 +1,7 @@
-"""One Gymnasium environment's whole state as arrays: physics, derived quantities, generator, clock.
+"""Saves and restores the exact state of one Gymnasium environment (MuJoCo, classic control).
 
-MuJoCo's integration state alone does not continue exactly: an environment's next reward may read
-positions that lag the state by one substep (Ant's forward reward does), so those are saved too.
+MuJoCo's integration state alone is not enough for an exact continuation: the next reward may depend
+on positions that lag the state by one substep (Ant's forward reward), so those are saved too.
 """
 
 from __future__ import annotations

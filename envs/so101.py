@@ -1,7 +1,7 @@
-"""So101: small servo arms that bring their tool to a goal, by the controller of the real arm.
+"""So101: reaching task of SO-101-style servo arms, with the controller of the real arm.
 
-The rods of `embodied.embodiments.so101`, with position servos whose stiffness differs from episode
-to episode, as that of cheap servos does from arm to arm.
+The model of `embodied.embodiments.so101` with position servos; the servo stiffness is randomized
+per episode, as it varies between cheap servos.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Config:
     def __post_init__(self) -> None:
         for key, (low, high) in self.ranges.items():
             if key not in RANGES:
-                raise ConfigError(f"ranges: no parameter {key!r}{nearest(key, RANGES)}")
+                raise ConfigError(f"ranges: unknown parameter {key!r}{nearest(key, RANGES)}")
             if low > high:
-                raise ConfigError(f"ranges: {key} goes from {low} down to {high}")
+                raise ConfigError(f"ranges: {key}=[{low}, {high}] must be [low, high]")
 
 
 class So101(MujocoVecEnv):

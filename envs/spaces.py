@@ -1,4 +1,4 @@
-"""Gymnasium spaces as Leaf and back: flat observation names, actions rescaled from [-1, 1]."""
+"""Conversion between Gymnasium spaces and Leaf: flat observation names, actions in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[Entry, ...]:
     """
     found = tuple(_walk(space, (), obs_key, name))
     if not found:
-        raise ValueError(f"{name}: the observation {space} has nothing that fits a tensor")
+        raise ValueError(f"{name}: the observation space {space} has no part that can be a tensor")
     return found
 
 
@@ -146,7 +146,9 @@ def space_of(leaf: Leaf) -> spaces.Space:
     if leaf.dtype == "int64" and not leaf.shape:
         low, high = leaf.low, leaf.high
         if not isinstance(low, int | float) or not isinstance(high, int | float):
-            raise ValueError(f"a discrete leaf needs one low and one high, got {low} and {high}")
+            raise ValueError(
+                f"a discrete leaf needs a scalar low and a scalar high, got {low} and {high}"
+            )
         return spaces.Discrete(int(high - low) + 1, start=int(low))
     dtype = np.dtype(leaf.dtype).type
     low = np.broadcast_to(_or_infinite(leaf.low, -np.inf, leaf), leaf.shape)

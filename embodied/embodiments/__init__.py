@@ -1,1 +1,1 @@
-"""Robots as data: kinematics, limits, home pose, and the action spaces that drive them."""
+"""Robot models (kinematics, limits, home pose) and the action spaces that control them."""

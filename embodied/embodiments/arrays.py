@@ -1,8 +1,8 @@
-"""One source for numpy and torch: kinematics, controllers and tasks run on whichever they are fed.
+"""Array functions that work on numpy arrays and torch tensors alike.
 
-Both libraries name nearly everything alike (`stack`, `tanh`, `linalg.norm(x, axis=1)`, `x.mT`), so
-code asks for the `namespace` of its argument and calls that; what differs is here. Numpy is all
-that the driver of a real arm needs: torch is only touched when a tensor comes in.
+Both libraries use nearly the same names (`stack`, `tanh`, `linalg.norm(x, axis=1)`, `x.mT`), so
+code calls the `namespace` of its argument; this module covers the functions that differ. A robot
+driver needs numpy only: torch is used only if the input is a tensor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""CartesianDelta: small tool motions in, joint-position targets out, for many FR3s at once.
+"""CartesianDelta: Cartesian delta action space of the FR3, with joint position targets, batched.
 
 Differential inverse kinematics with damped least squares (Wampler 1986; Nakamura & Hanafusa 1986)
-and a pull towards home in the null space:
-dq = J+ e + (I - J+ J) k (q_home - q),  J+ = J^T (J J^T + damping^2 I)^-1.
-It keeps its reference explicitly, so that it can be saved, and it never lets the reference run
-further from the measured tool than `lead`, which bounds the force against an obstacle.
+and a null-space term towards the home pose:
+
+    dq = J+ e + (I - J+ J) k (q_home - q),  J+ = J^T (J J^T + damping^2 I)^-1.
+
+The reference pose is an explicit argument and result, so it can be saved. It stays within `lead` of
+the measured tool pose, which bounds the contact force.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class CartesianDelta:
         self.config = config
         turning = {"none": (), "yaw": ("yaw",), "full": ("roll", "pitch", "yaw")}
         if config.turning not in turning:
-            raise ValueError(f"turning is {config.turning!r}; choose none, yaw or full")
+            raise ValueError(f"turning={config.turning!r} is invalid; use none, yaw or full")
         self.names: tuple[str, ...] = ("dx", "dy", "dz", *turning[config.turning], "gripper")
 
     def begin(self, q: Floats, width: Floats) -> Reference:

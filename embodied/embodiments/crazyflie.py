@@ -1,8 +1,8 @@
-"""The Crazyflie 2.x quadrotor as data: rotors, mass, motors, limits, in named parameter sets.
+"""Physical parameters of the Crazyflie 2.x quadrotor: rotors, mass, motors and limits.
 
-`PAPER` is the vehicle of Learning to Fly in Seconds (Eschmann et al., 2024), `LIBRARY` the newer
-identification in the same authors' maintained library (with decks, motors that spin up faster than
-they slow down). The speed of a rotor is written as the fraction u in [0, 1] of its highest speed:
+`PAPER` has the parameters of Learning to Fly in Seconds (Eschmann et al., 2024). `LIBRARY` has the
+newer identification from the same authors' library (with decks, and motors that speed up faster
+than they slow down). The rotor speed is the fraction u in [0, 1] of its maximum:
 
     thrust(u) = c_0 + c_1 u + c_2 u^2  (N),   u' = (command - u) / (rise or fall),
     command = (action + 1) / 2,   speed = u * top_rpm.
@@ -69,7 +69,9 @@ class Vehicle:
         """
         c0, c1, c2 = self.thrust
         if not c0 <= thrust <= c0 + c1 + c2:
-            raise ValueError(f"a rotor pulls {c0:.4f} to {c0 + c1 + c2:.4f} N, not {thrust:.4f} N")
+            raise ValueError(
+                f"the thrust of a rotor is {c0:.4f} to {c0 + c1 + c2:.4f} N, got {thrust:.4f} N"
+            )
         return (math.sqrt(c1 * c1 + 4 * c2 * (thrust - c0)) - c1) / (2 * c2)
 
     def rpm(self, action: float) -> float:

@@ -1,9 +1,9 @@
-"""A drone's place and heading as four sliding joints, and velocities as its action space.
+"""Flight: velocity action space of a drone that follows position set-points, batched.
 
-Over the radio a drone follows set-points of its place; so its `joints` are x, y, z (m, z up) and
-yaw (rad, counted on over full turns), its tool is itself, and what is true of an arm's joint
-targets (limits, workspace, tracking) is true of these set-points. All functions work on B drones
-at once, on numpy arrays or torch tensors.
+Position and heading are treated as four prismatic joints: x, y, z (m, z up) and yaw (rad, not
+wrapped). The tool pose is the pose of the drone, so limits, workspace and tracking checks for joint
+targets apply to set-points as well. All functions take a batch of B drones, as numpy arrays or
+torch tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Flight:
 
     def __init__(self, config: Config) -> None:
         if not (np.asarray(config.low) < np.asarray(config.high)).all():
-            raise ValueError("flight: low should be below high on every axis")
+            raise ValueError("flight: low must be below high on every axis")
         self.config = config
 
     def begin(self, q: Floats, width: Floats) -> Reference:

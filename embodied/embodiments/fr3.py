@@ -1,9 +1,8 @@
-"""The Franka Research 3 with its parallel hand, as data: kinematics, limits, home, MJCF.
+"""Franka Research 3 with parallel gripper: kinematics, limits, home pose and MJCF.
 
-The kinematic chain is the manufacturer's (modified Denavit-Hartenberg) one, read as seven frames
-that each turn about their own z axis; poses are of the tool point between the finger pads. All
-functions work on B robots at once, on numpy arrays (all that the driver of a real arm needs) or on
-torch tensors.
+The kinematic chain uses the manufacturer's modified Denavit-Hartenberg parameters as seven frames,
+each rotating about its own z axis. Poses are those of the tool point between the finger pads. All
+functions take a batch of B robots, as numpy arrays (enough for a robot driver) or torch tensors.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def mjcf() -> Path:
     package = find_spec("franky_sim")
     if package is None or package.origin is None:
         raise ModuleNotFoundError(
-            "the FR3 model comes with franky-sim: pip install 'embodied-rl[mujoco]'"
+            "the FR3 model needs the package franky-sim; type: pip install 'embodied-rl[mujoco]'"
         )
     return Path(package.origin).parent / "assets" / "fr3.xml"
 

@@ -1,9 +1,9 @@
-"""A small arm of six hobby servos, SO-101 style, as data: kinematics, limits, home, MJCF.
+"""SO-101-style arm with five joints and a gripper: kinematics, limits, home pose and MJCF.
 
-Five joints and a gripper: pan, lift, elbow, wrist, roll. Our own lengths and shapes (rods, no
-meshes), near those of the printed arm; measure yours before you trust a centimetre. At zero the
-upper arm stands upright, forearm and hand point forwards; lift, elbow and wrist turn forwards and
-down. All functions work on B arms at once, on numpy arrays or torch tensors.
+Joints: pan, lift, elbow, wrist, roll, gripper. Lengths and shapes are approximate (capsules, no
+meshes) and close to the printed arm; measure your own arm before relying on centimetre accuracy. At
+zero the upper arm points up, forearm and hand point forwards; lift, elbow and wrist rotate forwards
+and down. All functions take a batch of B arms, as numpy arrays or torch tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""So101Delta: small tool motions in, joint-position targets out, for five-jointed servo arms.
+"""So101Delta: Cartesian delta action space of five-joint servo arms, with joint position targets.
 
-Damped least squares on the tool's place and pitch (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1
-e; the pitch and the roll stay as they were when it began. The reference never runs further from the
-measured tool than `lead`.
+Damped least squares on tool position and pitch (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1 e.
+Pitch and roll keep their values from the start of the episode. The reference stays within `lead` of
+the measured tool position.
 """
 
 from __future__ import annotations

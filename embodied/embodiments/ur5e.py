@@ -1,8 +1,9 @@
-"""The Universal Robots UR5e without a hand, as data: kinematics, limits, home.
+"""Universal Robots UR5e without a gripper: kinematics, limits and home pose.
 
-Denavit-Hartenberg chain of the manufacturer (nominal: each arm's own calibration differs by up to a
-few millimetres), poses of the flange, in the base frame of the robot's own pendant: at zero the arm
-lies along -x. All functions work on B arms at once, on numpy arrays or torch tensors.
+Denavit-Hartenberg parameters of the manufacturer (nominal: the calibration of a single arm differs
+by up to a few millimetres). Poses are those of the flange in the base frame of the teach pendant:
+at zero the arm points along -x. All functions take a batch of B arms, as numpy arrays or torch
+tensors.
 
     T_i = R_z(q_i) (a_i, 0, d_i) R_x(alpha_i)
 """

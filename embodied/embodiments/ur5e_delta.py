@@ -1,8 +1,8 @@
-"""Ur5eDelta: small tool motions in, joint-position targets out, for arms of six joints and no hand.
+"""Ur5eDelta: Cartesian delta action space of six-joint arms without a gripper.
 
-Damped least squares on the flange's pose (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1 e; the
-orientation stays as it was when it began. The reference never runs further from the measured flange
-than `lead`.
+Damped least squares on the flange pose (Wampler 1986), dq = J^T (J J^T + damping^2 I)^-1 e. The
+orientation keeps its value from the start of the episode. The reference stays within `lead` of the
+measured flange position.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Our environments as Gymnasium and Stable-Baselines3 environments."""
+"""Adapters that present a VecEnv as a Gymnasium or Stable-Baselines3 environment."""

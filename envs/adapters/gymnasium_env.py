@@ -1,4 +1,4 @@
-"""GymView: one row of our environments as a Gymnasium environment, for checkers and peers."""
+"""GymView: presents a VecEnv with one env as a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class GymView(gymnasium.Env):
         height: int = 240,
     ) -> None:
         if env.num_envs != 1:
-            raise ValueError(f"GymView shows one row, got num_envs={env.num_envs}; make it with 1")
+            raise ValueError(f"GymView needs an env with num_envs=1, got num_envs={env.num_envs}")
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.spec.dt)}
         if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode {render_mode!r} is not known; use 'rgb_array' or None")
+            raise ValueError(f"unknown render_mode {render_mode!r}; use 'rgb_array' or None")
         self.env, self.render_mode = env, render_mode
         self._size = (width, height)
         self.observation_space = obs_space(env.spec, flat)
@@ -61,7 +61,7 @@ class GymView(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._obs is None or self._begun:
-            raise ResetNeeded("the episode is over or has not begun; call reset() before step()")
+            raise ResetNeeded("no episode is running; call reset() before step()")
         result = self.env.step(batched(action, self.env.spec))
         self._obs, self._begun = result.obs, bool(result.ended[0])
         info: dict[str, Any] = {name: value[0].item() for name, value in result.log.items()}

@@ -1,4 +1,4 @@
-"""VecView: our environments as a Stable-Baselines3 VecEnv, so that its learners train on B rows."""
+"""VecView: presents a VecEnv of this project as a Stable-Baselines3 VecEnv."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class VecView(PeerVecEnv):
         return [getattr(self, attr_name)] * len(self._rows(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise NotImplementedError("rows of a VecEnv share their attributes; set them on `env`")
+        raise NotImplementedError("VecView cannot set attributes of single envs; set them on `env`")
 
     def env_method(
         self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
     ) -> list[Any]:
-        raise NotImplementedError("rows of a VecEnv have no methods of their own; call `env`'s")
+        raise NotImplementedError("VecView cannot call methods of single envs; call them on `env`")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         return [False] * len(self._rows(indices))

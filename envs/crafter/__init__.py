@@ -1,4 +1,4 @@
-"""Crafter: an open-world survival game with 22 achievements, batched."""
+"""Crafter: a batched open-world survival game with 22 achievements."""
 
 from embodied.moved import attributes
 

@@ -1,7 +1,7 @@
-"""Crafter: an open world of survival with 22 achievements, as a VecEnv.
+"""Crafter: open-world survival game with 22 achievements, as a VecEnv (Hafner, 2021).
 
-Source: Crafter (Hafner, 2021). The package's rules and maps, number for number, in an engine that
-makes a map in milliseconds and draws only where pictures are asked for. The score of a run is
+A reimplementation with exactly the rules and maps of the `crafter` package. It generates a map in
+milliseconds and renders only if images are observed. The score of a run is
 
     S = exp(1/22 sum_i ln(1 + s_i)) - 1,   s_i the success rate of achievement i in percent.
 """
@@ -76,7 +76,7 @@ class Crafter(VecEnv):
         if task is not None:
             raise ValueError("Crafter has no task vector; call reset without `task`")
         if mask is not None and not self._now:
-            raise ValueError("the first reset must begin every row; call reset without `mask`")
+            raise ValueError("the first reset must reset every env; call reset without `mask`")
         rows = range(self.num_envs) if mask is None else mask.nonzero().flatten().tolist()
         going_on = seed is None and bool(self._now)
         self._pool.reset({row: None if going_on else row_seed(seed, row) for row in rows})
@@ -86,11 +86,11 @@ class Crafter(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         if not self._now:
-            raise ValueError("nothing to step yet; call reset first")
+            raise ValueError("call reset() before step()")
         arrays = self._pool.arrays
         arrays["action"][:] = action.numpy()
         if arrays["action"].min() < 0 or arrays["action"].max() >= len(ACTIONS):
-            raise ValueError(f"actions are 0 to {len(ACTIONS) - 1}, got {action.tolist()}")
+            raise ValueError(f"actions must be 0 to {len(ACTIONS) - 1}, got {action.tolist()}")
         self._pool.step()
         following = {name: _copied(arrays[f"next/{name}"]) for name in self._names}
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
@@ -117,7 +117,7 @@ class Crafter(VecEnv):
 
     def get_state(self) -> Tensors:
         if not self._now:
-            raise ValueError("nothing to save yet; call reset first")
+            raise ValueError("call reset() before get_state()")
         world = {key: torch.from_numpy(value) for key, value in self._pool.read().items()}
         # A picture of the night has noise that the generator has left behind.
         return world | {f"obs/{name}": value.clone() for name, value in self._now.items()}
@@ -162,9 +162,11 @@ def _require_sound(config: Config) -> None:
             f"workers={config.workers} at least 0"
         )
     if not config.observe or len(set(config.observe)) < len(config.observe):
-        raise ConfigError(f"observe={list(config.observe)} must name something, and nothing twice")
+        raise ConfigError(f"observe={list(config.observe)} must not be empty or contain duplicates")
     if config.goal is not None and config.goal not in ACHIEVEMENTS:
-        raise ConfigError(f"no achievement {config.goal!r}{nearest(config.goal, ACHIEVEMENTS)}")
+        raise ConfigError(
+            f"unknown achievement {config.goal!r}{nearest(config.goal, ACHIEVEMENTS)}"
+        )
 
 
 def _leaves(observe: tuple[Kind, ...]) -> dict[str, Leaf]:

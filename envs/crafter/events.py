@@ -1,8 +1,8 @@
-"""What happened in a step of Crafter in a sentence, from what the player sees before and after it.
+"""Event captions of Crafter: a sentence for what changed between two observations.
 
-"you collected wood", "you placed a table", "you made a wood pickaxe": read off the inventory, the
-cell ahead and whether the player sleeps, as anybody who plays could. Achievements are not told: the
-world pays for them, and a reader who were told would only repeat it.
+Examples: "you collected wood", "you placed a table", "you made a wood pickaxe". Captions are
+derived from the inventory, the cell ahead and the sleep flag, all of which the player observes.
+Achievements are left out: the environment's reward already contains them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def happened(before: Tensors, after: Tensors) -> list[str]:
     """
     if not before.keys() >= NEEDED:
         raise ConfigError(
-            "what happened in Crafter is read off env.observe=[symbols,inventory]: leave both in"
+            "event captions of Crafter need both symbols and inventory: set "
+            "env.observe=[symbols,inventory]"
         )
     codes = np.concatenate([_own(before), _own(after)], 1)
     return [_said(code.tobytes()) for code in codes]

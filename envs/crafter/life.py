@@ -1,7 +1,7 @@
-"""Crafter's creatures: cows wander, zombies chase, skeletons shoot, arrows fly, plants grow.
+"""Creatures and objects of Crafter: cows, zombies, skeletons, arrows and plants (Hafner, 2021).
 
-Source: Crafter (Hafner, 2021). Each draws from the world's generator exactly when the package's
-does, also where that looks like an oversight: what was removed in this step still takes its turn.
+Random numbers are drawn in the same order as in the `crafter` package, including its quirks: an
+object that was removed in the current step is still updated once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Crafter's maps: the package's terrain and creatures for a seed, cell for cell, in milliseconds.
+"""Map generation of Crafter: the same terrain and creatures per seed as the `crafter` package.
 
-Source: Crafter (Hafner, 2021). Thirteen fields of noise decide the terrain; where a uniform number
-decides as well, cells draw in order, so that a seed's generator is left where the package's is.
-The noise of a whole map is one array operation, and only cells that draw are visited one by one.
+Source: Crafter (Hafner, 2021). Thirteen noise fields determine the terrain. Cells that also need a
+random number draw it in the package's order, so the generator ends in the same state. The noise of
+a whole map is computed as one array operation; only cells that draw a number are visited one by
+one.
 """
 
 from __future__ import annotations

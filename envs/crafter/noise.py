@@ -1,13 +1,13 @@
-"""OpenSimplex noise at places that never change, for many seeds: the geometry is worked out once.
+"""OpenSimplex noise at fixed positions for many seeds, with the geometry precomputed.
 
-Source: OpenSimplex (Spencer, 2014), in three dimensions. A place p lies in a skewed cubic cell;
-each lattice vertex v near it, at distance d_v, adds
+Source: OpenSimplex (Spencer, 2014), in three dimensions. A position p lies in a skewed cubic cell;
+each lattice vertex v near it, at distance d_v, contributes
 
     max(0, 2 - |d_v|^2)^4 (g_v . d_v),     g_v a gradient that the seed assigns to v,
 
-and the sum is divided by 103. Which vertices those are and how far away does not depend on the
-seed. Every floating-point operation is the published one, in its order, so that the values are the
-same bits as the opensimplex package's and a comparison with a threshold never falls differently.
+and the sum is divided by 103. The vertices and distances do not depend on the seed. All
+floating-point operations are those of the `opensimplex` package in the same order, so values are
+bitwise equal and comparisons with a threshold always agree.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Crafter's pictures, byte for byte the package's, from tiles that are blended once.
+"""Image rendering of Crafter, byte-identical to the `crafter` package, from precomputed tiles.
 
-Source: Crafter (Hafner, 2021). With daylight l, ground and creatures c and their night n(c) (paler,
-half blue; noisy where l < 1/2),
+Source: Crafter (Hafner, 2021). With daylight l, ground and creatures c and their night version n(c)
+(paler, half blue; noisy where l < 1/2),
 
     picture = l c + (1 - l) n(c).
 
-Without noise n works pixel by pixel, so the night of every tile is kept beside its day.
+Without noise n acts per pixel, so the night version of each tile is stored next to its day version.
 """
 
 from __future__ import annotations

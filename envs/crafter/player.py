@@ -1,7 +1,5 @@
-"""Crafter's player: moves, collects, places, makes, fights, eats, sleeps.
-
-Source: Crafter (Hafner, 2021).
-"""
+"""The player of Crafter: move, collect, place, make, attack, eat, drink and sleep (Hafner, "
+"2021)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Crafter's rules as numbers: materials, items, recipes, achievements.
+"""Rules of Crafter as tables: materials, items, recipes and achievements (Hafner, 2021).
 
-Source: Crafter (Hafner, 2021). The package's own `data.yaml` is read, not its code: what it says
-holds here. Positions are one number in a map with a rim of four cells, so that a neighbour or a
-view never leaves it; rim cells are material 0, nothing can be there.
+The tables are read from the package's `data.yaml`. A position is one integer in a map with a border
+of four cells, so neighbours and views never leave the array; border cells have material 0 and are
+always empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A whole Crafter world as arrays of fixed size and back, random generator included."""
+"""Saves the complete state of a Crafter game as fixed-size arrays and restores it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def write(world: World, state: Arrays) -> None:
     """Make `world` what `read` found."""
     world.cells = bytearray(state["cells"].astype(np.uint8).tobytes())
     if len(world.cells) != CELLS:
-        raise ValueError(f"a Crafter map has {CELLS} cells with its rim, not {len(world.cells)}")
+        raise ValueError(
+            f"a Crafter map must have {CELLS} cells (border included), got {len(world.cells)}"
+        )
     world.set_random((3, tuple(state["generator"].tolist()), None))
     world.empty()
     numbers = state["numbers"].tolist()
@@ -60,7 +62,7 @@ def write(world: World, state: Arrays) -> None:
     made = [_thing(line) for line in lines]
     player = made[0]
     if not isinstance(player, Player):
-        raise ValueError("the first thing in a Crafter world has to be the player")
+        raise ValueError("the first object of a Crafter game must be the player")
     world.player = player
     player.inventory[:] = state["inventory"].tolist()
     player.achieved[:] = state["achieved"].tolist()

@@ -1,4 +1,4 @@
-"""What is observed of a Crafter world: symbols, inventory, pictures; only what is asked for."""
+"""Observations of Crafter: symbols, inventory and images; only the requested ones are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Crafter world in words: what the player sees, where, and what it has."""
+"""Text description of a Crafter game: objects in view, vitals, inventory, achievements."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""One Crafter world: the package's rules step for step, without its drawing.
+"""Simulation of one Crafter game with the rules of the `crafter` package, without rendering.
 
-Source: Crafter (Hafner, 2021). Equal seeds and actions give what the package gives: the generator
-is drawn from in the same order, and drawing a picture in the dark takes its numbers here, too,
-whether anybody looks at the picture or not. One thing the package leaves to where objects lie in
-memory: which of several creatures of a chunk disappears. Here they are in the order in which they
-came to the chunk.
+Source: Crafter (Hafner, 2021). The same seed and actions give the same result as the package:
+random numbers are drawn in the same order, including those for the noise of night images that are
+not rendered. One difference: when a creature of a chunk despawns, the package chooses by memory
+order; here creatures are ordered by when they entered the chunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The Franka FR3 on its table: scene, tasks, randomization, MuJoCo and Warp versions."""
+"""Franka FR3 on a table: scene, tasks, domain randomization, MuJoCo and MuJoCo Warp "
+"environments."""
 
 from embodied.moved import attributes
 

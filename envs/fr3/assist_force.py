@@ -1,14 +1,15 @@
-"""AssistForce: help that no robot has, a virtual force that draws an object to the hand.
+"""AssistForce: privileged assistance, a virtual force that pulls an object towards the gripper.
 
-Privileged actions fade with success (privileged-action curriculum, 2025; the law is ours):
+The assistance is annealed with success (privileged-action curriculum, 2025; the force law is our
+own):
 
     F = p k m g (a + 1) / 2 (1 - d / (p R)) u - p c m v     (N, within d < p R of the tool point)
 
-with u from the object to the tool, v the object's speed, a one more element of the action, and p
-one more element of the task vector, 0 unless a teacher asks for help: evaluation, videos and robots
-know none of it. Both how strong and how far it is fade, so that an object floats within
-R (p - 1 / k): the hand has to come nearer little by little until the fingers are around it, and
-with less than that it has to grip. At p = 0 the action does nothing.
+u is the direction from object to tool, v the object velocity, a an extra action element, and p an
+extra element of the task vector. p is 0 unless a teacher sets it, so evaluation, videos and robots
+have no assistance. Both strength and range shrink with p: the object floats within R (p - 1 / k) of
+the tool, so the gripper must come closer step by step, and for small p it must grasp. At p = 0 the
+extra action has no effect.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ class AssistForce(Wrapper):
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):
-            raise ConfigError("AssistForce is for the FR3 worlds of envs.fr3.env")
+            raise ConfigError("AssistForce needs an FR3 environment (envs.fr3.env)")
         if min(config.weights, config.reach) <= 0 or min(config.damping, config.cost) < 0:
-            raise ConfigError("AssistForce: weights and reach above 0, damping and cost from 0")
+            raise ConfigError(
+                "AssistForce: weights and reach must be above 0, damping and cost at least 0"
+            )
         super().__init__(env, _spec(env.spec))
         self.config = config
         inner: Any = env
         known = [inner.model.body(i).name for i in range(inner.model.nbody)]
         if config.body not in inner.what.free:
             raise ConfigError(
-                f"AssistForce: no free body {config.body!r}; there are {inner.what.free}"
+                f"AssistForce: no free body {config.body!r}; choose from {inner.what.free}"
             )
         self._body = known.index(config.body)
         joint = inner.model.joint(config.body)
@@ -72,7 +75,7 @@ class AssistForce(Wrapper):
         rows = self.rows(mask)
         asked = torch.zeros(self.num_envs) if task is None else task[:, -1].to(self.memory[HELP])
         if not ((asked >= 0) & (asked <= 1)).all():
-            raise ValueError("AssistForce: task vectors have to be in [0, 1]")
+            raise ValueError("AssistForce: task vectors must be in [0, 1]")
         self.memory[HELP] = torch.where(rows, asked, self.memory[HELP])
         return self.transform_obs(
             self.env.reset(seed, None if task is None else task[:, :-1], mask)
@@ -113,7 +116,7 @@ class AssistForce(Wrapper):
 
 def _spec(spec: Spec) -> Spec:
     if spec.act.names and PULL in spec.act.names:
-        raise ConfigError("AssistForce: this world has one already")
+        raise ConfigError("AssistForce: the environment already has an AssistForce wrapper")
     act = replace(spec.act, shape=(spec.act.size + 1,), names=(*spec.act.names, PULL))
     names = () if spec.task is None else spec.task.names
     task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))

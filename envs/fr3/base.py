@@ -1,4 +1,4 @@
-"""What every FR3 world shares, whatever steps it: spec, observation, reward, task and picture."""
+"""Base of the FR3 environments: spec, observation, reward, task parameters and render scene."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TaskInstance:
         self, name: str, worth: Worth, ranges: Ranges, more: tuple[Parameter, ...] = ()
     ) -> None:
         if name not in TASKS:
-            raise ValueError(f"no FR3 task {name!r}; there are {sorted(TASKS)}")
+            raise ValueError(f"unknown FR3 task {name!r}; choose from {sorted(TASKS)}")
         if worth not in ("sparse", "shaped"):
-            raise ValueError(f"reward is {worth!r}; choose sparse or shaped")
+            raise ValueError(f"unknown reward {worth!r}; choose sparse or shaped")
         self.task: Task = TASKS[name]()
         self.worth = worth
         self.parameters = (*_ranged(self.task, ranges, name), *more)

@@ -1,15 +1,14 @@
-"""Domain randomisation of an FR3's world: what differs from episode to episode, as task parameters.
+"""Domain randomization of the FR3 environments: physical and visual quantities per episode.
 
-Tobin et al. (2017), Peng et al. (2018). Each quantity is one more element of the task vector, so it
-is drawn from the row's own generator at the start of an episode, a teacher may set it, and it is
-saved with the row. Fields are those of MjSpec and MjModel, written for each row against the values
-that were compiled:
+Tobin et al. (2017), Peng et al. (2018). Each quantity is one more element of the task vector: it is
+drawn from the env's own generator at the start of an episode, a teacher may set it, and it is saved
+with the env. The fields are those of MjSpec and MjModel, relative to the compiled values:
 
     geom_friction * friction,  body_mass, body_inertia * mass,  actuator stiffness * gain,
     actuator damping * damping,  dof_damping of the fingers * hand,
     light_diffuse * light,  cam_pos + camera,  geom_rgba + colour
 
-A hand that pushes with F closes with F / damping: many times the damping is a slow one.
+The gripper closes with speed F / damping for force F, so higher damping makes it slower.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ def drawn_from(randomize: Randomize) -> tuple[Parameter, ...]:
     made = []
     for name, (low, high) in randomize.items():
         if name not in AXES:
-            raise ConfigError(f'randomize: no "{name}"{nearest(name, AXES)}')
+            raise ConfigError(f'randomize: unknown quantity "{name}"{nearest(name, AXES)}')
         if low > high:
-            raise ConfigError(f"randomize: {name} from {low} to {high}: the first is the lower")
+            raise ConfigError(f"randomize: {name}: [{low}, {high}] must be [low, high]")
         if name in (*FIELDS, "light") and low <= 0:
-            raise ConfigError(f"randomize: {name} is a factor and has to be above 0, not {low}")
+            raise ConfigError(f"randomize: {name} is a factor and must be above 0, got {low}")
         parts, unit = AXES[name]
         made += [Parameter(part, low, high, unit) for part in parts]
     return tuple(made)

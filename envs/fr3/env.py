@@ -1,4 +1,4 @@
-"""FR3 tasks on a table in batched MuJoCo, driven by the controller that drives the real arm."""
+"""Fr3: tabletop tasks of the Franka FR3 in batched MuJoCo, with the controller of the real arm."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Fr3(MujocoVecEnv):
         self.config, self.portraits = config, tuple(config.portraits)
         if unknown := [name for name in self.portraits if name not in VIEWS]:
             raise ConfigError(
-                f"env.portraits: no camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
+                f"env.portraits: unknown camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
             )
         more = drawn_from(config.randomize)
         self.given = TaskInstance(config.task, config.reward, config.ranges, more)

@@ -1,4 +1,4 @@
-"""What an FR3's own joints are like in simulation, joint by joint: other than the model file says.
+"""Joint parameters of the simulated FR3, per joint: stiffness, damping, friction, armature.
 
 tau = stiffness (target - q) - damping dq,   less friction sign(dq);   inertia + armature
 """
@@ -41,9 +41,9 @@ def write(model: mujoco.MjModel, arm: Arm) -> None:
     for name, given in arm.items():
         values = np.asarray(given, np.float64)
         if name not in QUANTITIES:
-            raise ConfigError(f'arm: no "{name}"{nearest(name, QUANTITIES)}')
+            raise ConfigError(f'arm: unknown quantity "{name}"{nearest(name, QUANTITIES)}')
         if values.shape != (len(fr3.JOINTS),) or not (values >= 0).all():
-            raise ConfigError(f"arm.{name} should be seven numbers of 0 or more, not {given}")
+            raise ConfigError(f"arm.{name} must be seven numbers of 0 or more, got {given}")
         if name == "stiffness":
             model.actuator_gainprm[servos, 0] = values
             model.actuator_biasprm[servos, 1] = -values

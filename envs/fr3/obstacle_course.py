@@ -1,4 +1,4 @@
-"""An FR3 among boxes, made of levels: mazes on a table, for teachers of levels."""
+"""Fr3Course: the FR3 in a table-top maze of boxes, with levels for curriculum teachers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Fr3Course(Fr3):
 
     def __init__(self, config: Config) -> None:
         if config.task != "course" or config.ranges or config.randomize:
-            raise ConfigError("Fr3Course: task is course, without ranges or randomize")
+            raise ConfigError(
+                "Fr3Course: task must be course; ranges and randomize are not supported"
+            )
         self.levels = MazeLevels(SIDE, config.blocks)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
         super().__init__(config)

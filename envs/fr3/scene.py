@@ -1,4 +1,4 @@
-"""The FR3 on its table as a MuJoCo model: light for physics, or with every mesh for pictures."""
+"""MuJoCo model of the FR3 on its table: a light version for physics, a full one for rendering."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Shuttle: an FR3 that pushes a cube to one place and back again, and nobody puts it back.
+"""Shuttle: reset-free pushing, the FR3 moves a cube to one goal and back.
 
-The goal is among the observations, so that one policy learns both ways. Between episodes the arm
-goes home by itself, as a real one does (here at once); the cube stays where it is (forward and
-backward tasks: SERL; Luo et al., 2024). `envs.reset_free.wrapper` makes episodes of it.
+The goal is part of the observation, so one policy learns both directions. Between episodes the arm
+returns home as a real one does (instantaneously here); the cube stays where it is (forward and
+backward tasks: SERL; Luo et al., 2024). `envs.reset_free.wrapper` splits the interaction into
+episodes.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Shuttle(fr3_env.Fr3):
 
     def __init__(self, config: Config) -> None:
         if len(config.places) < 2:
-            raise ConfigError("there and back needs two places or more")
+            raise ConfigError("shuttle: places must list at least two goals")
         super().__init__(replace(config, horizon=ENDLESS))
         if THING not in self._free or "goal" not in self._markers:
-            raise ConfigError(f"{config.task} has no cube that goes to a goal: task=push")
+            raise ConfigError(f"shuttle: task {config.task} has no cube with a goal; set task=push")
         self.places = np.array(config.places)
         self.area = np.array(config.area)
         self.goal = torch.zeros(self.num_envs, dtype=torch.int64)

@@ -1,12 +1,13 @@
-"""FR3 tasks with thousands of copies: the worlds of `envs.fr3.env` stepped by MuJoCo Warp on a GPU.
+"""Fr3Warp: the tasks of `envs.fr3.env` in thousands of parallel envs, with MuJoCo Warp on a GPU.
 
-The tasks, the controller, the spec and the reward are the same code; here it is fed with torch
-tensors that are Warp's own memory, and every row is begun again without leaving the device. Each
-control step looks at the device once, for what the contract asks (is anything not finite?) and for
-whether a row ended. Physics is in single precision, everything else in double.
+Tasks, controller, spec and reward are the code of the CPU version, run on torch tensors that share
+Warp's memory; envs are reset without leaving the device. Each control step synchronises with the
+device once, to check for non-finite values and for finished episodes. Physics is in single
+precision, everything else in double.
 
-On the CPU a seed decides every bit. On a GPU MuJoCo Warp 4.0 finds contacts in any order (its
-option for an order does nothing yet), and runs repeat to rounding only, which contacts amplify.
+On the CPU a seed gives bitwise equal runs. On a GPU MuJoCo Warp 4.0 finds contacts in arbitrary
+order (its ordering option has no effect yet), so runs agree only up to rounding, which contacts
+amplify.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Fr3Warp(VecEnv):
         if mask is not None:
             rows = mask.to(self.device, torch.bool)
         if self._obs is None and not rows.all():
-            raise ValueError(f"{self.name}: the first reset has to be of all rows (mask=None)")
+            raise ValueError(f"{self.name}: the first reset must reset all envs (mask=None)")
         if seed is not None:
             self.streams.seed(seed, rows.nonzero().flatten())
         self._begin(rows, None if task is None else self._checked_task(task))
@@ -266,7 +267,7 @@ class Fr3Warp(VecEnv):
             raise ValueError(f"{self.name}: task is {tuple(task.shape)}, expected {wanted}")
         values = task.detach().to(self.device, torch.float64)
         if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(f"{self.name}: task vectors have to be in [0, 1]")
+            raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
 
     def _complain(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:

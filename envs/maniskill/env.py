@@ -1,7 +1,8 @@
-"""ManiSkill: any of its registered tasks as a VecEnv, on the CPU or as one batch on the GPU.
+"""ManiSkill: registered ManiSkill tasks as a VecEnv, on the CPU or as one batch on a GPU.
 
-Source: ManiSkill 3 (Tao et al., 2024). Its environment is stepped without its time limit and its
-vector wrapper, so that the true successor is seen before ended rows alone are reset.
+Source: ManiSkill 3 (Tao et al., 2024). The inner environment is stepped without ManiSkill's time
+limit and vector wrapper, so that the true successor state is available before finished envs are
+reset.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class ManiSkill(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.num_envs < 1 or config.workers < 0:
             raise ValueError(
-                f"num_envs={config.num_envs} has to be at least 1, workers={config.workers} not "
+                f"num_envs={config.num_envs} must be at least 1, workers={config.workers} must not "
+                "be "
                 "negative"
             )
         self.config, self.num_envs = config, config.num_envs
@@ -92,7 +94,7 @@ class ManiSkill(VecEnv):
         if task is not None:
             raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
         if mask is not None and not self._now:
-            raise ValueError("the first reset must begin every row; call reset without `mask`")
+            raise ValueError("the first reset must reset every env; call reset without `mask`")
         chosen = range(self.num_envs) if mask is None else mask.nonzero().flatten().tolist()
         if seed is not None:
             self._seeds |= {row: (seed, row) for row in chosen}
@@ -151,7 +153,9 @@ class ManiSkill(VecEnv):
         """The live SAPIEN scene of one row; rows in worker processes have none here."""
         self._checked(row)
         if isinstance(self.rows, Pool):
-            raise ValueError("rows in worker processes have no scene here; use workers=0")
+            raise ValueError(
+                "the scene of an env in a worker process cannot be accessed; set workers=0"
+            )
         if isinstance(self.rows, Rows):
             return self.rows.rows[row].env.scene.sub_scenes[0]
         self.rows.env.scene.px.sync_poses_gpu_to_cpu()
@@ -162,7 +166,7 @@ class ManiSkill(VecEnv):
 
     def _checked(self, row: int) -> int:
         if not 0 <= row < self.num_envs:
-            raise ValueError(f"there is no row {row}; rows are 0 to {self.num_envs - 1}")
+            raise ValueError(f"there is no env {row}; envs are 0 to {self.num_envs - 1}")
         return row
 
     def _begin(self, rows: list[int]) -> Tensors:
@@ -186,7 +190,7 @@ class ManiSkill(VecEnv):
 def _settings(config: Config) -> Settings:
     horizon = config.horizon or horizon_of(config.id)
     if horizon is None:
-        raise ValueError(f"{config.id} has no time limit of its own; give horizon (steps)")
+        raise ValueError(f"{config.id} has no registered time limit; set env.horizon (steps)")
     cuda = torch.cuda.is_available()
     if config.backend == "gpu" and not cuda:
         raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")

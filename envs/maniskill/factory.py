@@ -1,4 +1,4 @@
-"""Making a ManiSkill environment: the Vulkan driver, the assets, and errors of one line."""
+"""Makes ManiSkill environments: Vulkan driver, assets and one-line error messages."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def horizon_of(name: str) -> int | None:
     if name not in REGISTERED_ENVS:
         near = difflib.get_close_matches(name, REGISTERED_ENVS, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"no ManiSkill task {name!r}{hint}")
+        raise ValueError(f"unknown ManiSkill task {name!r}{hint}")
     return REGISTERED_ENVS[name].max_episode_steps
 
 
@@ -115,9 +115,9 @@ def make(settings: Settings, count: int) -> Any:
             return gymnasium.make(settings.id, disable_env_checker=True, **options).unwrapped
         except (KeyError, NotImplementedError, AssertionError, TypeError, RuntimeError) as error:
             known = {key: value for key, value in options.items() if value is not None}
-            raise ValueError(f"ManiSkill refuses {settings.id} with {known}: {_line(error)}") from (
-                error
-            )
+            raise ValueError(
+                f"ManiSkill cannot make {settings.id} with {known}: {_line(error)}"
+            ) from (error)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _no_downloads(name: str) -> Iterator[None]:
     def refuse(question: str, *_: Any) -> bool:
         what = question.split(" Would you")[0]
         raise FileNotFoundError(
-            f"{what}; nothing is downloaded while training; type once, with a network: "
+            f"{what}; assets are not downloaded during training; type once, with network access: "
             f"python -m mani_skill.utils.download_asset {name}"
         )
 

@@ -1,7 +1,7 @@
-"""What a ManiSkill environment shows: its nested observations as flat leaves, pictures, words.
+"""ManiSkill observations as flat leaves, rendered images and text descriptions.
 
-Names are the groups joined with `_`, as the importer of ManiSkill's files has them: a converted
-dataset and the live world then have one Spec.
+Nested groups are joined with `_`, as in the importer of ManiSkill files, so an imported dataset and
+the environment have the same Spec.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def picture(env: Any, row: int, width: int, height: int) -> Tensor:
     """ManiSkill's own camera, cut to the proportions that were asked for, uint8 [H, W, 3]."""
     drawn = env.render_rgb_array()
     if drawn is None:
-        raise NotImplementedError(f"{env.spec.id} has no camera to draw with")
+        raise NotImplementedError(f"{env.spec.id} has no camera to render with")
     whole = torch.as_tensor(drawn)[row].cpu()
     high, wide = whole.shape[:2]
     cut_high, cut_wide = min(high, wide * height // width), min(wide, high * width // height)

@@ -1,10 +1,9 @@
-"""ManiSkill rows: one environment each, in this process or in worker processes; or a GPU batch.
+"""Parallel ManiSkill envs: single CPU environments, or one GPU batch.
 
-On the CPU, PhysX holds one environment per scene. A row is the seed of its episode and the actions
-played since: PhysX keeps contact caches that cannot be read, so that writing poses back does not go
-on as before, but an episode begun again from its seed and played again is the same to the bit. For
-that, the contacts of the episode before are flushed by a physics step in the new start position,
-which also keeps ManiSkill from seeing them in the first observation.
+On the CPU, PhysX holds one environment per scene. The saved state of an env is the seed of its
+episode and the actions since then: PhysX has contact caches that cannot be read, so restoring poses
+is not exact, while replaying the episode from its seed is bitwise exact. To make that work, the
+contacts of the previous episode are flushed by one physics step at the new initial state.
 """
 
 from __future__ import annotations

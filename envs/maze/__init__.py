@@ -1,4 +1,4 @@
-"""Mazes as levels: for teachers of levels, with held-out mazes."""
+"""Maze environment for unsupervised environment design, with held-out evaluation mazes."""
 
 from embodied.moved import attributes
 

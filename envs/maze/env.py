@@ -1,12 +1,12 @@
-"""Maze: find the goal of an unknown maze from the few cells in front of you.
+"""Maze: partially observed maze navigation with levels as task vectors, batched.
 
-The world of the studies of unsupervised environment design (Dennis et al., 2020), in one batch:
-walls anywhere, three actions (turn left, turn right, go), a reward for arriving that is higher the
-sooner,
+The environment of the studies of unsupervised environment design (Dennis et al., 2020): walls
+anywhere, three actions (turn left, turn right, go forward). The reward on reaching the goal after t
+steps is
 
     r = 1 - 0.9 t / horizon.
 
-The level is the task vector (maze_levels.py).
+The level is the task vector (`envs.maze.levels`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Maze(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0 or config.view < 3 or config.horizon < 1:
             raise ValueError(
-                f"maze: view={config.view} should be odd and at least 3, "
+                f"maze: view={config.view} must be odd and at least 3, "
                 f"horizon={config.horizon} at least 1"
             )
         self.config, self.num_envs = config, config.num_envs
@@ -94,7 +94,7 @@ class Maze(VecEnv):
     ) -> Tensors:
         rows = self.every if mask is None else mask.cpu().numpy().astype(bool).nonzero()[0]
         if not self.begun and len(rows) < self.num_envs:
-            raise ValueError("maze: the first reset has to be of all rows (mask=None)")
+            raise ValueError("maze: the first reset must reset all envs (mask=None)")
         if seed is not None:
             self.streams.seed(seed, torch.from_numpy(rows))
         if task is not None and task.shape != self.task.shape:
@@ -107,7 +107,7 @@ class Maze(VecEnv):
     def step(self, action: Tensor) -> Step:
         act = action.detach().cpu().numpy()
         if act.shape != (self.num_envs,) or not ((act >= LEFT) & (act <= GO)).all():
-            raise ValueError(f"maze: actions are [{self.num_envs}] whole numbers from 0 to 2")
+            raise ValueError(f"maze: actions must be [{self.num_envs}] integers from 0 to 2")
         self.facing = (self.facing + (act == RIGHT) - (act == LEFT)) % 4
         ahead = self.place + self.strides[self.facing]
         free = self.cells[self.every, ahead] != WALL

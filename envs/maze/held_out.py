@@ -1,6 +1,6 @@
-"""Mazes made by hand and labyrinths by a fixed seed: for evaluation, never to be trained on.
+"""Held-out evaluation mazes: hand-made ones, and labyrinths from a fixed seed.
 
-A labyrinth has exactly one way between any two of its cells (a depth-first walk that digs).
+A labyrinth has exactly one path between any two of its cells (randomised depth-first search).
 """
 
 from __future__ import annotations

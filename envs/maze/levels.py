@@ -1,11 +1,11 @@
-"""MazeLevels: mazes as task vectors, drawn, edited and told apart from those without a way.
+"""MazeLevels: encodes, samples, edits and checks mazes as task vectors.
 
-A level of side S is S^2 + 3 numbers in [0, 1]: a wall where one of the first S^2 (row by row) is at
-least 1/2, then the cell of the start, that of the goal (cell c is c/S^2 to (c + 1)/S^2), and which
-way one looks at first, in quarters (right, down, left, up). Start and goal are never walls; a goal
-on the start is moved to the next cell. Every vector of the cube is therefore a level.
+A level of side S is S^2 + 3 numbers in [0, 1]: a wall where one of the first S^2 (row-major) is at
+least 1/2, then the start cell, the goal cell (cell c is c/S^2 to (c + 1)/S^2) and the initial
+heading in quarters (right, down, left, up). Start and goal are never walls; a goal on the start is
+moved to the next cell. Every vector in the unit cube is therefore a level.
 
-Minimax-regret teachers draw and edit such levels: Dennis et al., 2020; Parker-Holder et al., 2022.
+Used by minimax-regret teachers: Dennis et al., 2020; Parker-Holder et al., 2022.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class MazeLevels:
 
     def __init__(self, side: int, blocks: int) -> None:
         if side < 5:
-            raise ValueError(f"a maze of side={side} is too small; it needs at least 5")
+            raise ValueError(f"side={side} is too small for a maze; it must be at least 5")
         self.side, self.cells = side, side * side
         if not 0 <= blocks <= self.cells - 2:
-            raise ValueError(f"blocks={blocks} should be 0 to {self.cells - 2} for side={side}")
+            raise ValueError(f"blocks={blocks} must be 0 to {self.cells - 2} for side={side}")
         self.blocks, self.size = blocks, self.cells + MARKS
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
@@ -67,7 +67,7 @@ class MazeLevels:
                 f"a maze of side {self.side} is {self.size} numbers, got {list(levels.shape)[1:]}"
             )
         if not ((levels >= 0) & (levels <= 1)).all():
-            raise ValueError("a maze's numbers have to be in [0, 1]")
+            raise ValueError("maze levels must be in [0, 1]")
         rows, last = np.arange(len(levels)), self.cells - 1
         walls = levels[:, : self.cells] >= 0.5
         # A little more than the number: float32 may be just below a cell's own bound.

@@ -1,4 +1,4 @@
-"""A maze as a picture and in words."""
+"""Renders a maze as an image and as text."""
 
 from __future__ import annotations
 

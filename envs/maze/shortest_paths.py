@@ -1,4 +1,4 @@
-"""Ways through mazes, breadth first, many mazes at once."""
+"""Shortest-path distances in a batch of mazes, by breadth-first search."""
 
 from __future__ import annotations
 

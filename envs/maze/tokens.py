@@ -1,7 +1,7 @@
-"""Mazes in words: the goal's cell, the start's, then the walls' in rising order.
+"""Mazes as token sequences: the goal cell, the start cell, then the wall cells in ascending order.
 
-As sets of walls have no order, any fixed one will do, but there has to be one (CLUTR, Azad et al.,
-2023): otherwise each maze could be written in a great many ways.
+Sets of walls have no order, so a fixed one is chosen (CLUTR, Azad et al., 2023); otherwise a maze
+would have many token sequences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI, by their own package or by EnvPool, with levels and subgoals."""
+"""MiniGrid and BabyAI on the Gymnasium or EnvPool backend, with levels and subgoals."""
 
 from embodied.moved import attributes
 

@@ -1,4 +1,4 @@
-"""A MiniGrid view in words, for language models and people."""
+"""Text description of a MiniGrid view or level, for language models and people."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""MiniGrid and BabyAI: small grid worlds of doors, keys and missions, on either of two back ends.
+"""MiniGrid: MiniGrid and BabyAI grid worlds as a VecEnv, on either of two backends.
 
 Source: MiniGrid (Chevalier-Boisvert et al., 2023), its C++ version in EnvPool (Weng et al., 2022).
-An agent sees the 7 x 7 cells before it; each cell is three symbols. Both back ends give the same
-observations, actions, rewards and ends on the same level, but other levels for the same seed.
+The agent observes the 7 x 7 cells in front of it, three symbols per cell. On the same level both
+backends give the same observations, actions, rewards and terminations; for the same seed they
+generate different levels.
 """
 
 from __future__ import annotations
@@ -111,11 +112,11 @@ def chosen(config: Config) -> str:
         there = plain and importlib.util.find_spec("envpool") is not None
         return "envpool" if there and config.id in _listed() else "gymnasium"
     if not plain:
-        raise ValueError("wrappers and kwargs need backend=gymnasium; EnvPool takes neither")
+        raise ValueError("wrappers and kwargs need backend=gymnasium; EnvPool supports neither")
     if config.id not in _listed():
         near = difflib.get_close_matches(config.id, _listed(), n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else "; try backend=gymnasium"
-        raise ValueError(f"EnvPool has no MiniGrid world {config.id!r}{hint}")
+        raise ValueError(f"EnvPool has no MiniGrid environment {config.id!r}{hint}")
     return "envpool"
 
 

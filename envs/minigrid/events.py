@@ -1,10 +1,9 @@
-"""What happened in a step of MiniGrid in a sentence, from what the agent sees before and after it.
+"""Event captions of MiniGrid: a sentence for what changed between two observations.
 
-As NetHack's messages do, a sentence says what changed: "you picked up the yellow key". Only the
-cell ahead and the agent's own (which shows what it carries) are looked at, so it is as cheap as two
-reads a row, knows nothing that the agent does not see, and works on stored rows as well. Most steps
-change nothing worth a word. What ends an episode by itself (a goal, lava) is not told: the world's
-own reward says it, and a reader who were told would only repeat it.
+Captions have the style of NetHack's messages: "you picked up the yellow key". They are derived from
+the cell ahead and the agent's own cell (which holds the carried object), so they are cheap, use
+only what the agent observes, and work on stored transitions. Most steps have no caption. Reaching a
+goal or lava has none: the environment's reward already contains it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def happened(before: Tensors, after: Tensors) -> list[str]:
     """
     if not {"cells", "direction"} <= before.keys():
         raise ConfigError(
-            "what happened in MiniGrid is read off its cells: leave out wrappers that change them"
+            "event captions of MiniGrid need its cells: remove the wrappers that change them"
         )
     codes = np.concatenate([_near(before), _near(after), _turned(before, after)], 1)
     return [_said(code.tobytes()) for code in codes]

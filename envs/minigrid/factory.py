@@ -1,4 +1,4 @@
-"""One MiniGrid environment in its wrappers, and what its observations are called."""
+"""Makes a MiniGrid environment with its wrappers and names its observations."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ def make(config: Config) -> gymnasium.Env:
     try:
         env = gymnasium.make(config.id, **options)
     except gymnasium.error.Error as error:
-        raise ValueError(f"no MiniGrid environment {config.id!r}: {line(error)}") from error
+        raise ValueError(
+            f"cannot find the MiniGrid environment {config.id!r}: {line(error)}"
+        ) from error
     except TypeError as error:
         given = dict(config.kwargs)
-        raise ValueError(f"{config.id} does not take kwargs {given}: {line(error)}") from error
+        raise ValueError(f"{config.id} does not accept kwargs {given}: {line(error)}") from error
     world = env.unwrapped
     if not isinstance(world, MiniGridEnv):
-        raise ValueError(f"{config.id} is not a MiniGrid world; use env=gymnasium's adapter")
+        raise ValueError(f"{config.id} is not a MiniGrid environment; use the adapter envs.gym.Gym")
     while isinstance(env, OrderEnforcing | PassiveEnvChecker):
         env = env.env
     attach(world)
@@ -76,7 +78,7 @@ def _wrapped(env: gymnasium.Env, wrapper: str | Mapping[str, Any]) -> gymnasium.
         try:
             env = getattr(wrappers, name)(env, **settings)
         except TypeError as error:
-            raise ValueError(f"{name} does not take {dict(settings)}: {line(error)}") from error
+            raise ValueError(f"{name} does not accept {dict(settings)}: {line(error)}") from error
     return env
 
 
@@ -122,4 +124,4 @@ def require_stateless(env: gymnasium.Env, name: str) -> None:
     for part in parts(env):
         kind = type(part).__name__
         if isinstance(part, gymnasium.Wrapper) and kind not in {*STATELESS, "Tap"}:
-            raise NotSavable(f"{name} cannot save its state: {kind} may have one")
+            raise NotSavable(f"{name} cannot save its state: {kind} may hold state of its own")

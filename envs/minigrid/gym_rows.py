@@ -1,6 +1,6 @@
-"""MiniGrid's own environments as rows: any id, any of its wrappers, exact state.
+"""Gymnasium backend of MiniGrid: any id, any MiniGrid wrapper, exact state.
 
-A plain loop over single environments, each looking through `envs.minigrid.view`.
+A plain loop over single environments that observe through `envs.minigrid.view`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Rows(VecEnv):
         if task is not None and self.spec.task is None:
             raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
         if mask is not None and not self._now:
-            raise ValueError("the first reset must begin every row; call reset without `mask`")
+            raise ValueError("the first reset must reset every env; call reset without `mask`")
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask.numpy())
         if seed is None and not self._seeded:
             seed = self.config.seed
@@ -104,7 +104,7 @@ class Rows(VecEnv):
 
     def get_state(self) -> Tensors:
         if not self._now:
-            raise ValueError("nothing to save yet; call reset first")
+            raise ValueError("call reset() before get_state()")
         require_stateless(self.envs[0], self.config.id)
         rows = [saved.read(world, self.config.id) for world in self.worlds]
         state = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
@@ -147,7 +147,7 @@ class Rows(VecEnv):
             return self.envs[row].reset(seed=seed, **options)[0]
         except FileNotFoundError as error:
             raise ValueError(
-                f"this MiniGrid package lacks the files of {self.config.id}: "
+                f"the installed MiniGrid package lacks files of {self.config.id}: "
                 f"{error.filename or line(error)}; try backend=envpool"
             ) from error
 

@@ -1,7 +1,7 @@
-"""Levels: MiniGrid levels made to measure by a task vector, always solvable.
+"""Levels: parameterised MiniGrid levels from a task vector, always solvable.
 
-Arena size, walls, lava, a door (none, closed, locked with its key on this side), how far the goal
-is, and a seed for the rest. The level is a function of the vector alone.
+Parameters: arena size, walls, lava, a door (none, closed, locked with its key on the start side),
+distance to the goal, and a seed for the rest. The level is a function of the vector only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Levels(MiniGridEnv):
             shape, there = (len(self.task_names),), self._given
             if there.shape != shape or not ((there >= 0) & (there <= 1)).all():
                 raise ValueError(
-                    f"a task of Levels is {shape[0]} numbers in [0, 1] "
+                    f"a task of Levels must be {shape[0]} numbers in [0, 1] "
                     f"({', '.join(self.task_names)}), got {there.tolist()}"
                 )
         return super().reset(seed=seed)

@@ -1,4 +1,4 @@
-"""Missions of MiniGrid and BabyAI as symbols: a word is its place in one small vocabulary."""
+"""Missions of MiniGrid and BabyAI as tokens of one small vocabulary."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def tokens(mission: str, count: int) -> NDArray[np.int64]:
     """
     words = mission.replace(",", " , ").split()
     if len(words) > count:
-        raise ValueError(f"mission_words={count} is too few for {mission!r}: it has {len(words)}")
+        raise ValueError(f"mission_words={count} is too small: {mission!r} has {len(words)} words")
     unknown = [word for word in words if word not in PLACES]
     if unknown:
-        raise ValueError(f"the mission {mission!r} has a word without a number: {unknown[0]!r}")
+        raise ValueError(
+            f"the mission {mission!r} has a word that is not in the vocabulary: {unknown[0]!r}"
+        )
     row = np.zeros(count, np.int64)
     row[: len(words)] = [PLACES[word] for word in words]
     row.flags.writeable = False

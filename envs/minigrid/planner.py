@@ -1,8 +1,8 @@
-"""What has to be done in a MiniGrid level, in order: a planner of errands, not of steps.
+"""High-level planner for MiniGrid levels: an ordered list of subtasks, not of actions.
 
-The cheapest way to the target is looked for as if doors were open; a locked door on it sends the
-planner for the key first. It knows missions that end at a goal, with a thing picked up, or with a
-door opened, and keys that lie about (not in boxes).
+It searches the cheapest path to the target as if doors were open; a locked door on the path adds
+the subtask of fetching its key. Supported missions end at a goal, with a picked-up object, or with
+an opened door; keys must lie in the open (not in boxes).
 """
 
 from __future__ import annotations

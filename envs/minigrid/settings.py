@@ -1,4 +1,4 @@
-"""What both MiniGrid back ends share: the configuration and the leaves of the observation."""
+"""Shared by both MiniGrid backends: the configuration and the observation leaves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One MiniGrid world as arrays and back, exactly: grid, boxes' contents, agent, hand, generator.
+"""Saves and restores the exact state of a MiniGrid environment: grid, boxes, agent, generator.
 
-Worlds add their own marks (a target's place, the door to open): those that MiniGrid's classes use
-while they run are listed here by name. Objects are kept by where they are, since a world tells
-them apart by identity.
+Environment classes have additional attributes (target position, the door to open); those that
+MiniGrid's classes use at runtime are listed here by name. Objects are saved by position, because
+MiniGrid compares them by identity.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def require_savable(world: MiniGridEnv, name: str) -> None:
     own = type(world).__module__
     if not own.startswith(KNOWN) or own.startswith("minigrid.envs.babyai"):
         raise NotSavable(
-            f"{name} cannot save its state: only MiniGrid's own worlds (not BabyAI's) and "
+            f"{name} cannot save its state: only MiniGrid's own environments (not BabyAI's) and "
             "envs.minigrid.levels can; episodes in flight restart on resume"
         )
 
@@ -140,7 +140,7 @@ def _letters(text: str, count: int) -> NDArray[np.uint8]:
     """A text as [count] bytes, zeros after its end."""
     letters = text.encode()
     if len(letters) > count:
-        raise NotSavable(f"{text!r} has more than {count} letters")
+        raise NotSavable(f"{text!r} is longer than {count} characters")
     return np.frombuffer(letters.ljust(count, b"\0"), np.uint8).copy()
 
 

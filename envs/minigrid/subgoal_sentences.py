@@ -1,13 +1,12 @@
-"""Subgoals of MiniGrid levels as sentences: what a language teacher can ask for, and whether it
-happened.
+"""Language subgoals of MiniGrid levels: parses a sentence and checks whether it was reached.
 
-A subgoal is a pure function of the whole level before and after an action, for all rows at once:
+A subgoal is a pure function of the whole level before and after an action, for all envs at once:
 
     before, after = env.whole(), (env.step(action), env.whole())[1]
     goal("pick up the yellow key").holds(before, after)       # [B] bool
-    possible(env.whole(), row=0)                              # the sentences that make sense there
+    possible(env.whole(), row=0)                              # sentences that apply to the level
 
-It works on stored rows too, where the environment has `privileged: true`:
+It also works on stored transitions if the environment has `privileged: true`:
 `holds(under(under(rows, "obs"), "privileged"), under(under(rows, "next_obs"), "privileged"))`.
 """
 
@@ -47,7 +46,7 @@ def goal(text: str) -> Goal:
         pattern = pattern.replace("THING", f"(?:{'|'.join(THINGS)})")
         if re.fullmatch(pattern, text):
             return Goal(text, make(_numbers(text)))
-    raise ValueError(f"no subgoal {text!r}; the forms are: {'; '.join(FORMS)}")
+    raise ValueError(f"unknown subgoal {text!r}; supported forms: {'; '.join(FORMS)}")
 
 
 def possible(whole: Tensors, row: int = 0) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""Subgoals for MiniGrid levels, by their cell, their thing or a sentence, and whether they happen.
+"""Subgoals of MiniGrid levels given as a position, an object or a sentence, and their checks.
 
-    position   "reach (3, 4)"            the agent stands on that cell, or what is in it changes
-    object     "the yellow key"          one such thing changes, or the agent stands on it
-    language   "unlock the yellow door"  as `envs.minigrid.subgoal_sentences` means the sentence
+    position   "reach (3, 4)"            the agent is on that cell, or the cell's content changes
+    object     "the yellow key"          one such object changes, or the agent is on its cell
+    language   "unlock the yellow door"  as defined in `envs.minigrid.subgoal_sentences`
 
 Source: Words as Beacons (Ruiz-Gonzalez et al., 2024). A subgoal is a `Code` of three numbers, so
-that all rows' different ones are checked at once.
+the subgoals of all envs are checked in one batch.
 """
 
 from __future__ import annotations

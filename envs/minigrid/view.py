@@ -1,8 +1,8 @@
-"""What a MiniGrid agent sees, as MiniGrid computes it but without its objects per look.
+"""Fast egocentric view of MiniGrid, byte-identical to `MiniGridEnv.gen_obs`.
 
-MiniGrid copies, turns and encodes a grid of Python objects at every look, which is most of the time
-of a step. Here the cells of the view are picked by tables, one per direction, made once with
-MiniGrid's own functions; the result is equal byte for byte.
+MiniGrid copies, rotates and encodes a grid of Python objects for each observation, which takes most
+of the time of a step. Here the cells of the view are selected by one precomputed index table per
+direction, made with MiniGrid's own functions.
 """
 
 from __future__ import annotations

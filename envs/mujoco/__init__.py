@@ -1,4 +1,4 @@
-"""Batched MuJoCo: thread pool, cameras, MuJoCo Warp, and locomotion tasks on it."""
+"""Batched MuJoCo: thread pool, cameras, MuJoCo Warp, and locomotion tasks."""
 
 from embodied.moved import attributes
 

@@ -1,8 +1,8 @@
-"""A batched MuJoCo world: all rows step on one persistent thread pool (`mujoco.batch`).
+"""MujocoVecEnv: base class of batched MuJoCo environments on one thread pool (`mujoco.batch`).
 
-A row is MuJoCo's full integration state (warm start and controls included) plus a generator, a
-clock, a task vector and the `memory` arrays of the subclass; rows that end are begun again inside
-`step`, from their own generator, after the true successor was read.
+The state of an env is MuJoCo's full integration state (warm start and controls included), a
+generator, a clock, a task vector and the `memory` arrays of the subclass. Finished envs are reset
+inside `step` from their own generator, after the true successor state was read.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MujocoVecEnv(VecEnv):
         every = np.arange(self.num_envs)
         rows = every if mask is None else every[mask.cpu().numpy().astype(bool)]
         if self._obs is None and len(rows) != self.num_envs:
-            raise ValueError(f"{self.name}: the first reset has to be of all rows (mask=None)")
+            raise ValueError(f"{self.name}: the first reset must reset all envs (mask=None)")
         if seed is not None:
             for row in rows:
                 self.generators[row] = _generator(seed, int(row))
@@ -246,7 +246,7 @@ class MujocoVecEnv(VecEnv):
         if values.shape != self.task.shape:
             raise ValueError(f"{self.name}: task is {values.shape}, expected {self.task.shape}")
         if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(f"{self.name}: task vectors have to be in [0, 1]")
+            raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
 
 

@@ -1,4 +1,4 @@
-"""Off-screen pictures of MuJoCo scenes (EGL), made only when someone asks for one."""
+"""Off-screen rendering of MuJoCo scenes (EGL), initialised on first use."""
 
 from __future__ import annotations
 
@@ -130,5 +130,5 @@ def _camera(model: mujoco.MjModel, name: str | None) -> int | str:
         return 0 if model.ncam else -1
     known = [model.camera(i).name for i in range(model.ncam)]
     if name not in known:
-        raise ValueError(f"no camera {name!r}; this scene has {known}")
+        raise ValueError(f"unknown camera {name!r}; the scene has {known}")
     return name

@@ -1,8 +1,8 @@
-"""DataPool: MuJoCo rows on Python threads, with the contact forces that `mujoco.batch` leaves out.
+"""DataPool: MuJoCo envs on Python threads, with the contact forces that `mujoco.batch` leaves out.
 
-`Batch.step` does not call `mj_rnePostConstraint`, and with a Runge-Kutta integrator no sensor can
-stand in for it, because sensors see the first of the four evaluations and not the last. `mj_step`
-releases the interpreter lock, so a thread a core on plain `MjData` does as well.
+`Batch.step` does not call `mj_rnePostConstraint`. With a Runge-Kutta integrator no sensor can
+replace it, because sensors are evaluated at the first of the four stages, not at the last.
+`mj_step` releases the GIL, so one thread per core on plain `MjData` is as fast.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Point clouds from depth pictures: in the robot's base frame, cropped, thinned to a fixed number.
+"""Point clouds from depth images: in the robot's base frame, cropped, downsampled to N points.
 
     p_base = T (depth K^-1 [u + 1/2, v + 1/2, 1]),   T: camera (x right, y down, z ahead) to base
 
-then the mean of every voxel, then farthest points (Qi et al., PointNet++, 2017). Two ways to the
-same points: Open3D for one cloud on a CPU (and for real cameras), torch for batches on a GPU. What
-they agree on: the voxel grid begins half a voxel below the lowest corner of the cropped cloud (as
-Open3D has it), voxels are put in the order of their x, y, z index, means are rounded to 0.1
-micrometres, and the first voxel is the first farthest point; kept points stay in that order. A
-cloud with fewer than N points repeats them in turn (a max-pool does not notice); an empty one is N
-zeros.
+then the mean of each voxel, then farthest-point sampling (Qi et al., PointNet++, 2017). Two
+implementations give the same points: Open3D for one cloud on a CPU (and for real cameras), torch
+for batches on a GPU. Conventions of both: the voxel grid starts half a voxel below the lowest
+corner of the cropped cloud (as in Open3D), voxels are ordered by their x, y, z index, means are
+rounded to 0.1 micrometres, the first voxel is the first farthest point, and selected points keep
+that order. A cloud with fewer than N points repeats them in turn (no effect on a max-pool); an
+empty cloud is N zeros.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.points < 1 or self.voxel <= 0:
-            raise ConfigError(f"points={self.points} and voxel={self.voxel} have to be above 0")
+            raise ConfigError(f"points={self.points} and voxel={self.voxel} must be above 0")
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             raise ConfigError(f"the box from {self.low} to {self.high} is empty")
 

@@ -1,10 +1,10 @@
-"""Gymnasium's own Ant, Humanoid, Hopper, HalfCheetah and Walker2d (v5) in batched MuJoCo.
+"""Gymnasium's Ant, Humanoid, Hopper, HalfCheetah and Walker2d (v5) in batched MuJoCo.
 
-Source: Gymnasium v5 environments (Towers et al., 2024). Each step pays
+Source: Gymnasium v5 environments (Towers et al., 2024). The reward of a step is
 
     r = w_f dx/dt + w_h [healthy] - w_c |u|^2 - min(w_x |f|^2, cap)
 
-with u the native controls and f the external contact forces. Numbers equal Gymnasium's.
+with u the native controls and f the external contact forces. Values equal Gymnasium's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Locomotion(MujocoVecEnv):
 
     def __init__(self, config: Config) -> None:
         if config.id not in WORLDS:
-            raise ValueError(f"no such world {config.id!r}; there are {', '.join(WORLDS)}")
+            raise ValueError(f"unknown environment {config.id!r}; choose from {', '.join(WORLDS)}")
         self.config, self.world = config, WORLDS[config.id]
         assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
         model = mujoco.MjModel.from_xml_path(str(assets / self.world.xml))

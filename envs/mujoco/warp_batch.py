@@ -1,9 +1,9 @@
-"""A batch of one MuJoCo model on MuJoCo Warp: state as torch tensors, all substeps as one graph.
+"""WarpBatch: a batch of one MuJoCo model in MuJoCo Warp, with all substeps as one CUDA graph.
 
-Source: MuJoCo Warp (Google DeepMind and NVIDIA, 2025), single precision. The tensors are Warp's own
-memory, on the GPU or on the host (Warp's CPU back end): nothing is copied. A graph of kernel
-launches (on a GPU a CUDA graph) is captured once and replayed; launching them one by one from
-Python takes tens of times longer than a small batch needs to compute.
+Source: MuJoCo Warp (Google DeepMind and NVIDIA, 2025), single precision. State tensors share Warp's
+memory, on the GPU or on the host (Warp's CPU backend): nothing is copied. The graph of kernel
+launches is captured once and replayed; launching the kernels one by one from Python takes tens of
+times longer than the computation of a small batch.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def _device(name: str) -> Any:
         return warp.get_device(name)
     except (ValueError, RuntimeError) as error:
         known = ", ".join(str(device) for device in warp.get_devices())
-        raise ConfigError(
-            f"device={name!r} is not one that Warp sees (it sees: {known})"
-        ) from error
+        raise ConfigError(f"device={name!r} is unknown to Warp; available: {known}") from error
 
 
 def _tensor(array: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""MuJoCo Warp, imported without its greetings, and with one line where it is not installed."""
+"""Imports MuJoCo Warp without its banner, with a one-line error if it is not installed."""
 
 from __future__ import annotations
 

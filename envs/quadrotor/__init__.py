@@ -1,4 +1,4 @@
-"""A quadrotor with its own batched dynamics: hover and go-to."""
+"""Quadrotor with batched rigid-body dynamics: hover and go-to environments."""
 
 from embodied.moved import attributes
 

@@ -1,11 +1,11 @@
-"""A pilot for quadrotors: set-points of place or velocity in, rotor commands out, many at once.
+"""Cascaded quadrotor controller: position or velocity set-points to rotor commands, batched.
 
-A cascade as flight controllers have it, with gains of our own (not the firmware's):
+The structure of a flight controller, with our own gains (not those of the firmware):
 
     v* = clip(k_p (p* - p)) + v_ff,   a* = k_v (v* - v),   the thrust's axis along a* + g e_z,
     omega* = k_a (axis error),   tau = J k_r (omega* - omega)
 
-Motors lag; what they are asked for runs ahead of what they should do, so that they seem `QUICK`.
+Motor lag is compensated by commands that lead the desired speed, so motors appear `QUICK`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A quadrotor's state in words."""
+"""Text description of a quadrotor's state."""
 
 from __future__ import annotations
 

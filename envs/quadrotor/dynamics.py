@@ -1,11 +1,11 @@
-"""The rigid-body dynamics of a quadrotor, batched over columns (Eschmann et al., 2024).
+"""Rigid-body dynamics of a quadrotor, batched over columns (Eschmann et al., 2024).
 
     p' = v,   q' = 1/2 q (0, omega),   v' = R(q) e_z F / m + g + f / m
     omega' = J^-1 (tau - omega x J omega + tau_ext),   u' = (command - u) / lag
 
-A state is [17, B]: place p (m, world), attitude q (w, x, y, z; body to world), velocity v (m/s,
-world), turn rate omega (rad/s, body), rotor speeds u (fractions of the highest). All functions are
-pure; nothing waits for the device.
+A state is [17, B]: position p (m, world), attitude q (w, x, y, z; body to world), velocity v (m/s,
+world), angular velocity omega (rad/s, body), rotor speeds u (fractions of the maximum). All
+functions are pure and never synchronise with the device.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A quadrotor that is told where to be: velocities of a set-point in, many flights at once.
+"""QuadrotorGoto: flies to a goal by velocity commands for a position set-point, batched.
 
-What a drone that is commanded over a radio can learn: its firmware flies it (here
-`envs.quadrotor.cascade_controller`), the policy moves the set-point that it follows late.
-Observations are named
-as the robot's side names them, so that a trained policy can be deployed as it is.
+The setting of a drone that is commanded over a radio: its firmware flies it (simulated by
+`envs.quadrotor.cascade_controller`), the policy moves the set-point, which the drone follows with
+lag. Observations have the names of the real robot interface, so a trained policy can be deployed
+without changes.
 
     r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
 """
@@ -59,7 +59,9 @@ class QuadrotorGoto(VecEnv):
 
     def __init__(self, config: Config) -> None:
         if config.vehicle not in VEHICLES:
-            raise ValueError(f"no vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}")
+            raise ValueError(
+                f"unknown vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}"
+            )
         self.config, self.num_envs = config, config.num_envs
         self.device = device = torch.device(config.device)
         self.flight, vehicle = Flight(config.flight), VEHICLES[config.vehicle]
@@ -93,10 +95,10 @@ class QuadrotorGoto(VecEnv):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         if task is not None:
-            raise ValueError("quadrotor_goto: it has no task parameters")
+            raise ValueError("quadrotor_goto has no task vector; call reset without `task`")
         rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
         if self._obs is None and len(rows) < self.num_envs:
-            raise ValueError("quadrotor_goto: the first reset has to be of all rows (mask=None)")
+            raise ValueError("quadrotor_goto: the first reset must reset all envs (mask=None)")
         if seed is not None:
             self.streams.seed(seed, rows)
         self._begin(rows)

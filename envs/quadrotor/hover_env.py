@@ -1,8 +1,9 @@
-"""A quadrotor that learns to fly in seconds: rotor speeds in, thousands of flights at once.
+"""Quadrotor: hovers a quadrotor by rotor speed commands, in thousands of parallel envs.
 
-Eschmann et al. (2024): rigid-body dynamics with lagging motors at 100 Hz, a constant disturbance in
-every flight, noisy observations with the last 32 actions for the policy, the noise-free state and
-the disturbance for critics. Leaving a cube of 1.2 m around the target ends a flight.
+Learning to Fly in Seconds (Eschmann et al., 2024): rigid-body dynamics with motor lag at 100 Hz, a
+constant disturbance per episode, noisy observations and the last 32 actions for the policy,
+noise-free state and disturbance for the critic. Leaving a box of 1.2 m around the target terminates
+the episode.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class Quadrotor(VecEnv):
         self.config, self.num_envs = config, config.num_envs
         self.device = torch.device(config.device)
         if config.history < 0:
-            raise ValueError(f"quadrotor: history={config.history} should be at least 0")
+            raise ValueError(f"quadrotor: history={config.history} must be at least 0")
         if unknown := [name for name in config.weights if name not in TARGET]:
-            raise ValueError(f"no reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
+            raise ValueError(f"unknown reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
         self.weights: Mapping[str, float] = TARGET | config.weights
         self.vehicles = Vehicles(config.vehicle, config.other, config.ranges, self.device)
         self.parameters = self.vehicles.parameters
@@ -120,7 +121,7 @@ class Quadrotor(VecEnv):
     ) -> Tensors:
         rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
         if self._obs is None and len(rows) < self.num_envs:
-            raise ValueError("quadrotor: the first reset has to be of all rows (mask=None)")
+            raise ValueError("quadrotor: the first reset must reset all envs (mask=None)")
         if seed is not None:
             self.streams.seed(seed, rows)
         self._begin(rows, None if task is None else self._checked_task(task))

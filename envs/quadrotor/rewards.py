@@ -1,8 +1,8 @@
-"""What hovering is worth: a living reward minus what is wrong now (Eschmann et al., 2024).
+"""Hover reward of the quadrotor: a survival bonus minus squared errors (Eschmann et al., 2024).
 
     r = 2 - 1/2 (w_p |p|^2 + 5 (1 - q_w^2) + w_v |v|^2 + w_a |a - a_hover|^2)
 
-and 0 in the step that leaves the box. The weights may grow while a policy learns.
+and 0 in the step that leaves the box. The weights may be increased during training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a flying quadrotor looks like: a small MuJoCo scene, to look at only."""
+"""MuJoCo scene that renders a quadrotor; it is not simulated."""
 
 from __future__ import annotations
 

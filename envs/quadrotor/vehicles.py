@@ -1,4 +1,4 @@
-"""Which quadrotor flies in a row: a named vehicle, or one drawn around it."""
+"""Vehicle parameters of each env: a named quadrotor, or a random variation of it."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class Vehicles:
 
 def _named(name: str) -> Vehicle:
     if name not in VEHICLES:
-        raise ValueError(f"no vehicle {name!r}{nearest(name, VEHICLES)}")
+        raise ValueError(f"unknown vehicle {name!r}{nearest(name, VEHICLES)}")
     return VEHICLES[name]
 
 
 def _checked(name: str, low: float, high: float) -> tuple[float, float]:
     if name not in NAMES:
-        raise ValueError(f"ranges: no parameter {name!r}{nearest(name, NAMES)}")
+        raise ValueError(f"ranges: unknown parameter {name!r}{nearest(name, NAMES)}")
     least = 0.0 if name in ("blend", "disturbance") else 1e-3
     if not least <= low <= high or (name == "blend" and high > 1):
-        raise ValueError(f"ranges: {name} from {low:g} to {high:g} is not a range it can have")
+        raise ValueError(f"ranges: {name}=[{low:g}, {high:g}] is not a valid range for it")
     return low, high

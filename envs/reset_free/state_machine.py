@@ -1,16 +1,18 @@
-"""Practising without anybody's hand: the state machine behind races and forward-backward tasks.
+"""State machine of reset-free training: when episodes end, when to recover, when to ask for help.
 
-FastRLAP (Stachowicz et al., 2023) keeps a car on its track: checkpoints are goals, a car that is
-stuck frees itself. SERL (Luo et al., 2024) has a second task that undoes the first. Both are
+FastRLAP (Stachowicz et al., 2023) keeps a car on its track: checkpoints are goals, and a stuck car
+recovers by itself. SERL (Luo et al., 2024) has a backward task that undoes the forward one. Both
+are
 
     LEARNING --- lap, goal reached ------------------------------------> LEARNING (next goal)
         |------- crashed (terminated), stuck or late (truncated) ------> RECOVERY
-        |------- too many of those in a row, or something is lost -----> ERRORED
-    RECOVERY --- the primitive has had its steps ----------------------> LEARNING (same goal)
-    ERRORED ---- somebody has put things right ------------------------> LEARNING
+        |------- too many of those in a row, or an object is lost -----> ERRORED
+    RECOVERY --- the primitive has finished its steps -----------------> LEARNING (same goal)
+    ERRORED ---- a person has reset the scene -------------------------> LEARNING
 
-The end of an episode is for the learner only: nothing is put back. What is done in RECOVERY is not
-learned from. Stuck and late truncate (the future still counts), a crash terminates.
+An episode ends only for the learner; the physical state is not reset. Steps in RECOVERY are not
+used for learning. Stuck and late are truncations (the value is bootstrapped), a crash is a
+termination.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if min(self.lap, self.timeout, self.recovery, self.tries) < 1 or self.window < 2:
-            raise ConfigError("practice: lap, timeout, recovery and tries from 1 on, window from 2")
+            raise ConfigError(
+                "reset-free: lap, timeout, recovery and tries must be at least 1, window at least 2"
+            )
         if not self.radius > 0:
-            raise ConfigError("practice: radius (m) above 0")
+            raise ConfigError("reset-free: radius (m) must be above 0")
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """ResetFreeWrapper: reset-free (autonomous) reinforcement learning.
 
 The inner environment (a `ResetFreeEnv`) never resets by itself. The wrapper ends episodes
-(`envs.reset_free.state_machine`) and, inside `step`, does what the learner does not do: a recovery
-primitive frees a stuck robot, the robot goes home, and goals with a scripted policy (`played`) are
-played. The learner does not see these steps. If all of that fails, the inner environment is reset:
-in simulation for free, on a real robot by a person; `log["manual"]` counts such resets.
+(`envs.reset_free.state_machine`) and, inside `step`, runs what the learner does not control: a
+recovery primitive frees a stuck robot, the robot goes home, and goals with a scripted policy
+(`played`) are executed. The learner does not receive these steps. If all of that fails, the inner
+environment is reset: for free in simulation, by a person on a real robot; `log["manual"]` counts
+such resets.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.slew is not None and not 0 < self.slew <= 2:
-            raise ConfigError("practice: slew above 0, and up to 2 (any change)")
+            raise ConfigError("reset-free: slew must be above 0 and at most 2 (no limit)")
         if self.waits < 1:
-            raise ConfigError("practice: waits from 1 on")
+            raise ConfigError("reset-free: waits must be at least 1")
 
 
 class ResetFreeWrapper(Wrapper):
@@ -68,7 +69,7 @@ class ResetFreeWrapper(Wrapper):
         missing = [name for name in ("facts", "advance", "look") if not hasattr(env, name)]
         if missing:
             raise ConfigError(
-                f"nobody can practise in {type(env).__name__}: it has no {missing[0]}"
+                f"{type(env).__name__} is not a ResetFreeEnv: it has no method {missing[0]}"
             )
         self.ground = cast(ResetFreeEnv, env)
         self.states: PracticeStates | None = None
@@ -217,7 +218,9 @@ class ResetFreeWrapper(Wrapper):
                     self.ground.advance(only)
                 elif failed > self.config.states.tries:
                     if bool(manual[row]):
-                        raise ConfigError(f"the script of goal {goal} does not get there (played)")
+                        raise ConfigError(
+                            f"played: the scripted policy of goal {goal} did not reach the goal"
+                        )
                     manual, failed = manual | only, 0
                     obs = self.env.reset(mask=only)
                 self.ground.rehome(only)

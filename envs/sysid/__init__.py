@@ -1,1 +1,1 @@
-"""System identification: fit simulated joints to recorded motion."""
+"""System identification: fits joint parameters of the simulation to recorded motion."""

@@ -1,14 +1,15 @@
-"""What makes an arm in simulation move as a recorded one did: its gains, friction, armature, delay.
+"""System identification of arm joints: gains, friction, armature and delay by least squares.
 
-Least squares over short windows, each begun from the measured state (multiple shooting, Bock
-1983), by Levenberg-Marquardt (1963) with differences that are simulated all at once. In [0, 1]^P
-between the bounds, with start x0, K samples a window and a uniform prior's variance 1/12:
+Multiple shooting (Bock, 1983): short windows, each simulated from the measured state. Optimised by
+Levenberg-Marquardt (1963) with finite differences that are simulated in one batch. In [0, 1]^P
+between the bounds, with initial value x0, K samples per window and the variance 1/12 of a uniform
+prior:
 
     minimise  sum |q_sim(x) - q|^2 / (K s^2) + 12 |x - x0|^2,     cov = (J'J / (K s^2) + 12 I)^-1
 
-s is the noise, or the error that stays where that is more. Errors within a window go together, so
-each counts once. Where `cov` leaves most of the prior's
-width, the recording does not determine the value.
+s is the measurement noise, or the residual where that is larger. Errors within a window are
+correlated, so each window counts once. Where `cov` keeps most of the prior's width, the recording
+does not determine the value.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
     windows = cut(list(traces), config.window, BOUNDS["delay"][1] + 0.01)
     if len(windows) < 4:
         raise ConfigError(
-            f"the arm was moved for {len(windows)} pieces of {config.window:g} s; at least 4 are "
-            "needed, 20 are better: record a longer one"
+            f"the recording has {len(windows)} windows of {config.window:g} s with motion; at "
+            "least 4 are "
+            "needed, 20 are better: record more motion"
         )
     fit, held = (_spread(windows[first::2], config.most) for first in (0, 1))
     replay = Replay(fit, config.threads)

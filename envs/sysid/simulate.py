@@ -1,4 +1,4 @@
-"""Replay: what an arm was sent, played to many simulated ones, each with values of its own."""
+"""Replay: simulates recorded commands on a batch of arms with different joint parameters."""
 
 from __future__ import annotations
 

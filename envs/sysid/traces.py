@@ -1,4 +1,4 @@
-"""Traces: what an arm was sent and what it did, from a black box or a dataset, cut into windows."""
+"""Traces: recorded joint targets and measurements from a black box or dataset, cut into windows."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def read_traces(path: Path) -> list[Trace]:
     else:
         raise ConfigError(f"{path} is neither a black box (.npz) nor a recording (meta/info.json)")
     if not traces:
-        raise ConfigError(f"in {path} the arm was never moved by a policy, or only for a moment")
+        raise ConfigError(f"{path} contains no motion by a policy, or too little of it")
     if traces[0].q.shape[1] != 7:
-        raise ConfigError(f"{path} is of an arm of {traces[0].q.shape[1]} joints; an FR3 has 7")
+        raise ConfigError(f"{path} was recorded with {traces[0].q.shape[1]} joints; an FR3 has 7")
     return traces
 
 
@@ -114,8 +114,8 @@ def _dataset(path: Path) -> list[Trace]:
     joints = sum(f"q{i}" in names for i in range(1, 10))
     if not joints or NEEDED - set(episodes.steps):
         raise ConfigError(
-            f"{path} does not say where the joints were, what they were sent, and when; record it "
-            "with: embodied deploy, and a policy that sees q1, q2, ..."
+            f"{path} lacks joint positions, sent targets or their times; record it "
+            "with: embodied deploy, and a policy that observes q1, q2, ..."
         )
     made = []
     for number in range(len(episodes)):

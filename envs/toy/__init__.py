@@ -1,1 +1,1 @@
-"""Small environments with known answers: two gaps, contact maze, race, rooms, stump track."""
+"""Small environments for tests and studies: two gaps, contact maze, race, rooms, stump track."""

@@ -1,11 +1,11 @@
-"""Contact maze: a tool on a Cartesian spring goes round two walls, is pushed, must not hit them.
+"""ContactMaze: variable-impedance control of a tool around two walls, with random pushes.
 
     force = K (x_d - x) - 2 zeta sqrt(K m) v + contact + push        (zeta 1, m the tool's mass)
 
-The action moves the set-point x_d and chooses the stiffness K, both held for a control tick of
-20 ms; the physics has ten steps in one. Walls are stiff springs with damping: touching them gently
-is allowed, a contact force above the limit is a violation and ends the episode. A hand pushes the
-tool now and then, in between two decisions as well as at them.
+The action moves the set-point x_d and sets the stiffness K; both are held for a control tick of 20
+ms with ten physics steps. Walls are stiff damped springs: light contact is allowed; a contact force
+above the limit is a violation and ends the episode. Random pushes act on the tool at any tick, also
+between two decisions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.limit <= 0 or self.push < 0 or self.horizon < 1:
-            raise ConfigError("contact_maze: limit and horizon above 0, push not below it")
+            raise ConfigError("contact_maze: limit and horizon must be above 0, push at least 0")
 
 
 class ContactMaze(VecEnv):

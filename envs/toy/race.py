@@ -1,13 +1,12 @@
-"""Race: a small car on a closed track, driven fast by what it sees of the walls and the next goal.
+"""Race: a small car on a closed track with range measurements, for reset-free learning.
 
-A kinematic bicycle whose tyres give way above a sideways acceleration:
+A kinematic bicycle model whose tyres slip above a lateral acceleration:
 
     v' = clip((wanted - v) / dt, -brake, push),  yaw' = clip(v tan(steer) / length, +-grip / |v|)
 
-Walls stop it; hitting one faster than `shock` is a crash. Nothing ends by itself and nobody puts
-the car back: `envs.reset_free.wrapper` makes episodes of it. Reward: speed towards the goal over
-the car's
-best, less for a crash (FastRLAP; Stachowicz et al., 2023).
+Walls stop the car; an impact faster than `shock` is a crash. Episodes do not end and the car is not
+reset here; `envs.reset_free.wrapper` splits the interaction into episodes. Reward: speed towards
+the goal as a share of the maximum, less a penalty for a crash (FastRLAP; Stachowicz et al., 2023).
 """
 
 from __future__ import annotations

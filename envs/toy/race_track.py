@@ -1,8 +1,8 @@
-"""A closed track with walls in the plane: three lobes, their middle line in polar coordinates.
+"""Track: a closed planar track with walls; its centre line has three lobes in polar coordinates.
 
     r(phi) = R (1 + a cos 3 phi),   off = (rho - r) / sqrt(1 + (r' / r)^2)
 
-`off` is how far a place is from the middle line, to first order.
+`off` is the distance from the centre line, to first order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rooms: a block of rooms to walk through, some of them noisy, some of them dark.
+"""Rooms: a grid of rooms for exploration, some noisy and some dark.
 
-A world for exploration without a task, in the manner of those that Adversarial Surprise (Fickinger
-et al., 2021) was tried in: noise catches who looks for what is new, darkness who avoids it. In
-noisy rooms the floor shows another colour in every step, until somebody stands on the room's
-switch. The world's own reward is 1/R for each of R rooms, the first time in an episode.
+An environment for task-free exploration, in the manner of those of Adversarial Surprise (Fickinger
+et al., 2021): noise traps novelty-seeking agents, darkness traps surprise-minimising ones. The
+floor of a noisy room changes colour in every step until the agent stands on the room's switch. The
+environment's own reward is 1/R for the first visit of each of R rooms in an episode.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Rooms(VecEnv):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         if task is not None:
-            raise ValueError("rooms: this world has no task parameters")
+            raise ValueError("rooms has no task vector; call reset without `task`")
         rows = self.every if mask is None else mask.cpu().numpy().astype(bool).nonzero()[0]
         if seed is not None:
             self.streams.seed(seed, torch.from_numpy(rows))
@@ -99,7 +99,7 @@ class Rooms(VecEnv):
     def step(self, action: Tensor) -> Step:
         act = action.detach().cpu().numpy()
         if act.shape != (self.num_envs,) or not ((act >= LEFT) & (act <= GO)).all():
-            raise ValueError(f"rooms: actions are [{self.num_envs}] whole numbers from 0 to 2")
+            raise ValueError(f"rooms: actions must be [{self.num_envs}] integers from 0 to 2")
         self.facing = (self.facing + (act == RIGHT) - (act == LEFT)) % 4
         ahead = self.place + self.strides[self.facing]
         free = self.cells[self.every, ahead] != WALL
@@ -212,8 +212,12 @@ class Rooms(VecEnv):
 
 def _check(config: Config) -> None:
     if config.view % 2 == 0 or config.view < 3 or config.horizon < 1 or config.size < 2:
-        raise ValueError("rooms: view should be odd and at least 3, horizon 1, size 2 or more")
+        raise ValueError(
+            "rooms: view must be odd and at least 3, horizon at least 1, size at least 2"
+        )
     if config.rooms < 2 or config.colours < 1 or min(config.noisy, config.dark) < 0:
-        raise ValueError("rooms: rooms should be at least 2, colours 1, noisy and dark 0 or more")
+        raise ValueError(
+            "rooms: rooms must be at least 2, colours at least 1, noisy and dark at least 0"
+        )
     if config.noisy + config.dark >= config.rooms**2:
-        raise ValueError("rooms: one room, where episodes begin, is neither noisy nor dark")
+        raise ValueError("rooms: noisy + dark is too large; the start room must be neither")

@@ -1,7 +1,7 @@
-"""The walker of the stump track as a MuJoCo model: a hull on two legs of two links, in a plane.
+"""MuJoCo model of the stump-track walker: a hull on two legs of two links, in a plane.
 
-Sizes, masses, joint limits and motors are those of BipedalWalker (Gymnasium's Box2D world). Its
-motors hold a speed with at most some torque; here torque falls with speed as a DC motor's does,
+Sizes, masses, joint limits and motors are those of BipedalWalker (Gymnasium's Box2D environment).
+Its motors hold a speed with a maximum torque; here torque falls with speed as in a DC motor,
 
     torque = 80 a - (80 / w) speed    (N m, w = 4 rad/s at the hips, 6 at the knees)
 """

@@ -1,11 +1,12 @@
-"""Stump track: a planar walker has to get over stumps of some height, some way apart.
+"""StumpTrack: a planar walker on a track of stumps with parameterised height and spacing.
 
 In the manner of the BipedalWalker stump tracks (Portelas et al., 2019; TeachMyAgent, Romac et al.,
-2021), in batched MuJoCo. Each step pays
+2021), in batched MuJoCo. The reward of a step is
 
     r = d(130 x / 30 - 5 |pitch|) - 0.028 |a|_1        (m, rad)
 
-a fall, or leaving at the back, pays `fall` and ends the episode, as does the track's end.
+A fall, or leaving at the back, gives the reward `fall` and ends the episode, as does the end of the
+track.
 """
 
 from __future__ import annotations
@@ -189,11 +190,11 @@ class StumpTrack(MujocoVecEnv):
 def _check(config: Config) -> None:
     for name, (low, high) in (("height", config.height), ("spacing", config.spacing)):
         if low > high:
-            raise ConfigError(f"env.{name}=[{low:g}, {high:g}] should be [low, high]")
+            raise ConfigError(f"env.{name}=[{low:g}, {high:g}] must be [low, high]")
     if config.height[1] + 5 * UNEVEN > TALLEST:
-        raise ConfigError(f"env.height: at most {TALLEST - 5 * UNEVEN:g} terrain steps")
+        raise ConfigError(f"env.height must be at most {TALLEST - 5 * UNEVEN:g} terrain steps")
     if config.distance <= 0:
-        raise ConfigError("env.distance has to be above 0 (m)")
+        raise ConfigError("env.distance (m) must be above 0")
 
 
 def _spec() -> Spec:

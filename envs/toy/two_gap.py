@@ -1,6 +1,6 @@
-"""Two gaps: a point has to pass a wall through either of two gaps.
+"""TwoGap: a point passes a wall through either of two gaps.
 
-The smallest world in which demonstrations have two modes: both gaps are right, and their average
+The smallest environment with bimodal demonstrations: both gaps are correct, and the average of both
 is the wall between them.
 """
 

@@ -1,4 +1,4 @@
-"""Environment wrappers: time limits, delays, noise, partial observation."""
+"""Environment wrappers: time limit, delays, noise, frame stacking, partial observation."""
 
 from embodied.moved import attributes
 

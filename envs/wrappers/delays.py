@@ -1,9 +1,9 @@
-"""Delays and history: what a robot sees is late, what it is told comes late, the past is seen too.
+"""Wrappers for observation delay, action delay and frame stacking.
 
     observed_t = o_{max(t - d, 0)},      applied_t = a_{t - d}  (before the first: `idle`)
 
-with a delay d in whole control steps that is fixed, or drawn for each episode from the row's own
-generator. Frame stacks as in Mnih et al. (2015).
+The delay d is in whole control steps, fixed or drawn for each episode from the env's own generator.
+Frame stacks as in Mnih et al. (2015).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ActionDelay(Wrapper):
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
         act, spec = env.spec.act, env.spec
         if config.show and act.dtype != "float32":
-            raise ConfigError("ActionDelay: show needs continuous actions")
+            raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:
             leaf = Leaf((config.high * act.size,), low=-1.0, high=1.0)
             spec = spec.with_obs(sent=leaf)

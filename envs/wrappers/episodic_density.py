@@ -1,7 +1,7 @@
-"""EpisodicDensity: shows what has been seen in this episode so far, and how far the episode is.
+"""EpisodicDensity: adds an episodic density model of the observations and the episode's progress.
 
-The density model of Adversarial Surprise (Fickinger et al., 2021): of each place of a picture of
-symbols, how often it showed each of them,
+The density model of Adversarial Surprise (Fickinger et al., 2021): for each position i of an image
+of symbols, the frequency of symbol j in this episode,
 
     theta_ij = max(n_ij / N, floor),   1 / S for all S symbols while N = 0
 """

@@ -1,9 +1,9 @@
-"""Noise: what is measured is a little off, in every step and, by another amount, all episode long.
+"""ObservationNoise: Gaussian noise per step and a constant Gaussian bias per episode.
 
     observed_e = o_e + deviation_e n_e,t + bias_e m_e,      n, m ~ N(0, 1)
 
-for elements e of a vector by their names; m is drawn once an episode. What `A_from_B` is off
-follows from A and B, as it does where a robot works it out from both.
+for elements e of a vector by name; m is drawn once per episode. The error of a relative element
+`A_from_B` follows from those of A and B, as on a robot that computes it from both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ObservationNoise(Wrapper):
         super().__init__(env)
         self.leaf = config.leaf
         if config.leaf not in env.spec.obs or not env.spec.obs[config.leaf].names:
-            raise ConfigError(f'ObservationNoise: "{config.leaf}" has no elements with names')
+            raise ConfigError(f'ObservationNoise: "{config.leaf}" has no named elements')
         self.names = env.spec.obs[config.leaf].names
         self.deviation, self.bias = (
             self._wide(each).to(env.device) for each in (config.deviation, config.bias)
@@ -95,10 +95,13 @@ class ObservationNoise(Wrapper):
             known = [name in pair for pair in zip(self.names, stems, strict=True)]
             if not any(known):
                 raise ConfigError(
-                    f'ObservationNoise: no "{name}"{nearest(name, (*self.names, *stems))}'
+                    "ObservationNoise: unknown element "
+                    f'"{name}"{nearest(name, (*self.names, *stems))}'
                 )
             if value < 0:
-                raise ConfigError(f"ObservationNoise: {name} is {value}, a deviation is 0 or more")
+                raise ConfigError(
+                    f"ObservationNoise: {name}={value} must be 0 or more (a standard deviation)"
+                )
             wide[torch.tensor(known)] = value
         return wide
 

@@ -1,8 +1,8 @@
-"""Partial: only some numbers of an observation are seen, so that the rest must be remembered.
+"""Partial: keeps only selected elements of an observation (partial observability).
 
     seen = o[elements]
 
-A world without its velocities is the usual test of memory (Hausknecht and Stone, 2015).
+An environment without velocities is the usual test of memory (Hausknecht and Stone, 2015).
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Partial(Wrapper):
         leaves = dict(env.spec.obs)
         for name, elements in config.elements.items():
             if name not in leaves:
-                raise ConfigError(
-                    f'Partial: there is no observation "{name}"{nearest(name, leaves)}'
-                )
+                raise ConfigError(f'Partial: unknown observation "{name}"{nearest(name, leaves)}')
             leaves[name] = part(name, leaves[name], elements)
         super().__init__(env, replace(env.spec, obs=leaves))
         self.index = {
@@ -66,8 +64,9 @@ def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
     size = leaf.shape[0] if len(leaf.shape) == 1 else 0
     if not elements or not all(0 <= element < size for element in elements):
         raise ConfigError(
-            f"Partial: elements {list(elements)} of {name}{list(leaf.shape)}; it takes some of the "
-            "numbers of a vector, counted from 0"
+            f"Partial: elements {list(elements)} are invalid for {name}{list(leaf.shape)}; list "
+            "the "
+            "indices of elements of a vector, from 0"
         )
 
     def chosen(bound: Bound) -> Bound:

@@ -1,4 +1,4 @@
-"""Clouds: what the cameras of a MuJoCo world measure, as one point cloud of each row."""
+"""Clouds: fuses the depth cameras of a MuJoCo environment into one point cloud per env."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Clouds(Cameras):
     def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
         super().__init__(names, size)
         if not config.cameras or config.size < 1:
-            raise ConfigError("clouds: name at least one camera, of at least one pixel")
+            raise ConfigError(
+                "clouds: cameras must name at least one camera, size must be at least 1"
+            )
         self.config = config
 
     def leaves(self) -> dict[str, Leaf]:

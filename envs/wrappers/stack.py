@@ -1,4 +1,4 @@
-"""The environment that a YAML file stacks out of wrappers, and what wrappers are made with."""
+"""Wrapped: an environment with a list of wrappers from YAML; helpers for writing wrappers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Lags:
 
     def __init__(self, wrapper: Wrapper, low: int, high: int) -> None:
         if not 0 <= low <= high:
-            raise ConfigError(f"a delay from {low} to {high} steps: it needs 0 <= low <= high")
+            raise ConfigError(
+                f"a delay of [{low}, {high}] steps is invalid; it needs 0 <= low <= high"
+            )
         self.wrapper, self.low, self.high = wrapper, low, high
         # Wrappers around one environment draw apart.
         self.streams = RowRng(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
@@ -85,7 +87,7 @@ def chosen(spec: Spec, names: tuple[str, ...] | None, who: str) -> tuple[str, ..
     `privileged/`). ConfigError names the nearest leaf where one is not there."""
     for name in names or ():
         if name not in spec.obs:
-            raise ConfigError(f'{who}: no observation "{name}"{nearest(name, spec.obs)}')
+            raise ConfigError(f'{who}: unknown observation "{name}"{nearest(name, spec.obs)}')
     if names is not None:
         return tuple(names)
     return tuple(k for k in spec.obs if not k.startswith(("critic/", "privileged/")))

@@ -1,4 +1,4 @@
-"""Scripted demonstrators, one environment each, and trained checkpoints as demonstrators."""
+"""Scripted demonstrators, one module per environment, and checkpoints as demonstrators."""
 
 from embodied.moved import attributes
 

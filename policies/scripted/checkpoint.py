@@ -1,4 +1,4 @@
-"""CheckpointDemonstrator: a trained checkpoint as a demonstrator, with added noise if wanted.
+"""CheckpointDemonstrator: a trained checkpoint as a demonstrator, with optional action noise.
 
 With probability `random` a decision is uniform, else it is clip(a + noise e, -1, 1), e ~ N(0, I).
 """
@@ -36,7 +36,7 @@ class CheckpointDemonstrator(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if spec.act.dtype != "float32" and (config.noise or config.random):
-            raise ConfigError("noise and random are for continuous actions")
+            raise ConfigError("noise and random need continuous actions")
         self.base = checkpoint.load_policy(config.run, spec)
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
         self.size = self.chunk * spec.act.size

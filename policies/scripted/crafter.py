@@ -1,8 +1,7 @@
-"""Scripted demonstrator of Crafter's first steps: wood, a table, a wooden pickaxe.
+"""Scripted demonstrator for Crafter: collects wood, places a table, makes a wooden pickaxe.
 
-It sees what a policy sees, the 7 x 9 cells around it and what it has, and remembers nothing: it
-walks the shortest way in view to what it needs next, and straight on where nothing of that is in
-view.
+It observes what a policy observes (the 7 x 9 cells in view and the inventory) and has no memory: it
+takes the shortest path in view to what it needs next, and goes straight on if none is in view.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class Woodcutter(Policy):
         missing = {"symbols", "facing", "inventory"} - set(spec.obs)
         if missing:
             raise ConfigError(
-                f"this demonstrator needs to see {', '.join(sorted(missing))}; "
-                "type env.observe=[symbols,inventory]"
+                f"this demonstrator needs the observations {', '.join(sorted(missing))}; "
+                "set env.observe=[symbols,inventory]"
             )
         names = spec.obs["inventory"].names
         self.wood, self.pickaxe = names.index("wood"), names.index("wood_pickaxe")

@@ -1,8 +1,8 @@
-"""Scripted FR3 demonstrators: state machines over waypoints, with human-like variety.
+"""Scripted FR3 demonstrators: state machines over waypoints with human-like variation.
 
-A plan turns what is seen into P waypoints (tool point, hand opening, when it counts as reached);
-the row's phase picks one, and the action is the step towards it. Where a person hesitates, misses
-a little or is unsteady, so does the script, from the noise it is given.
+A plan maps the observation to P waypoints (tool point, gripper opening, tolerance). The phase of
+each env selects one, and the action is the step towards it. Pauses, aiming errors and tremor are
+derived from the noise argument.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class Scripted(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if config.task not in PLANS:
-            raise ConfigError(f"no script for {config.task!r}{nearest(config.task, PLANS)}")
+            raise ConfigError(
+                f"no scripted demonstrator for task {config.task!r}{nearest(config.task, PLANS)}"
+            )
         if not 0 <= config.quality <= 1:
-            raise ConfigError(f"quality is {config.quality}, it has to be between 0 and 1")
+            raise ConfigError(f"quality={config.quality} must be between 0 and 1")
         self.config, self.spec, self.chunk = config, spec, 1
         self.plan = PLANS[config.task]
         # Where policies do not see the objects, a demonstrator does.

@@ -1,10 +1,10 @@
 """DelayedLift: the FR3 lift script for a robot with actuation delay and a slow gripper.
 
-A step goes a share `calm` of the way that is left (of all of it, an arm that follows d steps later
-swings: calm d < pi / 2 does not), and no faster than that share of full speed. When to raise is
-decided by what is measured, so that a clone can learn it from what it sees:
+A step covers the fraction `calm` of the remaining distance (an arm with a delay of d steps
+oscillates if calm d > pi / 2), and is limited to that fraction of full speed. When to raise depends
+on measurements only, so that a BC policy can learn it from its observations:
 
-    holds  <=>  width < 2 half (|cos yaw| + |sin yaw|) + slack,     how wide a turned cube is
+    holds  <=>  width < 2 half (|cos yaw| + |sin yaw|) + slack,     the width of a rotated cube
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Config(fr3.Config):
 
     def __post_init__(self) -> None:
         if not 0 < self.calm <= 1:
-            raise ConfigError(f"calm is {self.calm}, it has to be above 0, up to 1")
+            raise ConfigError(f"calm={self.calm} must be above 0 and at most 1")
 
 
 class DelayedLift(Scripted):

@@ -1,7 +1,7 @@
-"""Interveners: decide when to take over from a policy, and act meanwhile.
+"""Interveners: decide when to take over from a policy, and which actions to take meanwhile.
 
-A person watches and takes over when nothing gets better; simulated here by a script that is not
-good at it either (RLIF; Luo et al., 2024). Real people: `real_robot.teleop.teleop`.
+A simulated person takes over when there is no progress, and is an imperfect expert (RLIF; Luo et
+al., 2024). For real people see `real_robot.teleop.teleop`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.patience < 1 or self.hold < 1 or not 0 <= self.blunder <= 1:
-            raise ConfigError("an intervener has patience and hold of 1 or more, a blunder of 0..1")
+            raise ConfigError("intervener: patience and hold must be at least 1, blunder in [0, 1]")
 
 
 class ProgressIntervener:
@@ -60,7 +60,7 @@ class ProgressIntervener:
         names = spec.obs["state"].names if "state" in spec.obs else ()
         wanted = [f"{config.distance}_{axis}" for axis in "xyz"]
         if missing := [name for name in wanted if name not in names]:
-            raise ConfigError(f"an intervener looks at {missing[0]}, which is not in obs/state")
+            raise ConfigError(f"intervener: {missing[0]} is not an element of obs/state")
         self.index = torch.tensor([names.index(name) for name in wanted])
         self.actor = Actor(build(config.hand, spec=spec).eval(), num_envs)
         self.random = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""Scripted demonstrator of ManiSkill's PickCube: above the cube, down, close, to the goal.
+"""Scripted demonstrator for ManiSkill's PickCube: above the cube, down, close, to the goal.
 
-It reads the flat state by the names of its elements and moves the hand by position differences
-(`control_mode: pd_ee_delta_pos`, where an action of 1 is `reach` metres).
+It reads the flat state by element names and moves the gripper by position differences
+(`control_mode: pd_ee_delta_pos`; an action of 1 is `reach` metres).
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class PickCube(Policy):
         super().__init__()
         names = spec.obs["state"].names if "state" in spec.obs else ()
         if spec.act.shape != (4,) or any(f"{name}[0]" not in names for name in SEEN.values()):
-            raise ConfigError("this script is for PickCube-v1, obs=state, pd_ee_delta_pos")
+            raise ConfigError(
+                "this demonstrator needs env.id=PickCube-v1, obs=state and "
+                "control_mode=pd_ee_delta_pos"
+            )
         self.spec, self.config, self.chunk, self.size = spec, config, 1, 4
         self.at = {key: names.index(f"{name}[0]") for key, name in SEEN.items()}
         self.grasped = names.index(GRASPED)

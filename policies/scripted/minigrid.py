@@ -1,7 +1,7 @@
-"""Planner for MiniGrid levels with a goal: the shortest path, keys and doors included.
+"""Planner: shortest-path demonstrator for MiniGrid levels with a goal, keys and doors included.
 
-Breadth-first search over (cell, turn, hand, grid) with MiniGrid's own rules, on the whole level
-(`privileged/grid`, `privileged/agent`: the environment's `privileged: true`).
+Breadth-first search over (cell, heading, carried object, grid) with MiniGrid's own rules on the
+whole level (`privileged/grid`, `privileged/agent`; set `privileged: true` in the environment).
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Planner(Policy):
             if len(self.known) > KEPT:
                 self.known.clear()
             if GOAL not in state.grid[::3]:
-                raise ValueError("this level has no goal cell: the planner knows no other missions")
+                raise ValueError(
+                    "this level has no goal cell; the planner supports only missions that end at "
+                    "a goal"
+                )
             way = search(state, self.height, False) or search(state, self.height, True)
             self.known.update(way or {state: WAIT})
         return self.known[state]

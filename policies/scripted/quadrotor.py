@@ -2,7 +2,7 @@
 
     a = k (goal - place - lead), shortened to length 1
 
-`lead`, how far the set-point is ahead of the drone, is what an action moves.
+An action moves `lead`, the offset of the set-point from the drone.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class FlyTo(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if spec.act.names[:3] != ("vx", "vy", "vz") or spec.act.size != 3:
-            raise ConfigError(f"this script says vx, vy, vz, not {', '.join(spec.act.names)}")
+            raise ConfigError(
+                f"FlyTo needs the actions vx, vy, vz, got {', '.join(spec.act.names)}"
+            )
         names = spec.obs["state"].names if "state" in spec.obs else ()
         wanted = [f"{what}_{axis}" for what in WHAT for axis in "xyz"]
         for name in wanted:
             if name not in names:
-                raise ConfigError(f"the script looks at {name}{nearest(name, names)}")
+                raise ConfigError(f"FlyTo needs the state element {name}{nearest(name, names)}")
         self.config, self.spec = config, spec
         self.places = [names.index(name) for name in wanted]
 

@@ -31,7 +31,7 @@ class Lap(Policy):
         self.config, self.spec = config, spec
         names = spec.obs["state"].names
         if not {"goal_ahead", "goal_left"} <= {*names}:
-            raise ConfigError("a lap is driven where goal_ahead and goal_left are seen: env=race")
+            raise ConfigError("Lap needs the state elements goal_ahead and goal_left; set env=race")
         self.index = [names.index(name) for name in ("goal_ahead", "goal_left")]
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Demonstrator of the two-gap environment: takes either gap half of the time, with noise."""
+"""Demonstrator for the two-gap environment: each gap with probability one half, with noise."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_reference_stays_near_the_tool_in_the_box_and_slow() -> None:
 
 
 def test_unknown_turning_is_refused() -> None:
-    with pytest.raises(ValueError, match="choose none, yaw or full"):
+    with pytest.raises(ValueError, match="use none, yaw or full"):
         CartesianDelta(Config(turning="roll"))  # type: ignore[arg-type]
 
 

@@ -120,5 +120,5 @@ def test_there_is_a_way() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="limit and horizon above 0"):
+    with pytest.raises(ConfigError, match="limit and horizon must be above 0"):
         Config(limit=0.0)

@@ -300,7 +300,7 @@ def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     ("settings", "says"),
     [
         ({"goal": "make_wood_pickax"}, 'did you mean "make_wood_pickaxe"'),
-        ({"observe": ()}, "must name something"),
+        ({"observe": ()}, "duplicates"),
         ({"num_envs": 0}, "num_envs=0"),
     ],
 )
@@ -311,10 +311,10 @@ def test_mistakes_are_one_line(settings: dict[str, Any], says: str) -> None:
 
 def test_a_world_needs_a_reset_and_actions_that_exist() -> None:
     env = Crafter(Config(num_envs=1, workers=0))
-    with pytest.raises(ValueError, match="call reset first"):
+    with pytest.raises(ValueError, match="call reset"):
         env.step(torch.tensor([0]))
     env.reset(0)
-    with pytest.raises(ValueError, match="actions are 0 to 16"):
+    with pytest.raises(ValueError, match="0 to 16"):
         env.step(torch.tensor([17]))
 
 

@@ -48,7 +48,7 @@ def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
 
 
 def test_pictures_alone_do_not_say() -> None:
-    with pytest.raises(ConfigError, match="leave both in"):
+    with pytest.raises(ConfigError, match="symbols and inventory"):
         happened({"image": torch.zeros(1)}, {"image": torch.zeros(1)})
 
 

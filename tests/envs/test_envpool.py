@@ -61,7 +61,7 @@ def test_some_rows_reset_alone() -> None:
     before = env.step(torch.zeros(3, 3)).obs["state"]
     after = env.reset(mask=torch.tensor([False, True, False]))["state"]
     assert [bool(torch.equal(before[row], after[row])) for row in range(3)] == [True, False, True]
-    with pytest.raises(ValueError, match="seeds all rows at once"):
+    with pytest.raises(ValueError, match="resets all envs together"):
         env.reset(seed=1, mask=torch.tensor([True, False, False]))
 
 
@@ -130,9 +130,9 @@ def test_native_bounds_and_extra_log() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Config("HalfCheeta-v5"), "no EnvPool environment.*did you mean HalfCheetah-v5"),
-        (Config("Hopper-v5", 2, kwargs={"foo": 1}), "EnvPool refuses Hopper-v5.*foo"),
-        (Config("Hopper-v5", 2, log=("speed",)), "does not report 'speed'; log can name: "),
+        (Config("HalfCheeta-v5"), "HalfCheeta-v5.*did you mean HalfCheetah-v5"),
+        (Config("Hopper-v5", 2, kwargs={"foo": 1}), "EnvPool cannot make Hopper-v5.*foo"),
+        (Config("Hopper-v5", 2, log=("speed",)), "does not report 'speed'; `log` accepts: "),
     ],
 )
 def test_mistakes_are_one_line(config: Config, message: str) -> None:

@@ -128,5 +128,5 @@ def test_who_rises_has_lost(world: Fr3Course) -> None:
 
 
 def test_other_tasks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="task is course"):
+    with pytest.raises(ConfigError, match="task must be course"):
         made(task="reach")

@@ -68,7 +68,7 @@ def test_reset_after_an_end_shows_the_episode_already_begun() -> None:
 
 
 def test_view_of_several_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_envs=2; make it with 1"):
+    with pytest.raises(ValueError, match="got num_envs=2"):
         GymView(Gym(Config("CartPole-v1", num_envs=2)))
 
 

@@ -103,5 +103,5 @@ def test_rows_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_an_unknown_world_is_named() -> None:
-    with pytest.raises(ValueError, match=r"no such world 'Ant-v4'; there are .*Ant-v5"):
+    with pytest.raises(ValueError, match=r"unknown environment 'Ant-v4'; choose from .*Ant-v5"):
         Locomotion(Config("Ant-v4"))

@@ -92,11 +92,11 @@ def test_a_saved_row_goes_on_with_its_help() -> None:
 def test_settings_that_make_no_magnet() -> None:
     with pytest.raises(ConfigError, match="no free body"):
         AssistForce(Config(body="cup"), lift())
-    with pytest.raises(ConfigError, match="FR3 worlds"):
+    with pytest.raises(ConfigError, match="FR3 environment"):
         AssistForce(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
     with pytest.raises(ConfigError, match="above 0"):
         AssistForce(Config(body="cube", reach=0.0), lift())
-    with pytest.raises(ConfigError, match="one already"):
+    with pytest.raises(ConfigError, match="already has"):
         AssistForce(Config(body="cube"), AssistForce(Config(body="cube"), lift()))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         AssistForce(Config(body="cube"), lift()).reset(0, torch.full((2, 6), 1.5))

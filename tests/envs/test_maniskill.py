@@ -236,7 +236,7 @@ def test_words_and_scene(made: Maker) -> None:
     place = state[1, names.index("extra_obj_pose[0]")].item()
     assert "grasp a red cube" in said and f"cube at [{place:.3f}" in said
     assert any(entity.name.endswith("cube") for entity in env.sub_scene(0).entities)
-    with pytest.raises(ValueError, match="no row 2"):
+    with pytest.raises(ValueError, match="no env 2"):
         env.describe(2)
 
 

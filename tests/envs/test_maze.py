@@ -178,7 +178,7 @@ def test_what_is_no_level_is_refused(world: Maze) -> None:
     with pytest.raises(ValueError, match="expected \\(1, 28\\)"):
         world.reset(0, torch.zeros(1, 9))
     for wrong in (float("nan"), -0.1, 1.5):
-        with pytest.raises(ValueError, match=r"have to be in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
             world.reset(0, torch.full((1, 28), wrong))
     with pytest.raises(ValueError, match="28 numbers, got"):
         world.levels.decode(np.zeros((2, 5)))

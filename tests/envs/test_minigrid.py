@@ -173,7 +173,7 @@ def test_missions_are_symbols() -> None:
     mission = "put the red ball next to the yellow box, then open a door on your left"
     row = tokens(mission, 20)
     assert mission_of(row) == mission and (row[16] != 0) and (row[17:] == 0).all()
-    with pytest.raises(ValueError, match="mission_words=3 is too few"):
+    with pytest.raises(ValueError, match="mission_words=3 is too small"):
         tokens(mission, 3)
     with pytest.raises(ValueError, match="'dance'"):
         tokens("dance", 3)
@@ -206,11 +206,11 @@ def test_wrappers(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"id": "MiniGrid-Doorkey-8x8-v0"}, "no MiniGrid environment"),
-        ({"id": "CartPole-v1"}, "not a MiniGrid world"),
+        ({"id": "MiniGrid-Doorkey-8x8-v0"}, "MiniGrid environment"),
+        ({"id": "CartPole-v1"}, "not a MiniGrid environment"),
         ({"wrappers": ("FullObs",)}, "no wrapper 'FullObs'"),
-        ({"wrappers": ({"ViewSizeWrapper": {"size": 3}},)}, "does not take"),
-        ({"kwargs": {"colour": 3}}, "does not take kwargs"),
+        ({"wrappers": ({"ViewSizeWrapper": {"size": 3}},)}, "does not accept"),
+        ({"kwargs": {"colour": 3}}, "does not accept kwargs"),
         ({"num_envs": 0}, "at least 1"),
         ({"horizon": 0}, "at least 1 step"),
     ],

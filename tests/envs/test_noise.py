@@ -77,7 +77,7 @@ def test_rows_are_their_own_and_come_back() -> None:
     [
         ({"deviation": {"cubes": 0.1}}, 'did you mean "cube"'),
         ({"bias": {"cube_x": -0.1}}, "0 or more"),
-        ({"leaf": "points"}, "no elements with names"),
+        ({"leaf": "points"}, "no named elements"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: dict[str, Any], reason: str) -> None:

@@ -161,5 +161,5 @@ def test_wrong_settings_are_one_line() -> None:
             depth_points.Config(**wrong)
     with pytest.raises(ConfigError, match="at least one camera"):
         Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=())))
-    with pytest.raises(ValueError, match="no camera 'side'"):
+    with pytest.raises(ValueError, match="camera 'side'"):
         Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=("side",)))).reset(0)

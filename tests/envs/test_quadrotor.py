@@ -262,9 +262,9 @@ def test_a_task_is_a_vehicle() -> None:
     # The constant part of the thrust is counted once a rotor in `still`.
     assert float(full[2]) == pytest.approx(library, rel=1e-5)
     assert env.spec.task is not None and env.spec.task.names == ("mass", "blend")
-    with pytest.raises(ValueError, match=r"no parameter .wind."):
+    with pytest.raises(ValueError, match=r"unknown parameter .wind."):
         Quadrotor(Config(ranges={"wind": (0.0, 1.0)}))
-    with pytest.raises(ValueError, match="from 0 to 1 is not a range"):
+    with pytest.raises(ValueError, match=r"mass=\[0, 1\] is not a valid range"):
         Quadrotor(Config(ranges={"mass": (0.0, 1.0)}))
 
 

@@ -101,5 +101,5 @@ def test_settings_that_make_no_sense() -> None:
             made(**settings)
     env = made()
     env.reset(0)
-    with pytest.raises(ValueError, match="whole numbers from 0 to 2"):
+    with pytest.raises(ValueError, match="integers from 0 to 2"):
         env.step(torch.full((1,), 3))

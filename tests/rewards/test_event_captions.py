@@ -61,7 +61,7 @@ def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
 
 
 def test_pictures_of_cells_are_needed() -> None:
-    with pytest.raises(ConfigError, match="leave out wrappers"):
+    with pytest.raises(ConfigError, match="remove the wrappers"):
         happened({"image": torch.zeros(1)}, {"image": torch.zeros(1)})
 
 

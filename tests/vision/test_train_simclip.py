@@ -91,7 +91,7 @@ def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     alone.reset(0)
     assert torch.equal(alone.photographs(torch.tensor([1, 0]), 24), shots[:, :, :24])
     assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])
-    with pytest.raises(ConfigError, match=r"no camera 'wrst'.*wrist"):
+    with pytest.raises(ConfigError, match=r"camera 'wrst'.*wrist"):
         build({**node, "portraits": ["wrst"]})
 
 

@@ -1,4 +1,4 @@
-"""Tasks of the FR3, one file each."""
+"""Tasks of the FR3 environment, one module per task."""
 
 from envs.fr3.tasks.course import Course
 from envs.fr3.tasks.insert import Insert

@@ -1,8 +1,8 @@
-"""Course: slide the closed fingers between boxes to a goal, without rising above them.
+"""Course: slide the closed fingers between boxes to a goal without rising above the boxes.
 
-The table is a field of 6 x 6 cells of five centimetres, each empty or with a box on it. The task
-vector is the level, as `envs.maze.levels` writes one: a box or none for every cell, row by row away
-from the robot, then the cells of start and goal (its last number says nothing here).
+The table is a grid of 6 x 6 cells of five centimetres, each empty or with a box. The task vector is
+the level in the format of `envs.maze.levels`: box or free for each cell (rows ordered away from the
+robot), then the start cell and the goal cell. The last element is not used here.
 """
 
 from __future__ import annotations

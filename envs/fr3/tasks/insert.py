@@ -1,8 +1,8 @@
-"""Insert: put a held peg into a hole that is less than half a millimetre wider than the peg.
+"""Insert: insert a held peg into a hole that is less than half a millimetre wider than the peg.
 
-The hole is seen with an error that stays for the episode, as a calibrated camera would have it;
-where the peg's tip is against the true hole is seen exactly, as a camera at the wrist would have
-it. A plan made once from the first misses; correcting on the way does not.
+The observed hole position has a constant error per episode, as from a calibrated camera. The
+position of the peg tip relative to the true hole is observed exactly, as from a wrist camera. An
+open-loop plan from the first observation misses; closed-loop correction succeeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lift: grasp a cube and raise it ten centimetres."""
+"""Lift: grasp a cube and raise it by ten centimetres."""
 
 from __future__ import annotations
 

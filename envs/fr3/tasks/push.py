@@ -1,4 +1,4 @@
-"""Push: slide a cube over the table to a goal with the closed hand."""
+"""Push: slide a cube over the table to a goal with the closed gripper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reach: bring the tool point to a goal in the air."""
+"""Reach: move the tool point to a goal position in the air."""
 
 from __future__ import annotations
 

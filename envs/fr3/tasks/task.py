@@ -1,7 +1,7 @@
-"""Task: what an FR3 is asked to do on its table: objects, starts, success and reward terms.
+"""Task: base class of the FR3 tasks: objects, initial states, success and reward terms.
 
-A task's arithmetic is written over the `namespace` of what it is given, so that the same file runs
-on numpy arrays (MuJoCo on the CPU) and on torch tensors (MuJoCo Warp on the GPU).
+The arithmetic of a task uses the `namespace` of its inputs, so the same module runs on numpy arrays
+(MuJoCo on the CPU) and torch tensors (MuJoCo Warp on the GPU).
 """
 
 from __future__ import annotations
