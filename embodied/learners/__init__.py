@@ -1,1 +1,1 @@
-"""Updates, one file a method: off_policy, on_policy, offline, imitation, finetune."""
+"""Learners, one file per method, by kind: off_policy, on_policy, offline, imitation, finetune."""

@@ -1,7 +1,7 @@
-"""ActorCritic: what off-policy actor-critic methods share beside their losses.
+"""ActorCritic: base class of off-policy actor-critic methods (SAC, TD3, ...).
 
-Target critics that follow by Polyak averaging, the temperature of maximum-entropy methods, and
-actor updates that are delayed:
+It provides target critics with Polyak averaging, the temperature of maximum-entropy methods, and
+delayed actor updates:
 
     theta' <- theta' + tau (theta - theta'),   L_alpha = -log alpha E (log pi(a|s) + H)
 """
@@ -42,12 +42,12 @@ class ActorCritic(GradientLearner):
         self.target_params: list[Tensor] = list(self.target.parameters())
 
     def add_temperature(self, initial: float, target_entropy: float) -> None:
-        """Register log alpha, and the entropy that it is tuned towards."""
+        """Register log alpha and the target entropy that it is tuned to."""
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
         self.entropy = target_entropy
 
     def compile_losses(self) -> None:
-        """The compiled losses, if `compile` is set; the last line of a constructor."""
+        """Compile the losses if `compile` is set. Call it at the end of the constructor."""
         self._critic_loss_fn = self.compiled(self._critic_loss)
         self._actor_loss_fn = self.compiled(self._actor_loss)
 
@@ -57,7 +57,7 @@ class ActorCritic(GradientLearner):
         return self.log_alpha.detach().exp()
 
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
-        """One step of the critic; with `tau` above 0 also one of its target."""
+        """One gradient step of the critic; with `tau` > 0 also one Polyak step of its target."""
         loss, q_mean = self._critic_loss_fn(batch)
         self.descend("critic", loss)
         if tau:
@@ -67,9 +67,9 @@ class ActorCritic(GradientLearner):
     def soft_actor_step(
         self, batch: Tensors, name: str = "actor", fixed: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """One step of the policy by the optimiser `name`, and one of the temperature.
+        """One gradient step of the policy with the optimiser `name`, and one of the temperature.
 
-        `fixed`: the parameters of the critic that values the actions (None: of `critic`).
+        `fixed`: parameters of the critic that evaluates the actions (None: those of `critic`).
         """
         with frozen(self.critic_params if fixed is None else fixed):
             loss, log_prob = self._actor_loss_fn(batch)
@@ -94,17 +94,17 @@ class ActorCritic(GradientLearner):
 
 
 class DelayedActorCritic(ActorCritic):
-    """Counts its updates, as not every one of them trains the policy.
+    """Actor-critic with delayed policy updates (TD3, DSAC-T, FlashSAC); counts its updates.
 
-    `_step(*kind, batch)` does one update; `steps` holds it for every kind, each recorded as a CUDA
-    graph of its own if `cuda_graph` is set.
+    `_step(*kind, batch)` does one update; `kind` says what it trains besides the critic. `steps`
+    holds one function per kind, each with its own CUDA graph if `cuda_graph` is set.
     """
 
     updates: int
     _step: Callable[..., Tensors]
 
     def count_updates(self, kinds: Sequence[tuple[bool, ...]]) -> None:
-        """Start the count; the last line of a constructor."""
+        """Start counting updates. Call it at the end of the constructor."""
         self.updates = 0
         self.last_actor: Tensors = {}  # metrics of the newest policy step
         self.compile_losses()
@@ -113,7 +113,7 @@ class DelayedActorCritic(ActorCritic):
         }
 
     def delayed(self, kind: tuple[bool, ...], batch: Tensors, keys: Sequence[str]) -> Tensors:
-        """One update; the metrics `keys` of the newest policy step are repeated until the next."""
+        """One update; reports the metrics `keys` of the latest policy step until the next one."""
         metrics = self.steps[kind](batch)
         if kind[-1]:
             self.last_actor = {key: metrics[key] for key in keys}
@@ -135,7 +135,7 @@ def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 def temperature_gradient(log_prob: Tensor, target: float) -> Tensor:
     """The gradient of -log alpha mean(log pi + H) with respect to log alpha.
 
-    Unlike the gradient of -alpha mean(log pi + H) it does not vanish with alpha; with that one,
-    Adam, which remembers the first gradients, took 40% more updates.
+    Unlike the gradient of -alpha mean(log pi + H), it does not vanish with alpha. With the latter,
+    40% more updates were needed: Adam's second moments are dominated by the large first gradients.
     """
     return -(log_prob + target).mean()

@@ -1,4 +1,4 @@
-"""Critics: action values Q(s, a) of an ensemble, and state values V(s).
+"""Critics: ensembles of action-value functions Q(s, a), and state-value functions V(s).
 
 Critics may use observations that the policy does not have (`critic/*`, `privileged/*`).
 """
@@ -23,11 +23,11 @@ from policies.recurrent import Memory
 
 
 class Critic(nn.Module):
-    """An encoder and an ensemble of `n` networks: Q-values [n, N] of observations and actions
-    [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
+    """Q-function: an encoder and an ensemble of `n` MLPs. Returns Q-values [n, N] for observations
+    [N, ...] and actions [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
 
-    The encoder uses every observation, `critic/*` and `privileged/*` too, or only those named in
-    `obs`; ConfigError for a name that the environment does not have.
+    The encoder uses all observations, including `critic/*` and `privileged/*`, or only those listed
+    in `obs`. Raises ConfigError for a name that the environment does not have.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Critic(nn.Module):
         self.ensemble = Ensemble(n, self.encoder.size + size, hidden, out, layer_norm, activation)
 
     def forward(self, obs: Tensors, action: Tensor, first: int | None = None) -> Tensor:
-        """By all networks, or by the first `first` ones."""
+        """Q-values of all networks, or of only the first `first` ones."""
         q = self.ensemble(torch.cat([self.encoder(obs), action], 1), first)
         return q.squeeze(-1) if self.out == 1 else q
 
     def each(self, obs: Tensors, actions: Tensor, members: Tensor | None = None) -> Tensor:
-        """Q-values [n, N, K] of K actions for every observation, `actions` [N, K, size]; an
-        observation is encoded once. `members` [m] (int64): only of these networks, [m, N, K]."""
+        """Q-values [n, N, K] of K actions per observation, `actions` [N, K, size]. Each observation
+        is encoded once. `members` [m] (int64): use only these networks, [m, N, K]."""
         count = actions.shape[1]
         features = self.encoder(obs).unsqueeze(1).expand(-1, count, -1)
         x = torch.cat([features, actions], 2).flatten(0, 1)
@@ -75,7 +75,7 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """`obs`: the observations that it uses (None: all, `critic/*` and `privileged/*` too);
+    """`obs`: the observations that it uses (None: all, including `critic/*` and `privileged/*`);
     `head`: gain of the last layer's orthogonal initialisation."""
 
     hidden: tuple[int, ...] = (64, 64)
@@ -86,7 +86,7 @@ class ValueConfig:
 
 
 class Value(nn.Module):
-    """State values: an encoder and a network, V [N] of observations."""
+    """State-value function: an encoder and an MLP; returns V [N] for observations [N, ...]."""
 
     encoder: Encoder
 
@@ -101,7 +101,7 @@ class Value(nn.Module):
 
 
 class RecurrentValue(nn.Module):
-    """State values of a recurrent policy: a GRU of its own and a network, V [T, B] of sequences."""
+    """State-value function with its own GRU, for recurrent policies; V [T, B] of sequences."""
 
     def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class RecurrentValue(nn.Module):
         return self.memory.encoder
 
     def forward(self, obs: Tensors, h: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Values [T, B] and the hidden states [T, B, width]; `h` [B, width] is the one before."""
+        """Values [T, B] and hidden states [T, B, width]; `h` [B, width] is the initial one."""
         memory = self.memory.along(obs, h, first)
         return self.net(memory.flatten(0, 1)).view(first.shape), memory
 
@@ -125,8 +125,8 @@ class RecurrentValue(nn.Module):
 
 
 def _encoder(spec: Spec, obs: Sequence[str] | None, setting: str) -> Encoder:
-    """An encoder of the observations `obs` (None: all); ConfigError for a name that the environment
-    does not have, given by the setting `setting`."""
+    """An encoder of the observations `obs` (None: all). Raises ConfigError for a name that the
+    environment does not have; `setting` is the name of the setting, for the message."""
     for name in spec.obs if obs is None else obs:
         if name not in spec.obs:
             raise ConfigError(f'{setting}: no observation "{name}"{nearest(name, spec.obs)}')

@@ -1,9 +1,8 @@
 """Categorical return distributions (C51): a critic predicts probabilities of fixed atoms.
 
-C51 (Bellemare, Dabney and Munos, 2017). The backup moves every atom, z -> r + d z, cuts it off at
-the ends of the support and shares its probability between the two atoms next to it, so that the
-mean is kept; the critic learns the result by cross entropy, whose slopes are bounded however wrong
-the values are.
+C51 (Bellemare, Dabney and Munos, 2017). The Bellman backup moves every atom, z -> r + d z, clips it
+to the support and splits its probability between the two neighbouring atoms, which preserves the
+mean. The critic is trained with cross entropy, whose gradient is bounded for any value error.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ class Support:
     def __post_init__(self) -> None:
         if self.count < 2 or not self.low < self.high:
             raise ValueError(
-                f"a support needs low < high and 2 atoms, not {self.count} from {self.low} to "
-                f"{self.high}"
+                f"a support needs low < high and at least 2 atoms, got low={self.low}, "
+                f"high={self.high}, {self.count} atoms"
             )
 
     def atoms(self, device: torch.device | str = "cpu") -> Tensor:
-        """The values [K]."""
+        """The values [K] of the atoms."""
         return torch.linspace(self.low, self.high, self.count, device=device)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Expected values [...] of logits [..., K]."""
+        """Expected values [...] of the distributions with logits [..., K]."""
         return logits.softmax(-1) @ self.atoms(logits.device)
 
     def project(self, probabilities: Tensor, values: Tensor) -> Tensor:
-        """Probabilities [N, M] of any `values` [N, M] as probabilities [N, K] of the atoms."""
+        """Project a distribution with `probabilities` [N, M] at `values` [N, M] onto the atoms,
+        [N, K]."""
         width = (self.high - self.low) / (self.count - 1)
         place = (values.clamp(self.low, self.high) - self.low) / width
         below = place.floor().clamp(0, self.count - 2)
@@ -49,13 +49,13 @@ class Support:
         return shared.scatter_add_(1, index + 1, probabilities * share)
 
     def back_up(self, logits: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """The distribution [N, K] of r + d z with z as `logits` [N, K] say; `reward`, `discount`
-        [N]."""
+        """The projected distribution [N, K] of r + d z, where z has the `logits` [N, K]; `reward`,
+        `discount` [N]."""
         moved = reward[:, None] + discount[:, None] * self.atoms(logits.device)
         return self.project(logits.softmax(-1), moved)
 
     def lowest(self, logits: Tensor) -> Tensor:
-        """Of E distributions [E, N, K] the one with the smallest mean, row by row: [N, K]."""
+        """For each of N samples, the one of E distributions [E, N, K] with the smallest mean."""
         least = self.mean(logits).argmin(0)
         return logits.gather(0, least[None, :, None].expand(1, -1, self.count)).squeeze(0)
 

@@ -1,4 +1,4 @@
-"""GradientLearner: base class of learners with optimisers, targets and compiled losses."""
+"""GradientLearner: base class of learners that are trained by gradient descent with Adam."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class GradientLearner(Learner):
-    """Holds its optimisers in `optims`, by name.
+    """Holds the optimisers by name in `optims`.
 
-    The settings `compile` and `cuda_graph` make the same code faster on a GPU: a constructor passes
-    its losses through `compiled` and its update through `recorded`.
+    The settings `compile` and `cuda_graph` speed up the same computation on a GPU: the constructor
+    of a subclass passes its losses to `compiled` and its update to `recorded`.
     """
 
     config: Any
@@ -30,7 +30,7 @@ class GradientLearner(Learner):
 
     @property
     def adams(self) -> dict[str, Adam]:
-        """The old name of `optims`."""
+        """Former name of `optims`."""
         return self.optims
 
     @adams.setter
@@ -50,7 +50,7 @@ class GradientLearner(Learner):
         return graph
 
     def descend(self, name: str, loss: Tensor) -> None:
-        """One step of the optimiser `name` on `loss`."""
+        """One gradient step of the optimiser `name` on `loss`."""
         loss.backward()
         self.optims[name].step()
 
@@ -65,7 +65,7 @@ class GradientLearner(Learner):
 
 @contextmanager
 def frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """No gradients for `parameters` inside the block."""
+    """Freeze `parameters` (no gradients) inside the `with` block."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     yield

@@ -1,4 +1,4 @@
-"""Learner: base class of training methods; turns batches into a better policy."""
+"""Learner: base class of training methods; `update` improves a policy from a batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RENAMED = {"show": "set_demonstrations", "worth": "state_values"}
 
 
 class Learner(nn.Module):
-    """One method of training: named losses and one `update`.
+    """A training method: losses, optimisers and one `update`.
 
     `data` says how it is trained: "offline" (a fixed dataset), "off_policy" (a replay buffer) or
-    "on_policy" (only the newest steps). `rows` says what a demonstration becomes:
-    transitions with rewards ("decisions"), or action chunks to imitate ("chunks"). `batch_size` is
-    the number of transitions of one `update`; `gamma` and `n_step` are applied when transitions are
-    stored; `columns` are further columns that need the rest of an episode ("returns",
-    "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column `weight`
+    "on_policy" (a batch of the current policy's own steps). `rows` says how demonstrations are
+    stored: transitions with rewards ("decisions"), or action chunks to imitate ("chunks").
+    `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
+    transitions are stored; `columns` are further columns that need the rest of an episode
+    ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column `weight`
     (prioritised or weighted sampling), a learner that supports it multiplies its errors by it and
     leaves their unweighted sizes in `priority` [batch_size].
 
@@ -33,10 +33,10 @@ class Learner(nn.Module):
     name, `reward` (discounted within a chunk), `discount` (gamma^k; 0 only after a termination),
     `next_obs/*` (the true next observation, also at a time limit: bootstrap from it), and bool:
     `ended` (the episode ended with this decision), `first` (it started with it), `valid` (false:
-    padding after the last decision, as environments finish different numbers of chunks).
-    `carry/*` [B, ...] is the recurrent state before the first decision (not yet reset where that
-    decision is `first`). Log-probabilities and values are not stored: `update` first computes them
-    with the parameters that acted.
+    padding, as environments finish different numbers of chunks). `carry/*` [B, ...] is the
+    recurrent state before the first decision (not yet reset where that decision is `first`).
+    Log-probabilities and values are not stored: `update` first computes them with the parameters
+    that collected the batch.
 
     A learner whose `estimates` are not None stores there its estimates of the last batch, in the
     environment's own rewards: `advantage` and `value` [T, B]. If that batch has `learn` [T, B]
@@ -62,11 +62,11 @@ class Learner(nn.Module):
         renamed(cls, RENAMED)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        """One update from `batch`; metrics are detached 0-d tensors, still on the device."""
+        """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers of the policy (and of critics, where there are any) from data."""
+        """Set the normalisers of the policy (and of the critics, if any) from data."""
         self.policy.fit(rows)
 
     def optimizers(self) -> Mapping[str, Optimizer]:
@@ -96,13 +96,14 @@ class TakesDemonstrations(Protocol):
     """An on-policy learner that also learns from demonstrations."""
 
     def set_demonstrations(self, rows: Tensors) -> None:
-        """The demonstrations as chunks: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
+        """Set the demonstrations, as chunks: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]
+        (bool)."""
         ...
 
 
 @runtime_checkable
 class HasStateValues(Protocol):
-    """A learner that estimates values of initial observations, in the environment's rewards."""
+    """A learner that estimates values of initial observations, in units of environment rewards."""
 
     def state_values(self, obs: Tensors) -> Tensor:
         """V [N] of observations [N, ...] at the start of episodes."""

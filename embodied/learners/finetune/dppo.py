@@ -1,14 +1,14 @@
 """DPPO: PPO on the last denoising steps of a diffusion policy (Ren et al., 2024).
 
-Each denoising step is an action of its own, with its own ratio; all steps of a decision share its
-advantage A, and the earlier, noisier ones count less and may move less. For steps k = 0 .. K-1
+Each denoising step is an action with its own probability ratio. All steps of a decision share its
+advantage A; earlier, noisier steps have a smaller weight and a smaller clip range. For k = 0 .. K-1
 
     rho_k  = exp(mean over elements of log p(x_{k+1}|x_k, o) - log p_old(x_{k+1}|x_k, o))
     A_k    = g^(K-1-k) A,      eps_k = e_0 + (e_1 - e_0) (exp(c k / (K-1)) - 1) / (exp(c) - 1)
     L      = E[ -min(rho_k A_k, clip(rho_k, 1 - eps_k, 1 + eps_k) A_k) ] + c_v E[(V(s) - R)^2] / 2
 
-Minibatches are shuffled over time, environments and steps together. A comes from decisions, by
-generalised advantage estimation that bootstraps a time limit from the true successor.
+Minibatches are shuffled over time, environments and denoising steps. A is computed per decision by
+generalised advantage estimation, which bootstraps from the true next observation at a time limit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from embodied.learners.on_policy.ppo import PIECE, Before, piece
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`clip` of the last step, `first_clip` of the first, `growth` c between them; `fade`: discount
-    g of earlier steps; `limits` of the log-density of each element."""
+    """`clip`: clip range of the last denoising step, `first_clip`: of the first, `growth`: c
+    between them; `fade`: discount g of earlier denoising steps; `limits`: bounds of the
+    log-density of each element."""
 
     first_clip: float = 0.01
     growth: float = 3.0
@@ -40,7 +41,7 @@ class Config(ppo_on_chain.Config):
 
 
 class Dppo(ppo_on_chain.PpoOnChain):
-    """One ratio for every denoising step."""
+    """DPPO: PPO with one probability ratio per denoising step."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     clips: Tensor
@@ -63,7 +64,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:
-        """Decisions become steps: [N * K, ...], `action` the pairs (x_k, x_{k+1}), `step` k."""
+        """Flatten decisions to denoising steps [N * K, ...]: `action` is the pair (x_k, x_{k+1}),
+        `step` is k."""
         decisions, metrics = super()._table(batch, carry)
         chain, links = decisions.pop("action"), self.policy.links
         del decisions["old"]
@@ -77,7 +79,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
         return table, metrics
 
     def _evaluate(self, batch: Tensors, carry: Tensors) -> Before:
-        """Values alone: the densities are those of single steps."""
+        """Values only; log-densities are computed per denoising step in `_table`."""
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, Tensor]] = []
         for at in range(0, len(flat["reward"]), PIECE):
@@ -89,7 +91,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
         return torch.zeros_like(value), value, after, {}
 
     def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
-        """Log-densities [N] of single steps, means over their elements; their noise is fixed."""
+        """Log-densities [N] of single denoising steps, averaged over elements, and entropies
+        (constant, as the noise is not learned)."""
         x, following = rows["action"].unbind(1)
         each_element = self.policy.log_prob(under(rows, "obs"), x, following, rows["step"])
         log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
@@ -117,7 +120,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
 
 
 def clip_schedule(links: int, first: float, last: float, growth: float) -> Tensor:
-    """eps_k [links], exponentially from `first` to `last`; a single link has `last`."""
+    """Clip ranges eps_k [links], growing exponentially from `first` to `last`; a single denoising
+    step gets `last`."""
     if links == 1:
         return torch.tensor([last])
     share = torch.expm1(growth * torch.arange(links) / (links - 1)) / math.expm1(growth)

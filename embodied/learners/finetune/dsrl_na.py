@@ -1,15 +1,15 @@
-"""DSRL-NA: soft actor-critic over the noise of a frozen policy, from executed actions.
+"""DSRL-NA: SAC in the latent noise of a frozen base policy, trained from executed actions.
 
-DSRL's noise-aliased variant (Wagenmaker et al., 2025). f(s, w) is the frozen sampler, b the bound,
-nothing is ever differentiated through f; w' = b u', u' ~ pi(.|s'):
+The noise-aliased variant of DSRL (Wagenmaker et al., 2025). f(s, w) is the frozen sampler, b the
+noise bound; no gradient passes through f; w' = b u', u' ~ pi(.|s'):
 
     y    = r + d (min_i QA'_i(s', f(s', w')) - alpha log pi(u'|s'))
     L_A  = sum_i E (QA_i(s, a) - y)^2
-    L_W  = sum_i E 1/2 (QW_i(s, z) - QA_i(s, f(s, z)))^2,   z ~ N(0, I), or the actor's noises
+    L_W  = sum_i E 1/2 (QW_i(s, z) - QA_i(s, f(s, z)))^2,   z ~ N(0, I), or from the actor
     L_pi = E (alpha log pi(u|s) - min_i QW_i(s, b u))
 
-The sampled z of the published method are all normal; an actor that acts near the corners of its box
-is judged there by extrapolation, so a share of them is the actor's own.
+The published method samples every z from a normal distribution, so QW extrapolates where the actor
+chooses noise near the corners of its box. Here a share of z (`actor_share`) comes from the actor.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 from policies.steering import dsrl_na
 
-STEERABLE = 1e-3  # the least deviation of an action over noise, in units of half its range
+STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units of half their range
 
 
 @dataclass(frozen=True)
 class Config:
-    """`distil` distillation steps an update, `actor_share` of their noises the actor's.
-    `target_entropy`: per element of the noise. With sparse rewards the temperature has to begin far
-    below the reward, or entropy stays out of the backup (`entropy_in_backup`)."""
+    """`distil`: distillation steps per update; `actor_share`: share of their noise samples that
+    come from the actor. `target_entropy`: per element of the noise. With sparse rewards, start the
+    temperature far below the reward or set `entropy_in_backup` to false."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -58,9 +58,9 @@ class Config:
 
 
 class DsrlNa(ActorCritic):
-    """An update is one step of the action critic, `distil` of the noise critic, one of the actor.
+    """Each update: one action-critic step, `distil` noise-critic steps and one actor step.
 
-    Rows hold the executed chunk [n, execute * A] as `action`, whoever executed it.
+    Transitions hold the executed chunk [n, execute * A] as `action`, from any behaviour policy.
     """
 
     data = "off_policy"
@@ -74,7 +74,7 @@ class DsrlNa(ActorCritic):
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
             raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
         if config.distil < 1 or not 0 <= config.actor_share <= 1:
-            raise ConfigError("distil should be at least 1, actor_share between 0 and 1")
+            raise ConfigError("distil must be at least 1 and actor_share between 0 and 1")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.execute = policy.chunk if execute is None else execute
@@ -94,7 +94,7 @@ class DsrlNa(ActorCritic):
 
     @property
     def actor(self) -> Gaussian:
-        """The part of the policy that learns."""
+        """The trainable inner policy."""
         assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
@@ -136,7 +136,7 @@ class DsrlNa(ActorCritic):
         return reward + discount * value
 
     def _executed(self, obs: Tensors, u: Tensor) -> Tensor:
-        """What the robot does at noise `u`: [n, execute * A]."""
+        """The executed actions [n, execute * A] of the base policy at noise `u`."""
         return self.policy.play(obs, u)[:, : self.execute].flatten(1)
 
     def _distil_loss(self, obs: Tensors) -> Tensor:
@@ -146,7 +146,7 @@ class DsrlNa(ActorCritic):
         return distil_loss(self.noise_critic(obs, u), target)
 
     def _noises(self, obs: Tensors) -> Tensor:
-        """[n, size] in units of the bound: the actor's first, then normal ones."""
+        """Noise [n, size] in units of the bound: first samples of the actor, then normal ones."""
         n = len(next(iter(obs.values())))
         own = round(self.config.actor_share * n)
         z = self.actor.sample_noise(n, True)
@@ -162,20 +162,21 @@ class DsrlNa(ActorCritic):
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers; ConfigError where the base's actions hardly depend on its noise."""
+        """Set the normalisers; ConfigError if the base's actions hardly depend on its noise."""
         self.actor.fit(rows)
         for critic in (self.critic, self.target, self.noise_critic):
             critic.encoder.fit(rows)
         spread = self.spread(each(under(rows, "obs"), lambda v: v[:64]))
         if spread < STEERABLE:
             raise ConfigError(
-                f"the base acts the same whatever its noise (deviation {spread:.1e}): "
-                "there is nothing to steer; clone more varied demonstrations"
+                f"the base policy's actions do not depend on its noise (std {spread:.1e}): "
+                "there is nothing to steer; train the base on more varied demonstrations"
             )
 
     @torch.no_grad()
     def spread(self, obs: Tensors, draws: int = 8) -> float:
-        """Deviation of the base's actions over its noise, averaged over states and elements."""
+        """Standard deviation of the base's actions over its noise, averaged over observations and
+        action elements; `draws`: noise samples per observation."""
         size = (draws, len(next(iter(obs.values()))), self.actor.size)
         device = self.log_alpha.device
         noises = torch.randn(size, device=device) / self.policy.bound
@@ -184,7 +185,8 @@ class DsrlNa(ActorCritic):
 
 
 def distil_loss(q: Tensor, target: Tensor) -> Tensor:
-    """Sum over members of half the mean squared error to the same member's target, both [E, N]."""
+    """Half the mean squared error to the target of the same ensemble member, summed over the E
+    members; both [E, N]."""
     return 0.5 * (q - target).square().mean(1).sum()
 
 

@@ -1,16 +1,17 @@
-"""EXPO: improve an expressive policy without differentiating through it (Dong et al., 2025).
+"""EXPO: fine-tune an expressive policy without differentiating through it (Dong et al., 2025).
 
-The base (a flow) goes on imitating every stored action; a small edit policy climbs the critics;
-what acts, and what the target follows, is the best of N proposals of the base and their N edits:
+The base (a flow policy) is trained by imitation of all stored actions; a small edit policy
+maximises Q. The agent acts, and the target is computed, with the best of N base samples and their
+N edited versions:
 
     a*  = argmax min_{M} Q'(s', .) over {a_i, clip(a_i + scale u_i)},   a_i ~ base, u_i ~ edit
     y   = r + d min_{M'} Q'(s', a*),           M, M' independent random subsets of the E critics
     L_Q = sum_i E (Q_i(s, a) - y)^2,           L_base = imitation of a
-    L_e = E (alpha log pi_e(scale u | s, a) - mean_i Q_i(s, clip(a + scale u))),   a from the row
+    L_e = E (alpha log pi_e(scale u | s, a) - mean_i Q_i(s, clip(a + scale u))),   a: stored action
     L_alpha = -alpha E (log pi_e + D (h + log scale))
 
 The density is that of the scaled edit, log p(u) - D log scale, and the target entropy is scaled
-with it, or the temperature would run away. Acting uses a slow average of the base.
+accordingly; otherwise the temperature diverges. Acting uses an EMA of the base.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from policies.wrappers.edit import Edit
 
 @dataclass(frozen=True)
 class Config:
-    """`utd` critic steps an update, each on its own `batch_size` rows; `subset` of the policy's
-    critics in the target; `base_tau`: how fast the base that acts follows the one that learns;
+    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
+    of the policy's critics the target uses; `base_tau`: EMA rate of the acting base;
     `target_entropy`: of an edit in units of its scale, per element. `compile` and `cuda_graph`
     change speed only and are for GPUs."""
 
@@ -58,9 +59,9 @@ class Config:
 
 
 class Expo(ActorCritic):
-    """`update` takes utd * batch_size rows: utd critic steps on slices, then base, edit policy and
-    temperature once, on the last one. `online` learns; `policy`, which acts, shares its edit policy
-    and critics and follows its base."""
+    """`update` takes utd * batch_size transitions: utd critic steps on slices, then one step of
+    base, edit policy and temperature on the last slice. `online` is trained; `policy`, which acts,
+    shares its edit policy and critics, and its base is an EMA of the trained one."""
 
     data = "off_policy"
     policy: Edit  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -69,7 +70,7 @@ class Expo(ActorCritic):
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__()
         if not isinstance(policy, Edit):
-            raise ConfigError("this learner edits what a policy proposes: policy=edit")
+            raise ConfigError("learner=expo needs policy=edit (or finetune=expo)")
         critics = policy.critic.ensemble.n
         if not 1 <= config.subset <= critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{critics} (critics)")
@@ -108,7 +109,8 @@ class Expo(ActorCritic):
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        """The base that learns proposes; one subset of the targets chooses, another one values."""
+        """The target y [N]: the trained base proposes, one random subset of the target critics
+        selects the action, another one evaluates it."""
         proposals = self.online.proposals(
             following, self.online.sample_noise(reward.shape[0], True)
         )
@@ -116,8 +118,8 @@ class Expo(ActorCritic):
         return torch.addcmul(reward, discount, self._least(following, action[:, None])[:, 0])
 
     def _least(self, obs: Tensors, actions: Tensor) -> Tensor:
-        """The minimum [N, K] over `subset` random target critics."""
-        # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
+        """Minimum [N, K] over `subset` randomly chosen target critics."""
+        # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
         scores = torch.rand(self.target.ensemble.n, device=actions.device)
         index = scores.topk(self.config.subset).indices
         return self.target.each(obs, actions, index).amin(0)
@@ -140,7 +142,7 @@ class Expo(ActorCritic):
 
 
 def twin(policy: Edit) -> Edit:
-    """A policy around the same edit policy and critics, with a copy of the base that is fixed."""
+    """A policy with the same edit policy and critics and a frozen copy of the base."""
     other: Edit = build(policy.node, spec=policy.spec)
     other.edit, other.critic, other.fresh = policy.edit, policy.critic, policy.fresh
     other.base = copy.deepcopy(policy.base).requires_grad_(False)

@@ -1,8 +1,7 @@
-"""PpoOnChain: PPO whose actions are the denoising steps of a generative policy.
+"""PpoOnChain: PPO on the denoising MDP of a generative policy; base class of DPPO and ReinFlow.
 
-What DPPO and ReinFlow share. The policy (policies.denoising_mdp.chain) stores every decision's
-chain of draws as
-its action; states, rewards and the critic's advantages are those of whole decisions (chunks).
+The policy (policies.denoising_mdp.chain) stores the denoising chain of each decision as its action.
+States, rewards and advantages are those of whole decisions (action chunks).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from policies.denoising_mdp.chain import DenoisingMDP
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`warm_up`: updates of the critic alone, before the policy's first. `normalize` is of the
-    critic's observations; the policy keeps the normalisers of its clone."""
+    """`warm_up`: critic-only updates before the first policy update. `normalize`: the critic's
+    observations; the policy keeps the normalisers of its base policy."""
 
     horizon: int = 16
     epochs: int = 5
@@ -42,7 +41,7 @@ class Config(ppo.Config):
 
 
 class PpoOnChain(ppo.Ppo):
-    """PPO over a chain; `part` elements of each x were played by the robot (None: all)."""
+    """PPO over denoising chains; `part`: elements of each x that were executed (None: all)."""
 
     policy: DenoisingMDP  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -57,13 +56,13 @@ class PpoOnChain(ppo.Ppo):
     ) -> None:
         if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
-                "this learner improves the steps of a BC policy: policy=noisy_flow or "
-                "policy=noisy_diffusion, and init=RUN"
+                "this learner fine-tunes the denoising steps of a base policy: set init=RUN and "
+                "policy=noisy_flow or policy=noisy_diffusion"
             )
         super().__init__(config, policy, spec, total_decisions, execute)
-        self.part, self.played = self.played, None  # the network needs the whole of every x
+        self.part, self.played = self.played, None  # the network needs all of x
         self.updates = 0
-        if len(self.optims) == 1:  # one for both cannot stand still for one of them
+        if len(self.optims) == 1:  # critic-only updates need separate optimisers
             actor = [p for p in policy.parameters() if p.requires_grad]
             groups = {"actor": actor, "critic": list(self.value.parameters())}
             self.optims = {name: Adam(group, config.lr) for name, group in groups.items()}
@@ -85,7 +84,7 @@ class PpoOnChain(ppo.Ppo):
             self.optims["actor"].param_groups[0]["lr"].zero_()
 
     def _observe(self, batch: Tensors) -> None:
-        """Only the critic's normaliser follows; the base policy's belongs to its weights."""
+        """Update only the critic's normaliser; the policy keeps that of its base policy."""
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             self.critic_stats.follow(self.value.encoder, obs, batch["valid"].flatten())

@@ -1,16 +1,15 @@
-"""ReinFlow: PPO on the steps of a flow policy with learned noise (Zhang et al., 2025).
+"""ReinFlow: PPO on the Euler steps of a flow policy with learned noise (Zhang et al., 2025).
 
-Learned noise on each of K Euler steps (policies.denoising_mdp.noisy_flow) gives the chain x_0 ..
-x_K an exact
-density, and every decision one ratio, that of its whole chain:
+With learned noise on each of K Euler steps (policies.denoising_mdp.noisy_flow), the chain x_0 ..
+x_K has an exact density. Each decision has one probability ratio, that of its whole chain:
 
     l     = (log N(x_0; 0, I) + sum_k log N(x_{k+1}; mean_k, std_k)) / ((K + 1) elements)
     rho   = exp(l - l_old)
-    L     = PPO's, with the entropy of the chain, divided likewise,  + w |ODE(z) - ODE_clone(z)|^2
+    L     = PPO's, with the entropy of the chain, divided likewise,  + w |ODE(z) - ODE_base(z)|^2
 
-The division makes clip and entropy weight mean the same for other K and chunks. `narrow`: the
-noise's upper bound stays for `hold` of the run, then falls along a cosine by up to 0.3 of its way
-to the lower one. Afterwards the flow acts without noise, as before.
+The division makes the clip range and the entropy weight independent of K and the chunk length.
+`narrow`: the noise's upper bound is constant for the share `hold` of the run, then decreases along
+a cosine by 0.3 of the distance to the lower bound. After training the flow acts without noise.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ FALL = 0.3  # of the way from the upper bound of the noise to the lower
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`limits` of a chain's log-density (the authors: -1 to 1, which noise below 0.05 exceeds);
-    `stay`: weight w of the distance to the base policy, without noise; `narrow`: whether the noise
-    is annealed."""
+    """`limits`: bounds of a chain's log-density (the authors use -1 to 1, which noise below 0.05
+    exceeds); `stay`: weight w of the squared distance to the base policy's noise-free actions;
+    `narrow`: anneal the noise; `hold`: share of the run before annealing."""
 
     entropy: float = 0.03
     limits: tuple[float, float] = (-5.0, 5.0)
@@ -47,7 +46,7 @@ class Config(ppo_on_chain.Config):
 
 
 class Reinflow(ppo_on_chain.PpoOnChain):
-    """One ratio for a whole chain."""
+    """ReinFlow: PPO with one probability ratio per denoising chain."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -61,14 +60,14 @@ class Reinflow(ppo_on_chain.PpoOnChain):
     ) -> None:
         super().__init__(config, policy, spec, total_decisions, execute)
         if not isinstance(policy, NoisyFlow):
-            raise ConfigError("reinflow learns the noise on a flow's steps: policy=noisy_flow")
+            raise ConfigError("learner=reinflow needs policy=noisy_flow (or finetune=reinflow)")
         if config.narrow and not total_decisions:
-            raise ConfigError("narrow=true needs to know the length of the run")
+            raise ConfigError("narrow=true anneals over the run: it needs the length of the run")
         self.clone = copy.deepcopy(policy.inner).requires_grad_(False) if config.stay else None
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = super().update(batch)
-        if self.config.narrow:  # now, when what the next batch is made by may change
+        if self.config.narrow:  # here, because noise may change only between batches
             bound = 1 - FALL * fallen(self.done / self.total, self.config.hold)
             cast(NoisyFlow, self.policy).narrow(bound)
         return metrics
@@ -87,8 +86,8 @@ class Reinflow(ppo_on_chain.PpoOnChain):
         return loss + self.config.stay * left, metrics | {"left_clone": left.detach()}
 
     def left(self, obs: Tensors, z: Tensor) -> Tensor:
-        """Squared distance of the flow's actions to the base policy's, at the same noise `z`."""
-        assert self.clone is not None, "there is a clone where stay > 0"
+        """Squared distance [n] of the flow's actions to the base policy's at the same noise `z`."""
+        assert self.clone is not None, "stay > 0 needs the base policy"
         apart = self.policy.inner.act(obs, {}, z)[0] - self.clone.act(obs, {}, z)[0]
         return apart.square().mean()
 

@@ -1,4 +1,4 @@
-"""Transitions as batches for behaviour cloning, for learners that also clone."""
+"""Convert transitions to behaviour-cloning batches, for RL learners with a BC loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from embodied.core.tensors import Tensors
 
 
 def behaviour(rows: Tensors, policy: Policy) -> Tensors:
-    """`rows` with `action` [n, H * A] as `policy.loss` takes them: [n, H, A], all steps valid.
+    """Transitions `rows` with `action` [n, H * A] in the form of `policy.loss`: `action` [n, H, A]
+    and `valid` [n, H], all true.
 
-    A chunk that an episode's end cut counts whole: what was planned beyond it, or its last action
-    again. ConfigError where the actions are not the policy's whole chunks.
+    Chunks cut short by the end of an episode are used in full (the rest of the plan, or the last
+    action repeated). ConfigError if the actions are not whole chunks of the policy.
     """
     action, shape = rows["action"], policy.spec.act.shape
     if action.shape[1] != policy.chunk * policy.spec.act.size:

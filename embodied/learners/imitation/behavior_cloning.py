@@ -1,7 +1,7 @@
-"""Behaviour cloning of any policy with an imitation loss, with an EMA of the weights.
+"""Behaviour cloning (BC) of any policy with an imitation loss, with an EMA of the weights.
 
-What acts and is saved is the exponential moving average of the trained weights, which diffusion
-and flow policies need (Chi et al., 2023).
+The policy that acts and is saved has an exponential moving average of the trained weights, which
+diffusion and flow policies need (Chi et al., 2023).
 
     averaged <- ema averaged + (1 - ema) trained
 """
@@ -28,8 +28,8 @@ from embodied.nn.optim import Optimizer
 
 @dataclass(frozen=True)
 class Config:
-    """`lr` falls along a cosine to a tenth over the run; `ema`: decay of the average (0: none),
-    smaller at first, so that the initial weights are soon forgotten."""
+    """`lr`: decays along a cosine to a tenth over the run; `ema`: decay rate of the moving average
+    (0: no averaging), smaller in the first updates to discount the initial weights."""
 
     batch_size: int = 256
     lr: float = 1e-3
@@ -39,7 +39,7 @@ class Config:
 
 
 class BehaviorCloning(Learner):
-    """One AdamW step on the mean loss per update."""
+    """Behaviour cloning: each update is one AdamW step on the policy's mean imitation loss."""
 
     data = "offline"
     rows = "chunks"
@@ -83,7 +83,7 @@ class BehaviorCloning(Learner):
 
 
 def cosine(lr: float, progress: float) -> float:
-    """From `lr` at progress 0 to a tenth of it at 1, and no further."""
+    """Cosine decay from `lr` at progress 0 to `lr` / 10 at progress 1, then constant."""
     return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
 
 

@@ -1,9 +1,9 @@
-"""HG-DAgger: clones demonstrations and human corrections while data is collected.
+"""HG-DAgger: behaviour cloning of demonstrations and human interventions during data collection.
 
-    minimise  E_{rows that were a person's} loss(policy; obs, action)
+    minimise  E_{transitions with human actions} loss(policy; obs, action)
 
-HG-DAgger (Kelly et al., 2019; DAgger: Ross et al., 2011). What it is worth is bounded by what the
-people are worth.
+HG-DAgger (Kelly et al., 2019; DAgger: Ross et al., 2011). As it uses no rewards, the policy can be
+no better than the people whose actions it imitates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from embodied.nn.optim import Optimizer
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma` is only how rewards are shown: it learns from none."""
+    """`gamma` only affects logged rewards; the method does not learn from rewards."""
 
     batch_size: int = 256
     lr: float = 1e-3
@@ -33,7 +33,8 @@ class Config:
 
 
 class HgDagger(Learner):
-    """Fed from a replay; rows without the column `intervened` are all somebody's."""
+    """HG-DAgger, trained from a replay buffer. It imitates the transitions whose `intervened` is
+    true; if a batch has no such column, all of them."""
 
     data = "off_policy"
 

@@ -1,1 +1,1 @@
-"""Learners from a replay buffer: SAC and its relatives, TD3."""
+"""Off-policy learners with a replay buffer: SAC and its variants, TD3, DSAC-T, FlashSAC, BRESA."""

@@ -1,15 +1,16 @@
-"""BRESA: SAC at a low rate under a reflex whose safety critic is evaluated at every tick (2025).
+"""BRESA: SAC with a recovery policy that a safety critic triggers at every control tick (2025).
 
-After Recovery RL (Thananjeyan et al., 2021); c in {0, 1} is what the world calls `violated`. Per
-control tick, n of them a decision, with gamma_risk stated per decision:
+Based on Recovery RL (Thananjeyan et al., 2021). c in {0, 1} is the environment's constraint
+violation (`violated`). A decision of the task policy lasts n control ticks; gamma_risk is per
+decision. Per tick:
 
     y_risk = c + (1 - c) m gamma_risk^(1/n) max_j Q'_j(s', a'),  L = sum_j E (Q_j(s, a_exec) - y)^2
     L_rec  = E max_j Q_j(s, pi_rec(s)),         Q = sigmoid(.), m = 0 after a termination
 
-a' is the running decision or, one time in n, a new one. A fixed share of every batch are rows that
-violated, out of a memory of the newest: violations are rare, and without it the critic says 0.
-The task's critic never sees c, and is told what was proposed, whatever was executed. It learns
-from ticks too, by the intra-option target (Sutton et al., 1999) of decisions that go on:
+a' is the running decision or, with probability 1/n, a new one. As violations are rare, a fixed
+share of each safety-critic batch is sampled from a buffer of recent violations; without it the
+critic predicts 0. The task critic does not use c and is trained on proposed, not executed, actions.
+It also learns per tick, with the intra-option target (Sutton et al., 1999) of running decisions:
 
     y = r + d ((1 - 1/n) min Q'(s', a) + 1/n (min Q'(s', a') - alpha log pi(a'|s')))
 """
@@ -33,17 +34,16 @@ from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
 from policies.wrappers.reflex_override import ReflexOverride
 
-NEWEST = 8  # violations that one batch can add to the memory
+NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
 
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma` is per tick, `risk_gamma` per decision of `ticks` ticks. The reflex (`above`,
-    `release`, `least`: policies.wrappers.reflex_override) is armed after `calm` updates, or never
-    (`reflex: false`).
-    `violating`: share of the risk critic's rows that come from the last `memory` violations.
-    `penalty`: what a violation costs the task, for comparison (0: it never hears of one). `task`:
-    SAC's settings; batch_size and gamma are those here."""
+    """`gamma`: per tick; `risk_gamma`: per decision of `ticks` ticks. The reflex (`above`,
+    `release`, `least`: see policies.wrappers.reflex_override) is active after `calm` updates, or
+    never (`reflex: false`). `violating`: share of the safety critic's batch that is sampled from
+    the last `memory` violations. `penalty`: reward penalty of a violation in the task critic, for
+    comparisons (0: none). `task`: settings of SAC, without batch_size and gamma."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -65,7 +65,7 @@ class Config:
 
 
 class Held(Sac):
-    """SAC of decisions that are held for some ticks, from rows of single ticks."""
+    """SAC for decisions that are held for several ticks, trained on transitions of single ticks."""
 
     ticks: int
 
@@ -80,8 +80,9 @@ class Held(Sac):
 
 
 class Bresa(GradientLearner):
-    """`update` takes the rows of single ticks, which say `violated` (bool), and `executed` where it
-    is not the action; trains the task, then the safety critic, then the recovery."""
+    """`update` takes transitions of single ticks with the columns `violated` (bool) and, where it
+    differs from `action`, `executed`. It trains the task policy, the safety critic and the recovery
+    policy, in this order."""
 
     data = "off_policy"
     policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,12 +95,12 @@ class Bresa(GradientLearner):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not 0 < config.violating < 1 or not 0 < config.risk_gamma < 1:
-            raise ConfigError("violating and risk_gamma should be between 0 and 1")
+            raise ConfigError("violating and risk_gamma must be between 0 and 1")
         if config.memory < NEWEST:
-            raise ConfigError(f"memory={config.memory} violations: it should be {NEWEST} or more")
+            raise ConfigError(f"memory={config.memory} violations must be at least {NEWEST}")
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1 or task.n_step != 1:
-            raise ConfigError("task: utd and n_step are 1 here; ratio says how often to update")
+            raise ConfigError("task.utd and task.n_step must be 1; set data.utd_ratio instead")
         self.config, self.batch_size, self.gamma = config, config.batch_size, config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         self.task = Held(task, self.policy.base, spec)
@@ -135,16 +136,16 @@ class Bresa(GradientLearner):
         return metrics if reflex is None else metrics | {"reflex": reflex.mean()}
 
     def _ticks(self, batch: Tensors) -> Tensors:
-        """What the safety critic learns from; observations as plain vectors."""
+        """The safety critic's batch, with observations as flat vectors."""
         flat, action = self.policy.encoder.flat, batch["action"]
         following = under(batch, "next_obs")
-        executed = batch.get("executed", action)  # demonstrations do what they choose
+        executed = batch.get("executed", action)  # demonstrations: same as the proposed action
         with torch.no_grad():
             new = self.policy.base.act(following, {}, self.policy.sample_noise(len(action), True))[
                 0
             ]
         again = torch.rand(len(action), device=action.device) < 1 / self.config.ticks
-        # Whom the reflex interrupted is asked again.
+        # After the reflex the task policy makes a new decision.
         again = again | (executed != action).any(1)
         return {
             "seen": flat(under(batch, "obs")),
@@ -156,7 +157,8 @@ class Bresa(GradientLearner):
         }
 
     def _remember(self, rows: Tensors) -> None:
-        """Violations into the memory, without looking how many there are (that would wait)."""
+        """Add violations to their buffer; no device synchronisation, so their number stays
+        unknown here."""
         bad, at = rows["violated"].topk(min(NEWEST, self.batch_size))
         slots = (self.cursor + torch.arange(len(at), device=at.device)) % len(self.seen)
         for kept, new in ((self.seen, rows["seen"]), (self.done, rows["executed"])):
@@ -182,7 +184,7 @@ class Bresa(GradientLearner):
 
     @torch.no_grad()
     def _risk_target(self, rows: Tensors) -> Tensor:
-        """y_risk [n]."""
+        """Targets y_risk [n] of the safety critic."""
         x = torch.cat([self.policy.encoder.norm(rows["next_seen"]), rows["next_action"]], 1)
         later = torch.sigmoid(self.target(x).squeeze(-1)).amax(0)
         gamma = self.config.risk_gamma ** (1 / self.config.ticks)
@@ -201,7 +203,7 @@ class Bresa(GradientLearner):
 
 
 def reflexive(base: Policy, config: Config) -> ReflexOverride:
-    """A reflex that knows nothing yet around `base`."""
+    """An untrained reflex around the task policy `base`."""
     node = {
         "_target_": "policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
@@ -217,5 +219,5 @@ def reflexive(base: Policy, config: Config) -> ReflexOverride:
 
 
 def risk_target(violated: Tensor, goes_on: Tensor, gamma: float, later: Tensor) -> Tensor:
-    """c + (1 - c) m gamma later, all [n]."""
+    """Target of the safety critic, c + (1 - c) m gamma later; all [n]."""
     return violated + (1 - violated) * goes_on * gamma * later

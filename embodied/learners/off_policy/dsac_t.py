@@ -1,24 +1,24 @@
 """DSAC-T: soft actor-critic whose critics learn the normal distribution of the return.
 
 Duan et al., "DSAC-T: distributional soft actor-critic with three refinements" (2023). Each critic
-answers with a mean Q and a deviation sigma. With j the target critic of the smaller mean at
-(s', a'), a' from the target policy, l' = log pi'(a'|s'), e ~ N(0, 1) cut off at 3:
+predicts a mean Q and a standard deviation sigma. With j the target critic of the smaller mean at
+(s', a'), a' from the target policy, l' = log pi'(a'|s'), e ~ N(0, 1) clipped to +-3:
 
-    y_q = r + d (Q'_j - alpha l')                        what the means learn
-    y_z = r + d (Q'_j + sigma'_j e - alpha l')           a sample, for the deviations only
+    y_q = r + d (Q'_j - alpha l')                        target of the means
+    y_z = r + d (Q'_j + sigma'_j e - alpha l')           sample, used for sigma only
     y_b = Q_i + clip(y_z - Q_i, -b_i, b_i),   b_i = 3 S_i
     L_i = E w_i [ H(Q_i - y_q) + sigma_i (sigma_i^2 - H(Q_i - y_b)) / (sigma_i + 0.1) ]
     w_i = clip(S_i^2 / (sigma_i^2 + 0.1), 0.1, 10),   S_i a running mean of sigma_i
 
-where all but Q_i in the first term and the factor sigma_i of the second is constant and H is
-Huber's function of threshold 50. This is the authors' later code; as H is half a square, deviations
-end near 0.68 of the true ones. form="squares" is the equation as printed:
+where only Q_i in the first term and the factor sigma_i of the second have gradients, and H is the
+Huber loss with threshold 50. This follows the authors' later code; as H(x) = x^2 / 2, sigma
+converges to about 0.68 of the true value. form="squares" is the equation of the paper:
 
     L_i = S_i^2 E [ (Q_i - y_q)^2 / 2 / (sigma_i^2 + 0.1)
                     + sigma_i (sigma_i^2 - (Q_i - y_b)^2) / (sigma_i^3 + 0.1) ]
 
-The policy, the temperature and every target move at each second update. Transitions carry their own
-discount d (gamma^k, 0 after a termination).
+The policy, the temperature and all targets are updated every `delay` (2) updates. Each transition
+has its own discount d (gamma^k, 0 after a termination).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from embodied.nn.optim import Adam
 from policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
-DELTA = 50.0  # where Huber's function turns from a parabola into a line
-NEAR = 3.0  # deviations at which samples are cut off
+DELTA = 50.0  # threshold of the Huber loss
+NEAR = 3.0  # samples are clipped to so many standard deviations
 
 
 @dataclass(frozen=True)
 class Config:
-    """The three refinements can be left out, each by its switch: `expected` (the means learn y_q,
-    not the sample y_z), `twin` (two critics and the smaller of them, not one) and `adjust` (S_i in
-    the bound and in the weight; without it the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)).
+    """Each of the three refinements has a switch: `expected` (the means are trained on y_q, not on
+    the sample y_z), `twin` (the smaller of two critics, not one critic) and `adjust` (S_i in the
+    bound and in the weight; without it the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)).
 
-    `delay`: updates from one step of the policy, the temperature and the targets to the next.
+    `delay`: updates between two steps of the policy, the temperature and the targets.
     `target_entropy`: per action element. `compile` and `cuda_graph` change speed only and are for
     GPUs."""
 
@@ -80,7 +80,8 @@ class Config:
 
 
 class DsacT(DelayedActorCritic):
-    """`update` is one critic step and, when it is due, one of everything else on the same rows."""
+    """`update` is one critic step and, every `delay` updates, one step of the policy, the
+    temperature and the targets on the same transitions."""
 
     data = "off_policy"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,7 +95,7 @@ class DsacT(DelayedActorCritic):
         if not isinstance(policy, Gaussian):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if config.delay < 1:
-            raise ConfigError(f"delay={config.delay} should be at least 1 (every update)")
+            raise ConfigError(f"delay={config.delay} must be at least 1 (every update)")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critics, activation = 2 if config.twin else 1, config.activation
@@ -141,7 +142,7 @@ class DsacT(DelayedActorCritic):
             mean = sample
         bound, weight = self._adjustment(sigma.detach())
         loss = value_loss(q, sigma, mean, sample, bound, weight, self.config.form)
-        at_rim = (weight >= RIM[1]).float().mean()  # of deviations that collapsed, all
+        at_rim = (weight >= RIM[1]).float().mean()  # 1 if all sigma have collapsed
         return loss, q.detach().mean(), sigma.detach().mean(), at_rim
 
     @torch.no_grad()
@@ -160,7 +161,7 @@ class DsacT(DelayedActorCritic):
 
     @torch.no_grad()
     def _adjustment(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """The bound [E, 1] of what the deviations learn, and the weight [E, N] of the losses."""
+        """The bound b [E, 1] of y_b around Q, and the weight [E, N] of the losses."""
         if not self.config.adjust:
             one = torch.ones_like(self.scale)[:, None]
             return self.config.bound * one, loss_weights(sigma, one, self.config.form, clip=False)
@@ -183,17 +184,17 @@ class DsacT(DelayedActorCritic):
             part.fit(rows)
 
 
-RIM = (0.1, 10.0)  # of the weights in the Huber form
+RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form
 
 
 def distribution(answer: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [E, N] from a critic's two numbers [E, N, 2]."""
+    """Mean and standard deviation [E, N] from the critics' outputs [E, N, 2]."""
     q, raw = answer.unbind(-1)
     return q, functional.softplus(raw)
 
 
 def loss_weights(sigma: Tensor, scale: Tensor, form: str, clip: bool = True) -> Tensor:
-    """S^2 / (sigma^2 + 0.1), in the Huber form within RIM; `sigma` [E, N], `scale` [E, 1]."""
+    """S^2 / (sigma^2 + 0.1), clipped to RIM in the Huber form; `sigma` [E, N], `scale` [E, 1]."""
     weight = scale.square() / (sigma.square() + EPS)
     return weight.clamp(*RIM) if clip and form == "huber" else weight
 
@@ -208,11 +209,11 @@ def value_loss(
     form: str,
 ) -> Tensor:
     """Sum over critics of the mean of L_i; `q`, `sigma`, `weight` [E, N], `mean`, `sample` [N],
-    `bound` [E, 1]. `weight` is what multiplies the loss of the mean."""
+    `bound` [E, 1]. `weight` multiplies the loss of the mean."""
     error, fixed = q - mean, sigma.detach()
     near = (sample - q.detach()).clamp(-bound, bound)
     if form == "squares":
-        # weight = S^2 / (sigma^2 + eps) gives S^2 back
+        # S^2 from weight = S^2 / (sigma^2 + eps)
         turn = weight * (fixed.square() + EPS) / (fixed.pow(3) + EPS)
         spread = turn * sigma * (fixed.square() - near.square())
         return (weight * error.square() / 2 + spread).mean(1).sum()
@@ -221,7 +222,7 @@ def value_loss(
 
 
 def huber(error: Tensor) -> Tensor:
-    """x^2 / 2, beyond DELTA a line."""
+    """Huber loss: x^2 / 2, linear beyond DELTA."""
     return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=DELTA)
 
 

@@ -2,20 +2,22 @@
 
 Kim et al., "FlashSAC: fast and stable off-policy reinforcement learning for high-dimensional robot
 control" (2026): normalised residual blocks, weights of unit norm, a categorical critic, rewards
-scaled so that returns fit its support, exploration noise that is held, few updates on big batches.
+scaled to the critic's support, temporally correlated exploration noise, few updates on large
+batches.
 
     p   = distribution of (r / s + d (z - alpha log pi(a'|s'))),   z from target critic j(s', a')
     L_Q = sum_i CE(p, Z_i(s, a)),   j: the target critic of the smaller mean
     L_pi = E (alpha log pi(a~|s) - min_i E Z_i(s, a~))
 
-The critics judge (s, a) and (s', a') in one pass, so that batch statistics are those of both
-(CrossQ); the policy and the temperature learn at every second update. The entropy sought is that of
-a normal of deviation `target_std`: log(target_std sqrt(2 pi e)) per action element.
+The critics evaluate (s, a) and (s', a') in one pass, so that batch normalisation uses statistics of
+both (CrossQ). The policy and the temperature are updated at every second update. The target entropy
+is that of a normal distribution with std `target_std`: log(target_std sqrt(2 pi e)) per action
+element.
 
-Ours, where the paper has it otherwise: s is a running maximum over batches of
-headroom E|r| / (1 - E d) / high, an estimate of the return that needs rows only (the authors follow
-each episode's return); critics start as a normal of deviation high / 5 around 0, not uniform, which
-halves the noise of their first thousand updates; learning rates are constant; no mixed precision.
+Differences from the paper: s is the running maximum over batches of headroom E|r| / (1 - E d) /
+high, an estimate of the return that needs only transitions (the authors track episode returns);
+critics are initialised to a normal distribution with mean 0 and std high / 5, not uniform, which
+halves the noise of the first thousand updates; learning rates are constant; no mixed precision.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from policies.networks.residual_blocks import Blocks
 
 @dataclass(frozen=True)
 class Config:
-    """`width`, `depth`, `expansion`: of the critics' blocks; `atoms` from -`high` to `high`;
-    `headroom`: how many mean returns the support holds; `scale`: s, or None to estimate it.
-    `target_std`: see above; `target_entropy` per action element instead, where given. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+    """`width`, `depth`, `expansion`: of the critics' residual blocks; `atoms`: number of atoms from
+    -`high` to `high`; `headroom`: upper end of the support in units of the mean return; `scale`: s
+    (None: estimated). `target_std`: see above; `target_entropy`: per action element, replaces
+    `target_std` if given. `compile` and `cuda_graph` change speed only and are for GPUs."""
 
     batch_size: int = 512
     gamma: float = 0.99
@@ -69,7 +71,8 @@ class Config:
 
 
 class BlockCritic(nn.Module):
-    """Logits [n, N, atoms] of the return, from every observation and actions [N, size]."""
+    """Categorical critics: logits [n, N, atoms] of the return for observations and actions
+    [N, size]; uses all observations."""
 
     def __init__(self, spec: Spec, size: int, n: int, config: Config) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ class BlockCritic(nn.Module):
             config.expansion,
         )
         with torch.no_grad():
-            z = torch.linspace(-5, 5, config.atoms)  # deviations
+            z = torch.linspace(-5, 5, config.atoms)  # in units of the standard deviation
             self.net.bias.copy_((-z.square() / 2).expand_as(self.net.bias))
 
     def forward(self, obs: Tensors, action: Tensor, fresh: bool) -> Tensor:
@@ -91,7 +94,8 @@ class BlockCritic(nn.Module):
 
 
 class Flashsac(DelayedActorCritic):
-    """`update` is one critic step and, when it is due, one policy step on the same rows."""
+    """`update` is one critic step and, every `policy_delay` updates, one policy step on the same
+    transitions."""
 
     data = "off_policy"
     policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -102,9 +106,9 @@ class Flashsac(DelayedActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, BlockGaussian):
-            raise ConfigError("this learner needs a policy of blocks: policy=block_gaussian")
+            raise ConfigError("learner=flashsac needs policy=block_gaussian")
         if config.policy_delay < 1:
-            raise ConfigError("policy_delay should be at least 1 (every update)")
+            raise ConfigError("policy_delay must be at least 1 (every update)")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         self.support = Support(-config.high, config.high, config.atoms)
@@ -159,8 +163,8 @@ class Flashsac(DelayedActorCritic):
     def _backup(
         self, reward: Tensor, discount: Tensor, log_prob: Tensor, obs: Tensors, actions: Tensor
     ) -> Tensor:
-        """What the critics should answer [N, K]; the second halves of `obs` and `actions` follow
-        on the first."""
+        """The critics' target distribution [N, K]; `obs` and `actions` hold (s, a) in their first
+        half and (s', a') in the second."""
         logits = self.target(obs, actions, fresh=True)[:, len(reward) :]
         entropy = self.log_alpha.exp() * log_prob
         reward = reward / self.scale.clamp(min=1e-6) - discount * entropy
@@ -185,7 +189,7 @@ class Flashsac(DelayedActorCritic):
 
 
 def target_entropy(config: Config) -> float:
-    """The entropy sought per action element."""
+    """The target entropy per action element."""
     if config.target_entropy is not None:
         return config.target_entropy
     return math.log(config.target_std * math.sqrt(2 * math.pi * math.e))

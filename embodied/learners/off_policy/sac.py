@@ -1,14 +1,14 @@
-"""SAC: soft actor-critic, with the options that make it RLPD or REDQ.
+"""SAC: soft actor-critic (Haarnoja et al., 2018), with the options of REDQ and RLPD.
 
-Haarnoja et al. (2018); REDQ, Chen et al. (2021): n critics, a random subset in the target, many
-updates a step; RLPD, Ball et al. (2023): LayerNorm, half of every batch from demonstrations.
+REDQ (Chen et al., 2021): n critics, a random subset of them in the target, many updates per step.
+RLPD (Ball et al., 2023): LayerNorm, half of every batch from demonstrations.
 
     y   = r + d (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(.|s')
     L_Q = sum_i E (Q_i(s, a) - y)^2
     L_pi = E (alpha log pi(a~|s) - Q(s, a~)),   L_alpha = -alpha E (log pi(a~|s) + H)
 
-Transitions carry their own discount d (gamma^k, 0 after a termination), so chunks and n-step
-returns need no code here.
+Each transition has its own discount d (gamma^k, 0 after a termination), so action chunks and n-step
+returns need no special code here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from policies.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class Config:
-    """`utd` critic steps an update, each on its own `batch_size` rows; `subset` of the `critics` in
-    the target. `target_entropy`: per action element (the usual total of -A is -1 here). `compile`
-    and `cuda_graph` change speed only and are for GPUs (compiled, a CPU took 27% longer)."""
+    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
+    of the `critics` the target uses. `target_entropy`: per action element (the usual -A is -1
+    here). `compile` and `cuda_graph` change speed only and are for GPUs (`compile` is 27% slower on
+    a CPU)."""
 
     batch_size: int = 256
     utd: int = 1
@@ -56,7 +57,7 @@ class Config:
 
 
 class Sac(ActorCritic):
-    """`update` takes utd * batch_size rows: utd critic steps on slices, then one actor step."""
+    """`update` takes utd * batch_size transitions: utd critic steps on slices, one actor step."""
 
     data = "off_policy"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -112,7 +113,7 @@ class Sac(ActorCritic):
         )
         q = self.target(following, action)
         if self.config.subset < self.config.critics:
-            # Not randperm: it waits for the device, and a CUDA graph would replay one draw.
+            # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
             scores = torch.rand(self.config.critics, device=q.device)
             q = q.index_select(0, scores.topk(self.config.subset).indices)
         alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0

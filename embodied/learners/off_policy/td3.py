@@ -4,12 +4,14 @@
     y   = r + d min_i Q'_i(s', a~)
     L_Q = sum_i E (Q_i(s, a) - y)^2,   L_mu = -E Q_1(s, mu(s))
 
-The policy and its target are updated every `policy_delay` critic updates. Transitions carry their
-own discount d (gamma^k, 0 after a termination), so chunks and n-step returns need no code here.
+The policy and its target are updated every `policy_delay` critic updates. Each transition has its
+own discount d (gamma^k, 0 after a termination), so action chunks and n-step returns need no special
+code here.
 
-For many parallel environments (FastTD3, Seo et al., 2025) critics predict a distribution over
-`atoms`, learn that of the target critic with the smaller mean by cross entropy, and the policy
-maximises the smaller mean; its noise differs between environments (`std_range` of the policy).
+FastTD3 (Seo et al., 2025), for many parallel environments: critics predict a distribution over
+`atoms` and are trained by cross entropy on that of the target critic with the smaller mean; the
+policy maximises the smaller mean, and its exploration noise differs between environments (the
+policy's `std_range`).
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from policies.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Config:
-    """Counts are of updates (one critic step each): the policy learns at every `policy_delay`-th
-    after the first `actor_start`, the target critics follow at every `target_delay`-th.
+    """`policy_delay`: the policy is trained at every such update (one critic step each) after the
+    first `actor_start`; `target_delay`: the same for the target critics.
 
-    `weight_decay`: L2, inside Adam's gradient; `target_noise` and `noise_clip` in units of half the
-    action range; `critic_obs`: the observations that critics see (None: all); `atoms` above 0: a
-    categorical critic, its atoms spread over `values`, lowest to highest return. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+    `weight_decay`: L2, added to the gradient; `target_noise`, `noise_clip`: in units of half the
+    action range; `critic_obs`: the critics' observations (None: all); `atoms` > 0: categorical
+    critics with atoms spaced over `values` (lowest, highest return). `compile` and `cuda_graph`
+    change speed only and are for GPUs."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -66,7 +68,8 @@ class Config:
 
 
 class Td3(DelayedActorCritic):
-    """`update` is one critic step and, when it is due, one policy step on the same rows."""
+    """`update` is one critic step and, every `policy_delay` updates, one policy step on the same
+    transitions."""
 
     data = "off_policy"
     policy: Deterministic  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,11 +80,9 @@ class Td3(DelayedActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, Deterministic):
-            raise ConfigError(
-                "this learner improves one action per observation: policy=deterministic"
-            )
+            raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
         if min(config.policy_delay, config.target_delay) < 1:
-            raise ConfigError("policy_delay and target_delay should be at least 1 (every update)")
+            raise ConfigError("policy_delay and target_delay must be at least 1 (every update)")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critic = Critic(

@@ -1,1 +1,1 @@
-"""Learners that also work on a fixed dataset: IQL, ReBRAC, Cal-QL, FQL, Q-chunking."""
+"""Offline RL learners (fixed dataset, then online): IQL, ReBRAC, Cal-QL, FQL, Q-chunking."""

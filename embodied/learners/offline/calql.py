@@ -1,15 +1,15 @@
-"""Cal-QL: conservative Q-learning calibrated by observed returns; offline, then online.
+"""Cal-QL: calibrated conservative Q-learning (Nakamoto et al., 2023); offline, then online.
 
-Nakamoto et al. (2023), on CQL (Kumar et al., 2020) and SAC. Values of actions outside the data are
-pushed down, those of the data's actions up, but the policy's own values no lower than the data's
-returns to go R: a start from which online learning does not first have to unlearn.
+Based on CQL (Kumar et al., 2020) and SAC. Q-values of out-of-distribution actions are pushed down
+and those of dataset actions up, but the policy's Q-values not below the dataset's returns-to-go R.
+This avoids the initial drop in performance when training continues online.
 
     L_Q = SAC's + alpha sum_i E [ logsumexp_a~ q_i(s, a~) - Q_i(s, a) ]
     q_i(s, a~) = max(Q_i(s, a~), R) - log pi(a~)     a~ ~ pi(.|s) and pi(.|s')
                = Q_i(s, a~) + A log 2                a~ uniform in [-1, 1]^A
 
-The logarithm of each sample's density makes the sum an estimate of log integral exp Q. Without
-`calibrate` it is CQL.
+With the log-density of each sample, the sum is an importance-sampled estimate of log integral
+exp Q. Without `calibrate` it is CQL.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from embodied.learners.off_policy import sac
 
 @dataclass(frozen=True)
 class Config(sac.Config):
-    """SAC's settings and: `conservative`, alpha; `samples` of each of the three kinds of actions;
-    `calibrate`: hold the policy's values above the returns seen (false: CQL)."""
+    """The settings of SAC and: `conservative`: alpha; `samples`: actions of each of the three
+    kinds; `calibrate`: bound the policy's Q-values below by the dataset's returns (false: CQL)."""
 
     entropy_in_backup: bool = False
     conservative: float = 5.0
@@ -39,7 +39,7 @@ class Config(sac.Config):
 
 
 class CalQl(sac.Sac):
-    """`update` as SAC's; rows need `returns` where values are calibrated."""
+    """`update` as in SAC; with `calibrate`, transitions need the column `returns`."""
 
     data = "offline"
 
@@ -61,8 +61,8 @@ class CalQl(sac.Sac):
 
     @torch.no_grad()
     def _elsewhere(self, obs: Tensors, following: Tensors) -> tuple[Tensor, Tensor]:
-        """Actions [N, 3 K, size] of the policy here, of the policy there and uniform ones, and the
-        logarithms [N, 3 K] of their densities."""
+        """Sampled actions [N, 3 K, size]: of the policy at s, of the policy at s', and uniform; and
+        their log-densities [N, 3 K]."""
         k = self.settings.samples
         actions: list[Tensor] = []
         log_probs: list[Tensor] = []
@@ -79,8 +79,8 @@ class CalQl(sac.Sac):
 
 
 def calibrated(q: Tensor, log_prob: Tensor, floor: Tensor | None) -> Tensor:
-    """Terms [E, N, 3 K] of the log sum; `q` of the same shape, the last K of uniform actions, and
-    `floor` [N] below which the others' values are not pushed (None: nowhere)."""
+    """Terms [E, N, 3 K] of the logsumexp. `q` has the same shape, the last K of uniform actions;
+    `floor` [N]: lower bound of the Q-values of the other actions (None: no bound)."""
     if floor is not None:
         own = 2 * q.shape[2] // 3
         held = torch.maximum(q[:, :, :own], floor[:, None])

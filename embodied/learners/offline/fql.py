@@ -1,14 +1,14 @@
 """FQL: flow Q-learning (Park et al., 2025), offline and online.
 
-A flow v imitates, a one-step network mu is distilled from it and improved by the critics; nothing
-is differentiated through the integration. With z, z' ~ N(0, I):
+A flow policy v is trained by imitation; a one-step policy mu is distilled from it and maximises Q.
+No gradient passes through the flow's integration. With z, z' ~ N(0, I):
 
     y    = r + d agg_i Q'_i(s', clip mu(s', z'))
     L_Q  = sum_i E (Q_i(s, a) - y)^2
     L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
 
-lambda = 1, or 1 / sg mean |Q|, so that alpha means the same in every environment. Transitions carry
-their own discount d and may be chunks.
+lambda = 1, or 1 / sg mean |Q|, which makes alpha independent of the reward scale. Each transition
+has its own discount d; actions may be chunks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from policies.generative.one_step import OneStep
 
 @dataclass(frozen=True)
 class Config:
-    """`alpha`: weight of the distillation, the setting that decides (with `normalize_q` 0.03 to 10,
-    without it 10 to 1,000); `aggregate`: of the target critics. `compile` and `cuda_graph` change
-    speed only and are for GPUs."""
+    """`alpha`: weight of the distillation, the most important setting (with `normalize_q` 0.03 to
+    10, without it 10 to 1,000); `aggregate`: mean or min of the target critics. `compile` and
+    `cuda_graph` change speed only and are for GPUs."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -53,7 +53,8 @@ class Config:
 
 
 class Fql(ActorCritic):
-    """`update` is a critic step and a step of flow and one-step network, on the same rows."""
+    """`update` is one critic step and one step of the flow and the one-step policy, on the same
+    transitions."""
 
     data = "offline"
     policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -63,7 +64,7 @@ class Fql(ActorCritic):
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         if not isinstance(policy, OneStep):
-            raise ConfigError("this learner distils a flow into one step: policy=one_step")
+            raise ConfigError("learner=fql needs a one-step policy: policy=one_step")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.add_critic(
@@ -102,7 +103,7 @@ class Fql(ActorCritic):
         return torch.addcmul(reward, discount, value)
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """The three terms, alpha not yet applied."""
+        """The three terms of L_pi, without alpha."""
         obs, rows = under(batch, "obs"), behaviour(batch, self.policy)
         noise = self.policy.sample_noise(batch["reward"].shape[0], True)
         action = self.policy(obs, noise)
@@ -119,6 +120,6 @@ class Fql(ActorCritic):
 
 
 def value_loss(q: Tensor, normalize: bool) -> Tensor:
-    """-mean Q, divided by the mean of |Q| where asked; `q` [N]."""
+    """-mean Q, divided by mean |Q| if `normalize`; `q` [N]."""
     scale = 1 / q.detach().abs().mean().clamp(min=1e-6) if normalize else 1.0
     return -scale * q.mean()

@@ -1,15 +1,15 @@
-"""IQL: implicit Q-learning, without values of actions that are not in the data.
+"""IQL: implicit Q-learning (Kostrikov, Nair and Levine, 2022), offline and online.
 
-Kostrikov, Nair and Levine (2022). V is an upper expectile of Q over the data's actions, Q backs up
-V, and the policy imitates the data's actions, the better ones more (advantage-weighted regression).
+Q is never evaluated at out-of-dataset actions: V is an upper expectile of Q over dataset actions,
+the target of Q uses V, and the policy is extracted by advantage-weighted regression.
 
     L_V  = E |tau - 1[u < 0]| u^2,   u = min_i Q'_i(s, a) - V(s)
     L_Q  = sum_i E (r + d V(s') - Q_i(s, a))^2
     L_pi = E min(exp(beta u), 100) imitation(s, a)
 
-`imitation` is the policy's own loss, so that any policy can be extracted: with policy=gaussian
-policy.imitate=nll it is the paper's -log pi(a|s), deterministic and flow policies regress. Rows
-bring their own discount d (gamma^k, 0 after a termination).
+`imitation` is the policy's own loss, so any policy with a loss can be extracted: with
+policy=gaussian policy.imitate=nll it is the paper's -log pi(a|s); deterministic and flow policies
+use regression losses. Each transition has its own discount d (gamma^k, 0 after a termination).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from policies.networks.encoders import Encoder
 
 @dataclass(frozen=True)
 class Config:
-    """`expectile` tau: 0.5 values the data's average action, towards 1 its best; `beta`: inverse
-    temperature of the policy, in units of 1 / value; `clip`: the largest weight; `cosine`: the
-    policy's rate falls to 0 along a cosine over the run. `compile` and `cuda_graph` change speed
-    only and are for GPUs."""
+    """`expectile`: tau; 0.5 is the mean over dataset actions, towards 1 it approaches the maximum;
+    `beta`: inverse temperature of the policy, in units of 1 / value; `clip`: the largest weight;
+    `cosine`: decay the policy's learning rate to 0 along a cosine over the run. `compile` and
+    `cuda_graph` change speed only and are for GPUs."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -61,7 +61,7 @@ class Config:
 
 
 class Value(nn.Module):
-    """V(s) [N] of everything that critics see."""
+    """State-value function V(s) [N]; uses all observations, as critics do."""
 
     def __init__(self, spec: Spec, hidden: Sequence[int], layer_norm: bool) -> None:
         super().__init__()
@@ -73,7 +73,8 @@ class Value(nn.Module):
 
 
 class Iql(GradientLearner):
-    """`update` is one step of the value, the policy and the critics on the same rows."""
+    """`update` is one step of the value function, the policy and the critics on the same
+    transitions."""
 
     data = "offline"
     critic: Critic
@@ -84,9 +85,11 @@ class Iql(GradientLearner):
         if spec.act.dtype != "float32":
             raise ConfigError("this learner needs continuous actions")
         if type(policy).loss is Policy.loss:
-            raise ConfigError("this learner imitates the better actions: the policy needs a loss")
+            raise ConfigError(
+                "learner=iql extracts the policy by imitation: the policy needs a loss"
+            )
         if not 0 < config.expectile < 1:
-            raise ConfigError(f"expectile={config.expectile} should be between 0 and 1")
+            raise ConfigError(f"expectile={config.expectile} must be between 0 and 1")
         self.config, self.policy, self.act = config, policy, spec.act
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         self.done, self.total = 0, max(total_steps, 1)
@@ -118,19 +121,19 @@ class Iql(GradientLearner):
             group["lr"] = lr
         elif isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
-        else:  # a graph would keep the number that it was recorded with
+        else:  # a CUDA graph would keep the value at recording
             group["lr"] = torch.tensor(lr, device=like.device)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         losses, metrics = self._losses(batch)
-        losses.sum().backward()  # three losses of three sets of parameters
+        losses.sum().backward()  # their parameters are disjoint
         for adam in self.optims.values():
             adam.step()
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
-        """The losses of value, policy and critics [3], and metrics."""
+        """The losses [3] of value function, policy and critics, and metrics."""
         obs, config = under(batch, "obs"), self.config
         with torch.no_grad():
             best = self.target(obs, batch["action"]).amin(0)
@@ -158,7 +161,7 @@ class Iql(GradientLearner):
         return losses, metrics
 
     def _shown(self, batch: Tensors) -> Tensors:
-        """Rows as the policy's loss takes them."""
+        """The transitions in the form of the policy's imitation loss."""
         action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
         valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
         return {**batch, "action": action, "valid": valid}
@@ -177,7 +180,8 @@ class Iql(GradientLearner):
 
 
 def expectile_loss(gap: Tensor, tau: float) -> Tensor:
-    """Mean of |tau - 1[gap < 0]| gap^2, `gap` [N] = Q - V: least at V = the tau-expectile of Q."""
+    """Mean of |tau - 1[gap < 0]| gap^2, `gap` [N] = Q - V; minimal where V is the tau-expectile of
+    Q."""
     return (torch.where(gap < 0, 1 - tau, tau) * gap.square()).mean()
 
 
@@ -187,5 +191,5 @@ def awr_weight(advantage: Tensor, beta: float, clip: float) -> Tensor:
 
 
 def falling(progress: float) -> float:
-    """From 1 at progress 0 to 0 at 1 along half a cosine, and no further."""
+    """Half-cosine decay from 1 at progress 0 to 0 at progress 1, then 0."""
     return 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))

@@ -1,13 +1,14 @@
 """Q-chunking: values of action chunks, proposed by a BC flow policy (QC; Li et al., 2025).
 
-A row is a chunk a of h steps: R its discounted reward, d = gamma^h (0 after a termination).
+A transition holds a chunk a of h steps: R its discounted reward, d = gamma^h (0 after a
+termination).
 
-    a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the critics that learn
-    y    = R + d agg_i Q'_i(s', a'),              by their slow averages
-    L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all rows
+    a'   = argmax_{i <= N} Q(s', ODE(s', z_i)),   by the trained critics
+    y    = R + d agg_i Q'_i(s', a'),              by the target critics
+    L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all transitions
 
-Acting is the same argmax. Steps that are each h long are unbiased h-step backups, and exploring by
-whole chunks is coherent.
+Acting uses the same argmax. Chunked actions give unbiased h-step backups and temporally coherent
+exploration.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from policies.wrappers.best_of_n import BestOfN, select_by_q
 
 @dataclass(frozen=True)
 class Config:
-    """`aggregate`: of the target critics; how many critics and candidates there are is the
-    policy's to say. `compile` and `cuda_graph` change speed only and are for GPUs."""
+    """`aggregate`: mean or min of the target critics. The numbers of critics and candidates are
+    settings of the policy. `compile` and `cuda_graph` change speed only and are for GPUs."""
 
     batch_size: int = 256
     gamma: float = 0.99
@@ -46,7 +47,7 @@ class Config:
 
 
 class QChunking(ActorCritic):
-    """`update` is a critic step and a cloning step, on the same rows."""
+    """`update` is one critic step and one BC step of the base policy, on the same transitions."""
 
     data = "offline"
     policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -54,7 +55,7 @@ class QChunking(ActorCritic):
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__()
         if type(policy) is not BestOfN:
-            raise ConfigError("this learner chooses among a policy's candidates: policy=best_of_n")
+            raise ConfigError("learner=qchunking needs candidate chunks: policy=best_of_n")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.add_critic(policy.critic.requires_grad_(True))

@@ -1,15 +1,15 @@
-"""ReBRAC: TD3 with behaviour regularisation of the actor and, separately, of the critic.
+"""ReBRAC: TD3 with separate behaviour regularisation of actor and critic; offline and online.
 
-Tarasov, Kurenkov, Nikulin and Kolesnikov (2023), after BRAC (Wu et al., 2019); TD3+BC (Fujimoto
-and Gu, 2021) is a setting of it (td3_bc.yaml). With a' the data's next action and a~' the target
-policy's, noise included:
+Tarasov, Kurenkov, Nikulin and Kolesnikov (2023), after BRAC (Wu et al., 2019). TD3+BC (Fujimoto
+and Gu, 2021) is a special case (td3_bc.yaml). With a' the dataset's next action and a~' the target
+policy's noisy action:
 
     y    = r + d (min_i Q'_i(s', a~') - beta_c |a~' - a'|^2)
     L_Q  = sum_i E (Q_i(s, a) - y)^2
     L_mu = E beta_a |mu(s) - a|^2 - E min_i Q_i(s, mu(s)) / mean |Q|
 
-Where the data do not say what came next (their last row before a time limit) the critic's penalty
-is left out.
+Where the dataset has no next action (the last transition before a time limit), the critic's penalty
+is omitted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from embodied.learners.off_policy import td3
 
 @dataclass(frozen=True)
 class Config(td3.Config):
-    """TD3's settings and: `actor_bc` and `critic_bc`, how much a squared distance from the data's
-    action costs, summed over the action's elements or (`distance: mean`) averaged; `value`: the
-    policy climbs the smallest of the critics or the first of them."""
+    """The settings of TD3 and: `actor_bc`, `critic_bc`: weights beta_a, beta_c of the squared
+    distance to the dataset's action, summed over action elements or (`distance: mean`) averaged;
+    `value`: whether the policy maximises the minimum of the critics or the first critic."""
 
     layer_norm: bool = True
     actor_bc: float = 0.01
@@ -42,13 +42,13 @@ class Config(td3.Config):
 
 
 class Rebrac(td3.Td3):
-    """`update` as TD3's; rows need `next_action` where the critic is penalised."""
+    """`update` as in TD3; with `critic_bc` > 0, transitions need the column `next_action`."""
 
     data = "offline"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if config.atoms:
-            raise ConfigError("this learner's critics answer with one number: atoms=0")
+            raise ConfigError("learner=rebrac has no categorical critics: set learner.atoms=0")
         super().__init__(config, policy, spec)
         self.settings = config
         self.columns = ("next_action",) if config.critic_bc else ()
@@ -60,7 +60,7 @@ class Rebrac(td3.Td3):
             action = self._explored(self.target_policy(following))
             value = self.target(following, action).amin(0)
             if self.settings.critic_bc:
-                # Unknown next actions are NaN: those rows keep their own value.
+                # Unknown next actions are NaN: no penalty there.
                 apart = self._distance(action, batch["next_action"]).nan_to_num(0.0)
                 value = value - self.settings.critic_bc * apart
             backup = torch.addcmul(batch["reward"], batch["discount"], value)
@@ -84,5 +84,6 @@ class Rebrac(td3.Td3):
 
 
 def behaved_loss(q: Tensor, apart: Tensor, weight: float) -> Tensor:
-    """mean(weight * apart - q / mean |q|), all [N]: values count in units of their own size."""
+    """mean(weight * apart - q / mean |q|), all [N]; the division makes `weight` independent of the
+    reward scale."""
     return weight * apart.mean() - q.mean() / q.detach().abs().mean()

@@ -1,13 +1,14 @@
 """Generalised advantage estimation (GAE) and PPO's clipped objective.
 
-Generalised advantage estimation (Schulman et al., 2016) over decisions with their own discounts,
-and proximal policy optimisation's loss (Schulman et al., 2017):
+GAE (Schulman et al., 2016) over decisions with individual discounts, and the loss of PPO (Schulman
+et al., 2017):
 
     delta_t = r_t + d_t V(s'_t) - V(s_t),    A_t = delta_t + lambda d_t A_{t+1}
     L = -min(rho A, clip(rho, 1 - eps, 1 + eps) A),    rho = pi(a|s) / pi_old(a|s)
 
-d is gamma^k (k steps of a chunk), 0 after a termination. s' is the true successor, so a time
-limit is bootstrapped from where it cut the episode; the sum over later decisions stops there.
+d is gamma^k (k steps of a chunk), 0 after a termination. s' is the true next observation, so a
+truncated episode is bootstrapped from its last observation; the sum over later decisions ends
+there.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def gae(
     next_value: Tensor,
     lam: float,
 ) -> Tensor:
-    """Advantages [T, B], zero where not `valid`; the value's targets are advantage + value.
+    """Advantages [T, B], zero where not `valid`; value targets are advantage + value.
 
-    All [T, B]; `ended` (bool): the episode ended with this decision, for whatever reason.
+    All arguments are [T, B]; `ended` (bool): the episode ended with this decision (terminated or
+    truncated).
     """
     delta = (reward + discount * next_value - value) * valid
     trace = lam * discount * (valid & ~ended)
@@ -49,8 +51,8 @@ def clip_loss(
 
 
 def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Half the squared error, elementwise; with `clip` above 0 the larger of it and the error of a
-    value that is at most `clip` away from `old`."""
+    """Half the squared error, elementwise; with `clip` > 0 the maximum of it and the error of the
+    value clipped to `old` +- `clip`."""
     error = (value - target).square()
     if clip:
         held = old + (value - old).clamp(-clip, clip)
@@ -59,12 +61,12 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: float) -> Tenso
 
 
 def normalized(advantage: Tensor, share: Tensor) -> Tensor:
-    """Zero mean and unit deviation; `share` [..] is the weight of each element, 1 in total (0: it
-    does not count)."""
+    """Advantages with zero mean and unit standard deviation; `share`: weight of each element, with
+    sum 1 (0: ignored)."""
     centred = advantage - (advantage * share).sum()
     return centred * torch.rsqrt((centred.square() * share).sum() + 1e-16)
 
 
 def variance(values: Tensor, share: Tensor) -> Tensor:
-    """Of elements with weights `share`, 1 in total."""
+    """Weighted variance; the weights `share` sum to 1."""
     return ((values - (values * share).sum()).square() * share).sum()

@@ -1,6 +1,6 @@
-"""Learning-rate schedules of PPO, and clipping of the gradient's norm.
+"""Learning-rate schedules of PPO, and gradient-norm clipping.
 
-Rates are tensors, so that a step that is recorded as a CUDA graph can change them on the device.
+Learning rates are tensors, so that an update recorded as a CUDA graph can change them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Schedule = Literal["constant", "linear", "cosine", "adaptive"]
 
 
 class LearningRates(nn.Module):
-    """The rates of several optimisers, `base_lrs` times one common `lr_scale`."""
+    """The learning rates of several optimisers: `base_lrs` times a common factor `lr_scale`."""
 
     base_lrs: Tensor
     lr_scale: Tensor
@@ -30,7 +30,7 @@ class LearningRates(nn.Module):
         self.register_buffer("lr_scale", torch.tensor(1.0))
 
     def schedule(self, progress: float) -> None:
-        """Set the scale for the share `progress` of the run that is over."""
+        """Set the factor for `progress`, the completed share of the run."""
         left = 1 - min(progress, 1.0)
         if self.kind == "linear":
             self.lr_scale.fill_(left)
@@ -38,8 +38,8 @@ class LearningRates(nn.Module):
             self.lr_scale.fill_(0.5 - 0.5 * math.cos(math.pi * left))
 
     def adapt(self, kl: Tensor, target: float) -> None:
-        """Raise the rates by half if the divergence of an update is below half its target, lower
-        them by a third if it is above twice the target (Rudin et al., 2022)."""
+        """Multiply the rates by 1.5 if the KL divergence of an update is below half the target,
+        divide them by 1.5 if it is above twice the target (Rudin et al., 2022)."""
         scale = self.lr_scale
         lower = torch.where(kl > 2 * target, scale / 1.5, scale)
         scale.copy_(torch.where(kl < target / 2, scale * 1.5, lower))
@@ -55,8 +55,8 @@ class LearningRates(nn.Module):
 
 
 def clip_norm(grads: list[Tensor], most: float) -> Tensor:
-    """Scale gradients so that their total norm is at most `most`; returns the norm before. Never
-    waits for the device."""
+    """Clip gradients in place to the total norm `most`; returns the norm before clipping. Never
+    synchronises with the device."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))  # pyright: ignore[reportPrivateImportUsage]
     torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1))  # pyright: ignore[reportPrivateImportUsage]
     return norm

@@ -2,8 +2,8 @@
 
     L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] + c_v E[ (V(s) - R)^2 ] / 2 - c_h E[ H(pi) ]
 
-rho = pi(a|s) / pi_old(a|s); A and R = A + V_old by generalised advantage estimation (gae.py), which
-bootstraps from the true next observation at a time limit. Each batch is used for several epochs of
+rho = pi(a|s) / pi_old(a|s); A and R = A + V_old are computed by GAE (gae.py), which bootstraps from
+the true next observation at a time limit. Each batch is used for several epochs of
 shuffled minibatches. Recurrent policies are evaluated on whole sequences, with minibatches of
 parallel environments.
 """
@@ -76,7 +76,7 @@ class Config:
 
 
 class Ppo(GradientLearner):
-    """On-policy: `update` makes `epochs` passes over a batch [T, B] of the newest decisions."""
+    """PPO: `update` makes `epochs` passes over a batch [T, B] of the current policy's decisions."""
 
     data = "on_policy"
     renamed_state: ClassVar = {"rates": "lr.base_lrs", "pace": "lr.lr_scale", **STATS}
@@ -96,12 +96,12 @@ class Ppo(GradientLearner):
                 "policy=categorical"
             )
         if config.schedule in ("linear", "cosine") and not total_decisions:
-            raise ConfigError(f"schedule={config.schedule} needs to know the length of the run")
+            raise ConfigError(f"schedule={config.schedule} needs the length of the run")
         self.config, self.policy = config, policy
         self.horizon, self.batch_size = config.horizon, config.batch_size
         self.gamma = config.gamma
         self.total, self.done = total_decisions, 0
-        # The rest of a chunk is not executed and had no part in the reward.
+        # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
         self.played = None if execute is None else execute * spec.act.size
         self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
@@ -134,7 +134,7 @@ class Ppo(GradientLearner):
         if self.played is not None and batch["action"].ndim > 2:
             batch["action"] = batch["action"][..., : self.played]
         new = self.done == 0 and not self.actor_stats.given
-        if new:  # the output of a new policy hardly depends on observations: ratios stay near 1
+        if new:  # a new policy's output hardly depends on observations: ratios stay near 1
             self._observe(batch)
         self._set_rates()
         table, metrics = self._table(batch, carry)
@@ -196,7 +196,7 @@ class Ppo(GradientLearner):
         return old, value, after, {}
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
-        """The same for recurrent policies, and the hidden states at the start of the sequences."""
+        """As `_evaluate`, for recurrent policies; also the initial hidden states of sequences."""
         first, rows = batch["first"], batch["first"].shape[1]
         critic = cast(RecurrentValue, self.value)
         if len(self.memory) != rows:

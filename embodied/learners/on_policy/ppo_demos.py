@@ -1,13 +1,14 @@
 """PPO with demonstrations: behaviour cloning before PPO and after each of its updates.
 
-Offline data for procedurally generated environments (Andres et al., 2023): two trajectories of
-MiniGrid can be enough. First `bc_pretrain_steps` steps of behaviour cloning; then `critic_warmup`
-updates of the critic alone, as an untrained critic would spoil the policy; then PPO, with
-`bc_steps` more cloning steps after each update, decayed to 0 over the share `bc_decay` of the run:
+PPO with offline data, for procedurally generated environments (Andres et al., 2023); on MiniGrid
+two demonstrations can be enough. First `bc_pretrain_steps` steps of behaviour cloning; then
+`critic_warmup` critic-only updates, as advantages of an untrained critic would degrade the policy;
+then PPO with `bc_steps` BC steps after each update, decayed to 0 over the share `bc_decay` of the
+run:
 
     L = - mean log pi(a | o)     over (o, a) of the demonstrations
 
-or the policy's own `loss`: a diagonal Gaussian regresses its mean.
+or the policy's own `loss`: a diagonal Gaussian policy regresses its mean.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from embodied.nn.optim import Adam, Optimizer
 @dataclass(frozen=True)
 class Config(ppo.Config):
     """`bc_pretrain_steps`, `critic_warmup`, `bc_steps`: as above, 0 for none; `bc_decay` 0: no
-    decay; cloning uses batches of `bc_batch_size` chunks and the learning rate `bc_lr`."""
+    decay; BC uses batches of `bc_batch_size` chunks and the learning rate `bc_lr`."""
 
     bc_pretrain_steps: int = 1000
     critic_warmup: int = 5
@@ -46,9 +47,9 @@ class Config(ppo.Config):
 
 
 class PpoDemos(Ppo):
-    """`set_demonstrations` provides the demonstrations; without any it is PPO.
+    """PPO with demonstrations; without a call of `set_demonstrations` it is PPO.
 
-    The first batch, collected before cloning, only updates the normalisers.
+    The first batch, collected before BC, only updates the normalisers.
     """
 
     rows = "chunks"
@@ -64,19 +65,21 @@ class PpoDemos(Ppo):
     ) -> None:
         super().__init__(config, policy, spec, total_decisions, execute)
         if self.recurrent or not hasattr(policy, "loss"):
-            raise ConfigError("this learner needs a policy without memory that can imitate")
+            raise ConfigError(
+                "this learner needs a policy without memory and with an imitation loss"
+            )
         if config.bc_decay and not total_decisions:
-            raise ConfigError(f"bc_decay={config.bc_decay:g} needs to know the length of the run")
+            raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
-        self.register_buffer("free", torch.ones(()))  # 0 while only values learn
+        self.register_buffer("free", torch.ones(()))  # 0 during critic-only updates
         weights = [p for p in policy.parameters() if p.requires_grad]
         self.cloner = Adam(weights, config.bc_lr)
         self.shown: Tensors | None = None
         self.updates = 0
-        self.estimates = None  # its first batch says nothing about the student
+        self.estimates = None  # the first batch is of an untrained policy
 
     def set_demonstrations(self, rows: Tensors) -> None:
-        """The demonstrations' rows: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
+        """Set the demonstrations: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
         self.shown = {key: value for key, value in rows.items() if key != "episode"}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
@@ -94,7 +97,7 @@ class PpoDemos(Ppo):
         return metrics
 
     def _clone(self, steps: int) -> Tensor:
-        """So many steps; the mean loss."""
+        """Do `steps` BC steps; returns the mean loss."""
         assert self.shown is not None
         device = self.free.device
         count, losses = tt.length(self.shown), []
@@ -121,16 +124,16 @@ class PpoDemos(Ppo):
 
 
 def remaining(done: int, fade: float, total: int) -> float:
-    """Share of the steps of cloning that are still made after `done` of `total` decisions, from 1
-    to 0 over the share `bc_decay` of them (0: always 1)."""
+    """Factor of `bc_steps` after `done` of `total` decisions: decays linearly from 1 to 0 over the
+    share `fade` of them (0: always 1)."""
     return max(1 - done / (fade * total), 0.0) if fade else 1.0
 
 
 def fit_step(adam: Adam, loss: Tensor, most: float) -> None:
-    """One step of `adam` down `loss`, gradients of a norm of at most `most` (0: any)."""
+    """One step of `adam` on `loss`, with gradients clipped to the norm `most` (0: no clipping)."""
     loss.backward()
     weights = adam.param_groups[0]["params"]
-    for weight in weights:  # what the deviation of a policy's actions has no part in
+    for weight in weights:  # parameters that the loss does not use, such as the std
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     if most:

@@ -1,13 +1,13 @@
 """RAPID: PPO that also imitates its own best episodes, for sparse-reward procedural environments.
 
-Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021; the exploring baseline of Andres et al., 2023.
-An episode of T decisions with D different observations is ranked by return and exploration; N(s)
-counts how often an observation occurred in the whole of training:
+Zha, Ma, Yuan, Hu and Liu, "Rank the episodes", 2021; exploration baseline of Andres et al., 2023.
+An episode of T decisions with D distinct observations is ranked by return and exploration score;
+N(s) is the number of occurrences of an observation in all of training:
 
     S = w_0 R + w_1 D / T + w_2 1/T sum_t N(s_t)^(-1/2),    L = - mean log pi(a | o)
 
-R is the undiscounted return. At most `size` decisions of the best episodes are kept and ranked
-again with every batch, as counts grow; each of PPO's updates is followed by `bc_steps` steps on L.
+R is the undiscounted return. The buffer keeps at most `size` decisions of the best episodes, which
+are ranked again with every batch as counts grow. After each PPO update, `bc_steps` steps on L.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
 UNSEEN = ("critic/", "privileged/")  # observations that the policy does not have
-DIGEST = 16  # bytes that stand for an observation
+DIGEST = 16  # bytes of an observation's hash
 
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`size`: decisions kept. `weights` w_0, w_1, w_2; with w_2 = 0 nothing is counted (where
-    observations never repeat, counts are of no use and grow with the run). `bc_steps` steps on
+    """`size`: decisions in the buffer. `weights`: w_0, w_1, w_2; w_2 = 0 disables counting (counts
+    are useless, and grow with the run, if observations never repeat). `bc_steps` steps on
     `bc_batch_size` decisions with the learning rate `bc_lr` (0: PPO's), decayed to 0 over the share
-    `bc_decay` of the run (0: no decay). Published: 5 per episode."""
+    `bc_decay` of the run (0: no decay). The paper uses 5 steps per episode."""
 
     size: int = 10_000
     weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
@@ -54,7 +54,7 @@ class Config(ppo.Config):
 
 
 class PpoRapid(Ppo):
-    """What is kept, counted and still being played is saved: a resumed run goes on exactly."""
+    """RAPID. Checkpoints hold the buffer, the counts and running episodes, for an exact resume."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class PpoRapid(Ppo):
         if self.recurrent:
             raise ConfigError("this learner needs a policy without memory, not a recurrent one")
         if min(config.size, config.bc_batch_size) < 1:
-            raise ConfigError("learner: size and bc_batch_size should be at least 1")
+            raise ConfigError("learner.size and learner.bc_batch_size must be at least 1")
         if min(config.bc_steps, *config.weights) < 0:
-            raise ConfigError("learner: bc_steps and weights should not be below 0")
+            raise ConfigError("learner.bc_steps and learner.weights must not be negative")
         if config.bc_decay and not total_decisions:
-            raise ConfigError(f"bc_decay={config.bc_decay:g} needs to know the length of the run")
+            raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]
         self.imitator = Adam(weights, config.bc_lr or config.lr)
         self.best = EpisodeBuffer(config.size, config.weights)
-        self.open: list[Episode] = []  # of each row, what it has played of its episode
+        self.open: list[Episode] = []  # the running episode of each parallel env
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = super().update(batch)
@@ -91,7 +91,7 @@ class PpoRapid(Ppo):
         return metrics
 
     def _ended(self, batch: Tensors) -> list[Episode]:
-        """The episodes that ended in a batch [T, B], in the order of rows."""
+        """The episodes that ended in a batch [T, B], in the order of the parallel envs."""
         obs = {k: v for k, v in under(batch, "obs").items() if not k.startswith(UNSEEN)}
         rows = tt.each({**nest(obs, "obs"), "action": batch["action"]}, Tensor.cpu)
         if self.played is not None and rows["action"].ndim > 2:
@@ -112,11 +112,12 @@ class PpoRapid(Ppo):
     def _cut(
         self, row: int, mine: Tensors, reward: Tensor, first: list[bool], over: list[bool]
     ) -> list[Episode]:
-        """One row's decisions [n, ...], cut where episodes begin and end."""
+        """Append the decisions [n, ...] of parallel env `row` to its episodes; returns the finished
+        ones."""
         ended: list[Episode] = []
         begun = 0
         for at, (new, end) in enumerate(zip(first, over, strict=True)):
-            if new:  # what was open was broken off
+            if new:  # the running episode was aborted
                 self.open[row], begun = Episode(), at
             if end or at == len(first) - 1:
                 piece = slice(begun, at + 1)
@@ -129,7 +130,7 @@ class PpoRapid(Ppo):
         return ended
 
     def _imitate(self, steps: int) -> Tensor:
-        """So many steps; the mean loss."""
+        """Do `steps` BC steps; returns the mean loss."""
         losses: list[Tensor] = []
         for _ in range(steps):
             index = torch.randint(len(self.best), (self.config.bc_batch_size,))
@@ -153,8 +154,9 @@ class PpoRapid(Ppo):
 
 
 class Episode:
-    """`rows` [T, ...] of an episode and its return `ret`; once it has ended also which observation
-    each decision saw (`seen` [T], numbers of `Best`) and the share of different ones (`local`)."""
+    """The decisions `rows` [T, ...] of an episode and its return `ret`. For finished episodes also
+    the index of each decision's observation in the buffer's counts (`seen` [T]) and the share of
+    distinct observations (`local`)."""
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class Episode:
         return tt.length(self.rows) if self.rows else 0
 
     def longer(self, rows: Tensors, ret: float) -> Episode:
-        """With `rows` [n, ...] more, which returned `ret`."""
+        """This episode extended by the decisions `rows` [n, ...] with the reward sum `ret`."""
         return Episode(tt.cat([self.rows, rows] if self.rows else [rows]), self.ret + ret)
 
     def get_state(self) -> dict[str, Any]:
@@ -179,9 +181,9 @@ class Episode:
 
 
 class EpisodeBuffer:
-    """The decisions of the best episodes: `table` [n, ...], best first, n at most `size`.
+    """Buffer of the best episodes' decisions: `table` [n, ...], best first, n at most `size`.
 
-    The last episode may be there in part. Its score stays that of all of it.
+    The last episode may be truncated to fit; it keeps the score of the whole episode.
     """
 
     def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
@@ -189,21 +191,21 @@ class EpisodeBuffer:
         self.episodes: list[Episode] = []
         self.scores: list[float] = []
         self.table: Tensors = {}
-        self.number: dict[bytes, int] = {}  # of an observation
+        self.number: dict[bytes, int] = {}  # index of each observation's hash
         self.counts = np.zeros(1024, np.int64)
 
     def __len__(self) -> int:
         return tt.length(self.table) if self.table else 0
 
     def take(self, ended: list[Episode]) -> None:
-        """Episodes that have ended, in that order; what then is no longer among the best leaves."""
+        """Add finished episodes, in this order; drops those that are no longer among the best."""
         if not ended:
             return
         for episode in ended:
             self._note(episode)
         known = [*self.episodes, *ended]
         scores = self.rated(known)
-        order = sorted(range(len(known)), key=lambda at: (-scores[at], -at))  # the newer of equals
+        order = sorted(range(len(known)), key=lambda at: (-scores[at], -at))  # ties: newer first
         self.episodes, self.scores, room = [], [], self.size
         for at in order:
             if room <= 0:
@@ -214,7 +216,7 @@ class EpisodeBuffer:
         self._lay_out()
 
     def rated(self, episodes: list[Episode]) -> NDArray[np.float64]:
-        """S of each episode, with the counts as they are now."""
+        """The score S of each episode with the current counts."""
         far, near, rare = self.weights
         scores = np.array([far * each.ret + near * each.local for each in episodes])
         if rare:
@@ -227,7 +229,7 @@ class EpisodeBuffer:
         self.table = tt.each(whole, lambda leaf: leaf[: self.size])
 
     def _note(self, episode: Episode) -> None:
-        """Count what it saw."""
+        """Count the episode's observations."""
         names = digests(under(episode.rows, "obs"))
         episode.local = len(set(names)) / len(names)
         if not self.weights[2]:
@@ -255,7 +257,7 @@ class EpisodeBuffer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly from `get_state`."""
+        """Restore what `get_state` returned."""
         self.episodes = [Episode(**episode) for episode in state["episodes"]]
         self.scores = list(state["scores"])
         names = state["names"].cpu().numpy()
@@ -268,7 +270,7 @@ class EpisodeBuffer:
 
 
 def digests(obs: Tensors) -> list[bytes]:
-    """What stands for each observation [n, ...]; equal ones have equal."""
+    """A hash of each observation [n, ...]; equal observations have equal hashes."""
     flat = [
         leaf.reshape(len(leaf), -1).cpu().contiguous().numpy() for _, leaf in sorted(obs.items())
     ]

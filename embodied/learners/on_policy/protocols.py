@@ -1,4 +1,4 @@
-"""Protocols: what PPO needs of a policy."""
+"""Protocols of policies that PPO can train: StochasticPolicy, RecurrentPolicy."""
 
 from __future__ import annotations
 

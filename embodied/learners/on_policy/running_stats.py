@@ -1,10 +1,10 @@
 """Running statistics of PPO: observation normalisation and reward scaling.
 
-Mean and squared deviations of all batches so far are merged exactly (Chan et al., 1983):
+Means and sums of squared deviations of batches are merged exactly (Chan et al., 1983):
 
     n = n_a + n_b,  d = m_b - m_a,  m = m_a + d n_b / n,  S = S_a + S_b + d^2 n_a n_b / n
 
-Processes that learn together take up the batches of all of them.
+In data-parallel training every process merges the batches of all processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 from policies.networks.encoders import Encoder
 
-GIVEN = 10_000  # rows that a normaliser counts as that was set from data before
+GIVEN = 10_000  # weight, in samples, of a normaliser that was set before training
 
 
 class Moments(nn.Module):
-    """Mean and population variance [size] of all rows seen so far; nothing waits for the device."""
+    """Running mean and population variance [size]; never synchronises with the device."""
 
     count: Tensor
     mean: Tensor
@@ -29,12 +29,12 @@ class Moments(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        # Sums over a billion rows: single precision would stop counting at 16 million.
+        # float64: in float32 the sample count would stop growing at 16 million.
         for name, shape in (("count", ()), ("mean", (size,)), ("squares", (size,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def add(self, values: Tensor, valid: Tensor) -> None:
-        """Merge rows `valid` [N] (bool) of `values` [N, size]."""
+        """Merge the samples of `values` [N, size] where `valid` [N] (bool) is true."""
         weight = valid.double()[:, None]
         values = values.double()
         new, sums = weight.sum(), (values * weight).sum(0)
@@ -54,8 +54,8 @@ class Moments(nn.Module):
 
 
 class ObservationStats(Moments):
-    """The normaliser of an encoder's vectors, over everything seen so far; `given`: it was set
-    before."""
+    """Running statistics for an encoder's observation normaliser; `given`: the normaliser was
+    already set, for example by a base policy."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__(len(encoder.norm.mean))
@@ -68,7 +68,7 @@ class ObservationStats(Moments):
 
     @torch.no_grad()
     def follow(self, encoder: Encoder, obs: Tensors, valid: Tensor) -> None:
-        """Merge rows `valid` [N] of `obs` [N, ...] and set the encoder's normaliser."""
+        """Merge `obs` [N, ...] where `valid` [N] and set the encoder's normaliser."""
         if not encoder.vectors:
             return
         self.add(encoder.flat(obs), valid)
@@ -79,16 +79,17 @@ class ObservationStats(Moments):
 
 
 class RewardScaler(Moments):
-    """Rewards divided by the deviation of the running discounted return (Engstrom et al., 2020)."""
+    """Divides rewards by the running std of the discounted return (Engstrom et al., 2020)."""
 
     def __init__(self, clip: float) -> None:
         super().__init__(1)
         self.clip = clip
-        self.running = torch.empty(0)  # [B], of the episodes in progress
+        self.running = torch.empty(0)  # [B], discounted return of each running episode
 
     @torch.no_grad()
     def scale(self, reward: Tensor, discount: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
-        """Scaled rewards [T, B], after merging the returns that end in them; all [T, B]."""
+        """Merge the discounted returns up to each reward, then return scaled rewards [T, B]; all
+        arguments are [T, B]."""
         if len(self.running) != reward.shape[1]:
             self.running = torch.zeros_like(reward[0])
         passes = torch.where(valid, discount * ~ended, 1.0)
