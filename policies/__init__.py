@@ -1,1 +1,1 @@
-"""Policies with log-probabilities and simple ones; the others are in sub-packages by kind."""
+"""Policies: Gaussian, categorical, recurrent, deterministic; other kinds are in sub-packages."""

@@ -1,8 +1,8 @@
-"""BlockGaussian: tanh-squashed Gaussian on normalised residual blocks, with noise that is held.
+"""BlockGaussian: tanh-squashed Gaussian policy with normalised residual blocks and held noise.
 
-Held noise: one draw e serves for k decisions, P(k) in proportion to k^-2 for k = 1 .. `hold` (a
-truncated zeta distribution, as in FlashSAC, Kim et al., 2026; Dabney et al., 2021, repeat actions
-so). What is held is e, not the action tanh(mean(o) + std(o) e), which still follows o.
+Held noise: one noise sample e is used for k decisions, P(k) proportional to k^-2 for k = 1 ..
+`hold` (truncated zeta distribution, as in FlashSAC, Kim et al., 2026; for action repetition, Dabney
+et al., 2021). e is held, not the action tanh(mean(o) + std(o) e), which still depends on o.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from policies.networks.residual_blocks import Blocks
 
 @dataclass(frozen=True)
 class Config:
-    """`hold`: the most decisions that share one draw of noise (1: every decision draws); `log_std`:
-    bounds of log std, reached softly (the authors of FlashSAC: -10 and 2, a start with less noise);
-    `imitate`: as for Gaussian."""
+    """`hold`: maximum number of decisions with the same noise sample (1: a new sample for every
+    decision); `log_std`: soft bounds of log std (FlashSAC uses -10 and 2, which gives less initial
+    noise); `imitate`: as in `policies.gaussian`."""
 
     chunk: int = 1
     width: int = 128
@@ -42,11 +42,12 @@ class Config:
 
 
 class BlockGaussian(Gaussian):
-    """Noise [n, chunk * A + 1] is standard normal to explore, zero to act by the mean; its last
-    column says how long the others last. Batch statistics are fresh in training mode while
-    gradients are recorded, else the running ones: only learning shows rows to each other.
+    """Tanh-squashed Gaussian policy on residual blocks. Noise [n, chunk * A + 1] is standard normal
+    to explore and zero for the mean action; its last column determines how many decisions the
+    sample is held for. Batch normalisation uses batch statistics in training mode while gradients
+    are recorded, otherwise the running statistics.
 
-    The carry keeps what is held below `explore/`; without a carry every decision uses its own.
+    Held noise is stored in the carry under `explore/`; without a carry every decision uses its own.
     """
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -57,7 +58,7 @@ class BlockGaussian(Gaussian):
         if spec.act.dtype != "float32":
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         if config.hold < 1:
-            raise ConfigError(f"hold={config.hold} should be at least 1 (decisions)")
+            raise ConfigError(f"hold={config.hold} must be at least 1 (decision)")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
@@ -102,7 +103,7 @@ class BlockGaussian(Gaussian):
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
 
     def _hold(self, carry: Tensors, noise: Tensor) -> Tensors:
-        """The carry with fresh noise in the rows whose noise has lasted its time."""
+        """The carry, with new noise for environments whose held noise has expired."""
         if "explore/noise" not in carry:
             return carry
         left = carry["explore/left"]
@@ -112,7 +113,7 @@ class BlockGaussian(Gaussian):
         return {**carry, "explore/noise": kept, "explore/left": left}
 
     def lasts(self, e: Tensor) -> Tensor:
-        """How many decisions [n] noise lasts, from standard normal numbers [n]."""
+        """Number of decisions [n] for which noise is held, from standard normal numbers [n]."""
         chance = torch.special.ndtr(e)
         decisions = torch.ones_like(chance)
         for bound in self.longer:
@@ -123,7 +124,7 @@ class BlockGaussian(Gaussian):
         return super().sample(obs, noise[:, : self.size])
 
     def project(self) -> None:
-        """Bring the norms of the weights back (after a step of the optimizer)."""
+        """Normalise the weights again; called after each optimiser step."""
         self.net.project()
 
     def feedforward(self) -> Feedforward:

@@ -1,7 +1,7 @@
-"""Categorical: discrete actions from logits, sampled by Gumbel noise.
+"""Categorical: policy for discrete actions, sampled from logits with Gumbel noise.
 
-a = argmax_k (logit_k(o) + g_k), g_k = -log(-log u): a is then drawn from softmax(logits) (Gumbel,
-1954; Maddison et al., 2014), and without noise it is the most likely action.
+a = argmax_k (logit_k(o) + g_k), g_k = -log(-log u): a is a sample of softmax(logits) (Gumbel, 1954;
+Maddison et al., 2014); without noise it is the most likely action.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: actions of one decision, each with logits of its own, independent given the
-    observation; `head`: begin with orthogonal weights, in the last layer of this gain (0: all
-    actions equally likely), as PPO does; None: as torch does. `sampled`: draws its actions in
-    evaluation too, for who explores and would turn in circles by the likeliest."""
+    """`chunk`: actions per decision, each with its own logits, independent given the observation;
+    `head`: orthogonal initialisation with this gain of the last layer, as in PPO (0: all actions
+    equally likely), None: torch's default. `sampled`: sample actions also in evaluation, where the
+    most likely action could loop."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
@@ -42,8 +42,8 @@ class Config:
 
 
 class Categorical(Policy):
-    """Noise [n, chunk, K] is standard Gumbel to explore (`sampled`: always), zero to act by the
-    most likely action."""
+    """Categorical policy. Noise [n, chunk, K] is standard Gumbel to explore (`sampled`: always),
+    zero for the most likely action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class Categorical(Policy):
         return (self(obs) + noise).argmax(2), carry
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats), [n] each, of actions [n] or [n, k], the first k of
-        the chunk, in one pass."""
+        """Log-probability and entropy (nats), [n] each, of actions [n] or [n, k] (the first k of
+        the chunk)."""
         played = 1 if action.ndim == 1 else action.shape[1]
         logs = self(obs)[:, :played]
         chosen = logs.gather(2, action.long().view(-1, played, 1))
@@ -101,7 +101,7 @@ class Categorical(Policy):
         return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
 
     def warmup_policy(self) -> Policy:
-        """Uniform actions."""
+        """A policy with uniform actions."""
         return Random(RandomConfig(chunk=self.chunk), self.spec)
 
     def fit(self, rows: Tensors) -> None:

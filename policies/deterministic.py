@@ -1,9 +1,9 @@
-"""Deterministic: one action per observation, exploration noise around it (TD3; Fujimoto, 2018).
+"""Deterministic: deterministic policy with additive exploration noise (TD3; Fujimoto, 2018).
 
 a = clip(mu(o) + std e, -1, 1),  mu = tanh(net(o)),  e ~ N(0, 1) to explore and 0 to act.
 
-With `std_range` every episode samples its own std, uniform in that range, so that parallel
-environments explore to different degrees (FastTD3, Seo et al., 2025).
+With `std_range` the std is sampled per episode, uniform in that range, so that parallel
+environments explore with different amounts of noise (FastTD3, Seo et al., 2025).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`std`: deviation of the noise that explores, in units of half the action range; `std_range`:
-    its lowest and highest value instead, drawn for each episode; `warmup`: who acts before learning
-    starts, uniform actions or the untrained policy with its noise."""
+    """`std`: std of the exploration noise, in units of half the action range; `std_range`: lowest
+    and highest std, sampled per episode (replaces `std`); `warmup`: what collects data before
+    training starts, uniform actions or the untrained policy with its noise."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
@@ -43,10 +43,10 @@ class Config:
 
 
 class Deterministic(Policy):
-    """Noise [n, chunk * A] is standard normal to explore, zero to act.
+    """Deterministic policy. Noise [n, chunk * A] is standard normal to explore, otherwise zero.
 
-    With `std_range` it has one column more, from which an episode's first decision takes its std;
-    the carry keeps it in `explore/std`. Without a carry every decision takes its own.
+    With `std_range` noise has one more column, from which the std is set in the first decision of
+    an episode; the carry keeps it in `explore/std`. Without a carry every decision sets its own.
     """
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -83,7 +83,7 @@ class Deterministic(Policy):
         return action.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape), carry
 
     def _std(self, carry: Tensors, e: Tensor, low: float, high: float) -> tuple[Tensors, Tensor]:
-        """The carry, and each row's deviation [n, 1]: what it has, or one from noise [n, 1]."""
+        """The carry and the std [n, 1]: that of the carry, or a new one from noise [n, 1]."""
         std = low + (high - low) * torch.special.ndtr(e)
         if "explore/std" not in carry:
             return carry, std
@@ -92,7 +92,7 @@ class Deterministic(Policy):
         return {**carry, "explore/std": std}, std
 
     def feedforward(self) -> Feedforward:
-        """The action without noise as plain layers; ConfigError where it sees more than vectors."""
+        """The action without noise as plain layers; ConfigError if an observation is no vector."""
         return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.net)
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -101,7 +101,7 @@ class Deterministic(Policy):
         return per_row(error, batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """Uniform actions, or itself (`warmup`)."""
+        """A policy with uniform actions, or this policy, as `warmup` says."""
         if self.config.warmup == "self":
             return self
         return Random(RandomConfig(chunk=self.chunk), self.spec)

@@ -1,8 +1,8 @@
-"""DiagonalGaussian: normal distribution with a standard deviation independent of observations.
+"""DiagonalGaussian: Gaussian policy with a state-independent standard deviation.
 
-The policy of PPO (Schulman et al., 2017): u ~ N(mean(o), diag(exp(2 log_std))), and the robot does
-clip(u, -1, 1). The density is that of u, before clipping, so u is what a learner sees as the
-action; orthogonal weights and a small last layer start it near zero (Andrychowicz et al., 2021).
+The policy of PPO (Schulman et al., 2017): u ~ N(mean(o), diag(exp(2 log_std))); the environment
+gets clip(u, -1, 1). The density and the learner's stored action are those of u, before clipping.
+Orthogonal weights with a small last layer give a mean near 0 (Andrychowicz et al., 2021).
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: of every element at the start, in units of half the action range; `learn_std`:
-    whether learning moves it; `head`: gain of the last layer; `zero_head`: the mean starts at
-    exactly 0."""
+    """`log_std`: initial value for all elements, in units of half the action range; `learn_std`:
+    train it; `head`: gain of the last layer; `zero_head`: the initial mean is exactly 0."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (64, 64)
@@ -45,7 +44,8 @@ class Config:
 
 
 class DiagonalGaussian(Policy):
-    """Noise [n, chunk * A] is standard normal to explore, zero to act by the mean."""
+    """Diagonal Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for the
+    mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class DiagonalGaussian(Policy):
         self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
 
     def forward(self, obs: Tensors) -> Tensor:
-        """The mean [n, size], not clipped."""
+        """Mean [n, size], not clipped."""
         return self.net(self.encoder(obs))
 
     def initial(self, n: int) -> Tensors:
@@ -80,7 +80,7 @@ class DiagonalGaussian(Policy):
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
 
-        D may be less than `size`: that many elements, from the first, were played.
+        D may be less than `size`, if only the first D elements were executed.
         """
         mean, log_std = self(obs), self.log_std
         if (played := action.shape[1]) < self.size:

@@ -1,4 +1,4 @@
-"""Gaussian: tanh-squashed diagonal normal distribution (SAC; Haarnoja et al., 2018).
+"""Gaussian: tanh-squashed diagonal Gaussian policy (SAC; Haarnoja et al., 2018).
 
 a = tanh(u), u ~ N(mean(o), std(o)^2);  log p(a) = log N(u) - sum log(1 - tanh(u)^2).
 """
@@ -28,10 +28,10 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: bounds of log std, reached softly (a new policy starts in their middle) or, where
-    `soft` is false, by clamping (it starts at a deviation of 1 and explores more); `zero_head`:
-    start with mean exactly 0; `imitate`: the loss, "mse" of the mean action or "nll", which also
-    learns the deviation."""
+    """`log_std`: bounds of log std, soft (the initial value is their middle) or, with `soft` false,
+    by clamping (the initial std is 1, which explores more); `zero_head`: the initial mean is
+    exactly 0; `imitate`: imitation loss, "mse" of the mean action or "nll", which also trains the
+    std."""
 
     chunk: int = 1
     hidden: tuple[int, ...] = (256, 256)
@@ -46,7 +46,8 @@ class Config:
 
 
 class Gaussian(Policy):
-    """Noise [n, chunk * A] is standard normal to explore, zero to act by the mean."""
+    """Tanh-squashed Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for
+    the mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class Gaussian(Policy):
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
 
     def feedforward(self) -> Feedforward:
-        """The mean action as plain layers; ConfigError where it sees more than vectors."""
+        """The mean action as plain layers; ConfigError if an observation is no vector."""
         *body, head = self.net
         assert isinstance(head, torch.nn.Linear)
         mean = torch.nn.Linear(head.in_features, self.size, device="meta")
@@ -103,7 +104,7 @@ class Gaussian(Policy):
         return torch.tanh(u), _density(u, noise, log_std).sum(1)
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Log-probability [n] of given actions [n, size], drawn in from the rim by 1e-5."""
+        """Log-probability [n] of actions [n, size], clipped to [-1 + 1e-5, 1 - 1e-5]."""
         mean, log_std = self(obs)
         return self._log_prob(mean, log_std, action).sum(1)
 
@@ -112,7 +113,7 @@ class Gaussian(Policy):
         return _density(u, (u - mean) * torch.exp(-log_std), log_std)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """`imitate` per action element, averaged over the valid steps, [n]."""
+        """Imitation loss (`imitate`) per action element, averaged over the valid steps, [n]."""
         mean, log_std = self(under(batch, "obs"))
         action = batch["action"].flatten(1)
         if self.config.imitate == "nll":
@@ -122,7 +123,7 @@ class Gaussian(Policy):
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def warmup_policy(self) -> Policy:
-        """Uniform actions."""
+        """A policy with uniform actions."""
         return Random(RandomConfig(chunk=self.chunk), self.spec)
 
     def fit(self, rows: Tensors) -> None:
@@ -130,7 +131,7 @@ class Gaussian(Policy):
 
 
 def _density(u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
-    """log p of each element of a = tanh(u), where u is z deviations from its mean."""
+    """log p of each element of a = tanh(u), where u is z standard deviations from its mean."""
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
     squash = 2 * (math.log(2) - u - functional.softplus(-2 * u))
     return -(0.5 * z.square() + log_std + 0.5 * LOG_2PI + squash)

@@ -23,9 +23,9 @@ class Learner(nn.Module):
     stored: transitions with rewards ("decisions"), or action chunks to imitate ("chunks").
     `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
     transitions are stored; `columns` are further columns that need the rest of an episode
-    ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column `weight`
-    (prioritised or weighted sampling), a learner that supports it multiplies its errors by it and
-    leaves their unweighted sizes in `priority` [batch_size].
+    ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
+    `weight` (prioritised or weighted sampling), a learner that supports it multiplies its errors by
+    it and leaves their unweighted sizes in `priority` [batch_size].
 
     An on-policy learner sets `horizon` instead of a batch size: decisions of each parallel
     environment per update. Its batch is in the order of time, with leading dimensions [T, B]:

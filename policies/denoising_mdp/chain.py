@@ -1,13 +1,13 @@
 """DenoisingMDP: a generative policy whose denoising steps are the actions of an MDP.
 
-A diffusion or flow policy has no density of its actions, but its steps can be given one (DPPO, Ren
-et al., 2024; ReinFlow, Zhang et al., 2025):
+The actions of a diffusion or flow policy have no tractable density, but its denoising steps, with
+added noise, are Gaussian (DPPO, Ren et al., 2024; ReinFlow, Zhang et al., 2025):
 
-    x_{k+1} = mean_k(x_k, o) + std_k(x_k, o) z_k,   z_k ~ N(0, I), cut off,   k = 0 .. K-1
+    x_{k+1} = mean_k(x_k, o) + std_k(x_k, o) z_k,   z_k ~ N(0, I), clipped,   k = 0 .. K-1
     log p(x_0 .. x_K) = log N(x_0; 0, I) + sum_k log N(x_{k+1}; mean_k, diag std_k^2)
 
-The whole chain is what a learner sees as the action; the robot does what the policy makes of x_K,
-clipped to the box. The density is that of what was drawn, before clipping.
+The learner's action is the whole chain; the robot executes x_K, unnormalised and clipped to
+[-1, 1]. The density is that of the samples before clipping.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the policy whose steps become draws; `chunk`: the base's (None: as its own node
-    says); `cut`: deviations at which the drawn noise is cut off."""
+    """`base`: the policy whose denoising steps become stochastic; `chunk`: overrides the base's
+    (None: as in its node); `cut`: noise is clipped to so many standard deviations."""
 
     base: Node
     chunk: int | None = None
@@ -40,10 +40,11 @@ class Config:
 
 
 class DenoisingMDP(PolicyWrapper):
-    """Noise [n, (1 + K) * size]: where the chain begins, and z of each of its K `links`.
+    """Base class of policies with stochastic denoising steps (`links`). Noise [n, (1 + K) * size]:
+    x_0 and the z of each of K links.
 
-    `inner` is the policy to act by when there is nothing more to explore. A row whose z are all
-    zero acts as it does, bit for bit.
+    `inner` is the policy without exploration, which is deployed. With z = 0 the actions are exactly
+    those of `inner`.
     """
 
     requires_base = True
@@ -58,28 +59,28 @@ class DenoisingMDP(PolicyWrapper):
         self.chunk, self.size = self.inner.chunk, self.inner.size
 
     def inside(self, config: Any, base: Node) -> Policy:
-        """Build `inner`; ConfigError where `base` is not a policy of the right kind."""
+        """Build `inner`; ConfigError if `base` is not a policy of the right kind."""
         raise NotImplementedError
 
     def load_base(self, base: Policy) -> None:
-        """Take over the weights and normalisers of a policy of the base's kind."""
+        """Copy the weights and normalisers of a trained policy of the base's kind."""
         raise NotImplementedError
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
-        """x_0 [n, size] of the chain from noise; steps that do not learn come before it."""
+        """x_0 [n, size] of the chain, from noise `x`, by the frozen denoising steps if any."""
         return x
 
     def times(self) -> Tensor:
-        """The network's features [K, time_dim] of the links."""
+        """The network's time embeddings [K, time_dim] of the links."""
         raise NotImplementedError
 
     def link(
         self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [n, size] of x_{k+1} after `x`; `k` the same for all or [n] (int64),
-        `time` its features, `seen` [n, F] those of the observation.
+        """Mean and standard deviation [n, size] of x_{k+1} given `x`; `k`: one index or [n]
+        (int64), `time`: its embedding, `seen` [n, F]: features of the observation.
 
-        `loud` [n, 1] (bool, None: all): the rows that explore.
+        `loud` [n, 1] (bool, None: all): which samples explore.
         """
         raise NotImplementedError
 
@@ -111,14 +112,15 @@ class DenoisingMDP(PolicyWrapper):
         return self.inner.to_actions(x.clamp(-1, 1)), {**carry, "row/action": torch.stack(chain, 1)}
 
     def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
-        """Log-density [n, size] of each element of `following` after `x` in link `k` [n]."""
+        """Log-density [n, size] of each element of `following`, the result of link `k` [n] on
+        `x`."""
         return log_normal(following, *self.link(x, k, self.times()[k], self.encoder(obs)))
 
     def evaluate_actions(
         self, obs: Tensors, chain: Tensor, played: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-density and entropy [n] of whole chains [n, K + 1, size], a mean over their K + 1
-        draws and over the first `played` elements (those that the robot did; None: all)."""
+        """Log-density and entropy [n] of whole chains [n, K + 1, size], averaged over the K + 1
+        samples and over the first `played` elements (the executed ones; None: all)."""
         n, draws = chain.shape[:2]
         k = torch.arange(self.links, device=chain.device).repeat(n)
         seen = self.encoder(obs).repeat_interleave(self.links, 0)

@@ -1,12 +1,12 @@
 """NoisyDiffusion: a diffusion policy whose last denoising steps are stochastic and trainable.
 
-DPPO (Ren et al., 2024). The base policy, frozen, begins (deterministically); a copy of it takes the
-`last` steps as DDIM with eta = 1, where each is a normal distribution:
+DPPO (Ren et al., 2024). The frozen base policy does the first denoising steps deterministically; a
+trainable copy does the `last` steps as DDIM with eta = 1, so that each is a normal distribution:
 
     mean_k = sqrt(abar_s) x_0 + sqrt(1 - abar_s - sigma_k^2) e,   std_k = max(sigma_k, floor),
     sigma_k^2 = (1 - abar_s) / (1 - abar_t) (1 - abar_t / abar_s),   s the level after t
 
-Without noise it is the base policy's own sampler (eta = 0) with the copy in the last steps.
+With z = 0 it is the base policy's own sampler (eta = 0) with the copy in the last steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from policies.generative.diffusion import steps
 
 @dataclass(frozen=True, kw_only=True)
 class Config(chain.Config):
-    """`last`: steps that learn (K'); `steps`: of the whole denoising (None: the base's; fewer are
-    noisier); `floor`: least deviation to explore with, in units of the normalised action;
-    `density_floor`: least deviation in densities (None: the same)."""
+    """`last`: trainable steps (K'); `steps`: all denoising steps (None: as many as the base's;
+    fewer steps are noisier); `floor`: minimum std of exploration, in units of the normalised
+    action; `density_floor`: minimum std in densities (None: the same)."""
 
     last: int = 4
     steps: int | None = None
@@ -38,7 +38,7 @@ class Config(chain.Config):
 
 
 class NoisyDiffusion(chain.DenoisingMDP):
-    """The last steps are links; the ones before them stay as they are."""
+    """Diffusion policy whose last denoising steps are links; the earlier ones are frozen."""
 
     inner: PartialFinetune
     numbers: Tensor
@@ -49,7 +49,9 @@ class NoisyDiffusion(chain.DenoisingMDP):
         super().__init__(config, spec)
         least = config.floor if config.density_floor is None else config.density_floor
         if min(config.floor, least) <= 0:
-            raise ConfigError("floor and density_floor should be above 0: the last step has none")
+            raise ConfigError(
+                "floor and density_floor must be above 0, as the last denoising step has no noise"
+            )
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
         self.noisy = steps(self.inner.base.sampler, eta=1.0)[-self.links :]
@@ -93,7 +95,7 @@ class NoisyDiffusion(chain.DenoisingMDP):
         return step.next_keep * x0 + remain * e, self.explored[k]
 
     def _each(self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for a step of its own in every row, with the deviation of densities."""
+        """As `link`, with a different step `k` [n] per sample, and the std of densities."""
         _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
         x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
         x0 = x0.clamp(-1, 1)

@@ -5,8 +5,8 @@ ReinFlow (Zhang et al., 2025). With the flow's own grid t_k = k / K,
     mean_k = clip(x_k + v(x_k, t_k, o) / K),   log std_k^2 = between log low^2 and log high^2,
                                                by a tanh network of (t_k, o)
 
-The noise network is only for learning: what is left afterwards is the flow itself. Its gradient
-does not reach the features that it shares with the flow.
+The noise network is used in training only; the flow without noise is deployed. Gradients of the
+noise network do not reach the features that it shares with the flow.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from policies.generative.flow import Flow
 
 @dataclass(frozen=True, kw_only=True)
 class Config(chain.Config):
-    """`low`, `high`: bounds of the deviation, in units of the normalised action: they decide
-    (narrow: ratios explode; wide: no precision is left). `clip`: of the means while exploring; the
-    last one is clipped to the box, as the flow's result is."""
+    """`low`, `high`: bounds of the std, in units of the normalised action; the two most important
+    settings (too small: probability ratios explode; too large: actions lose precision). `clip`:
+    bound of the means while exploring; the last mean is clipped to [-1, 1], like the flow's
+    result."""
 
     low: float = 0.08
     high: float = 0.16
@@ -37,7 +38,7 @@ class Config(chain.Config):
 
 
 class NoisyFlow(chain.DenoisingMDP):
-    """Every step of the flow is a link, and learns."""
+    """Flow policy whose Euler steps are all trainable links with learned noise."""
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     inner: Flow
@@ -47,11 +48,11 @@ class NoisyFlow(chain.DenoisingMDP):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         if not 0 < config.low <= config.high:
-            raise ConfigError(f"low={config.low} should be above 0 and at most high={config.high}")
+            raise ConfigError(f"low={config.low} must be above 0 and at most high={config.high}")
         self.links = self.inner.steps
         size = self.inner.net.time_dim + self.inner.encoder.size
         self.noise = mlp(size, config.hidden, self.size, "tanh")
-        self.register_buffer("high", torch.tensor(config.high))  # may fall as learning goes on
+        self.register_buffer("high", torch.tensor(config.high))  # may be annealed during training
         limits = torch.tensor([config.clip] * (self.links - 1) + [1.0])
         self.register_buffer("limits", limits[:, None], persistent=False)
 
@@ -59,7 +60,7 @@ class NoisyFlow(chain.DenoisingMDP):
         inner = build(base, spec=self.spec)
         if not isinstance(inner, Flow):
             raise ConfigError(
-                "the steps of a flow or shortcut policy (init=RUN) can be given noise, not of "
+                "policy=noisy_flow needs a flow or shortcut base policy (init=RUN), not "
                 f"{type(inner).__name__}"
             )
         return inner
@@ -80,13 +81,13 @@ class NoisyFlow(chain.DenoisingMDP):
         return mean.clamp(-limit, limit), self.std(time, seen)
 
     def std(self, time: Tensor, seen: Tensor) -> Tensor:
-        """The deviation [n, size] at embedded times [time_dim] or [n, time_dim]."""
+        """Standard deviation [n, size] at embedded times [time_dim] or [n, time_dim]."""
         times = time.detach().expand(seen.shape[0], -1)
         share = (1 + torch.tanh(self.noise(torch.cat([times, seen.detach()], 1)))) / 2
         low, high = torch.full_like(self.high, self.config.low).log(), self.high.log()
         return torch.exp(low + share * (high - low))
 
     def narrow(self, share: float) -> None:
-        """Lower the upper bound to this share of the way from `low` to `high`."""
+        """Set the upper bound of the std to low + share (high - low)."""
         low, high = self.config.low, self.config.high
         self.high.fill_(low + share * (high - low))

@@ -1,7 +1,7 @@
-"""PartialFinetune: a diffusion policy of frozen first steps and fine-tuned last steps.
+"""PartialFinetune: a diffusion policy with frozen first and fine-tuned last denoising steps.
 
-The result of fine-tuning the last steps (DPPO, Ren et al., 2024): `base` is the frozen base policy,
-and `tuned` does the `last` steps of the same grid. Denoising is deterministic (DDIM, eta 0).
+The result of fine-tuning with DPPO (Ren et al., 2024): the frozen `base` does the first steps and
+`tuned` the `last` steps of the same schedule. Denoising is deterministic (DDIM, eta 0).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from policies.wrappers.real_time_chunking import GuidedSampler
 
 @dataclass(frozen=True)
 class Config:
-    """`base`: a diffusion policy; `last`: the steps of the tuned copy."""
+    """`base`: a diffusion policy; `last`: number of denoising steps of the fine-tuned copy."""
 
     base: Node
     last: int = 4
 
 
 class PartialFinetune(GuidedSampler):
-    """Noise [n, chunk * A] is where denoising starts."""
+    """Partially fine-tuned diffusion policy. Noise [n, chunk * A] is the initial sample."""
 
     base: Diffusion
     tuned: Diffusion
@@ -41,7 +41,7 @@ class PartialFinetune(GuidedSampler):
         base, tuned = build(config.base, spec=spec), build(config.base, spec=spec)
         if not (isinstance(base, Diffusion) and isinstance(tuned, Diffusion)):
             raise ConfigError(
-                "the last denoising steps of a diffusion policy (init=RUN) can be tuned, not of "
+                "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
                 f"{type(base).__name__}"
             )
         self.spec, self.chunk, self.size = spec, base.chunk, base.size
@@ -53,14 +53,14 @@ class PartialFinetune(GuidedSampler):
 
     @property
     def encoder(self) -> Encoder:
-        """The tuned copy's."""
+        """The encoder of the fine-tuned copy."""
         return self.tuned.encoder
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.base.range.radius.device)
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
-        """The base's steps: from noise to where the copy takes over, [n, size]."""
+        """The base's denoising steps: from noise to the input [n, size] of the fine-tuned copy."""
         if self.last == len(self.grid):
             return x
         return self._denoise(self.base, obs, x, slice(None, -self.last))
@@ -78,7 +78,7 @@ class PartialFinetune(GuidedSampler):
         return x
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The same steps, each open to change."""
+        """The initial sample and the sampler's steps, for guidance."""
         parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
         strides: list[SamplerStep] = []
         for policy, some in parts:
@@ -92,11 +92,11 @@ class PartialFinetune(GuidedSampler):
 
     @property
     def range(self) -> MinMaxNormalizer:
-        """The base's."""
+        """The base's action normaliser."""
         return self.base.range
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
         return self.base.to_actions(x)
 
     def fit(self, rows: Tensors) -> None:

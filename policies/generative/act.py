@@ -1,13 +1,13 @@
-"""ACT: action chunking with a transformer, trained as a conditional variational autoencoder.
+"""ACT: action chunking with transformers, trained as a conditional VAE (Zhao et al., 2023).
 
-Zhao et al. (2023). A style z ~ q(z | o, a) = N(mean, std^2) from an encoder over the demonstrated
-chunk goes into a transformer over [z, o], whose decoder has one learned query for each step:
+An encoder of the demonstrated chunk gives a style z ~ q(z | o, a) = N(mean, std^2); a transformer
+over [z, o], whose decoder has one learned query per step, predicts the chunk:
 
     loss = |a - a'|_1 + beta KL(q(z | o, a) || N(0, I)).
 
-Acting takes z = 0, or a draw from the prior as its noise. With `ensemble` the policy decides at
-every step and plays the mean of all that was ever predicted for it, weighted by exp(-decay i), i
-from 0 for the oldest prediction. There is no dropout: a decision is a function of its arguments.
+The policy acts with z = 0, or with z sampled from the prior. With temporal ensembling (`ensemble`)
+it decides at every step and executes the mean of all predictions for that step, weighted by
+exp(-decay i), i = 0 for the oldest prediction. There is no dropout: decisions are deterministic.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`style`: numbers of z; `beta`: weight of the KL divergence; `prior`: act with z drawn from
-    the prior, not with its mean; `width`, `heads`, `layers` of encoder and decoder each;
-    `ensemble`: decide at every step (leave `execute` out), with `decay`."""
+    """`style`: size of z; `beta`: weight of the KL divergence; `prior`: act with z sampled from the
+    prior, not with its mean; `width`, `heads`, `layers`: of encoder and decoder each; `ensemble`:
+    temporal ensembling with `decay` (leave `execute` out)."""
 
     chunk: int = 8
     style: int = 16
@@ -49,10 +49,10 @@ class Config:
 
 
 class Act(Policy):
-    """Noise [n, style] is z: zero to act, standard normal to explore or with `prior`.
+    """ACT policy. Noise [n, style] is z: zero to act, standard normal to explore or with `prior`.
 
-    With `ensemble`, `chunk` is the length of predictions while the policy learns (`train()`) and 1
-    while it acts (`eval()`).
+    With `ensemble`, `chunk` is the prediction length in training mode (`train()`) and 1 in
+    evaluation mode (`eval()`).
     """
 
     def __init__(self, config: Config, spec: Spec) -> None:
@@ -71,7 +71,7 @@ class Act(Policy):
         self.decode = layers(config, config.layers, cross=True)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.leave = nn.Linear(width, spec.act.size)
-        # The encoder of styles, which only learning needs.
+        # The style encoder, used in training only.
         self.show = nn.Linear(spec.act.size, width)
         self.ask = place(1, width)
         self.steps = place(config.chunk, width)
@@ -109,12 +109,12 @@ class Act(Policy):
         return actions.clamp(-1, 1), carry
 
     def observed(self, obs: Tensors) -> Tensor:
-        """One token [n, T, width] for all vectors, and one for each camera and set of points."""
+        """Observation tokens [n, T, width]: one for all vectors, one per camera and point set."""
         parts = self.encoder.parts(obs)
         return torch.stack([t(part) for t, part in zip(self.tokens, parts, strict=True)], 1)
 
     def predict(self, seen: Tensor, z: Tensor) -> Tensor:
-        """Normalised actions [n, H, A] of a style [n, style]."""
+        """Normalised actions [n, H, A] for observation tokens `seen` and a style `z` [n, style]."""
         h = torch.cat([self.enter(z)[:, None], seen], 1) + self.places
         for layer in self.encode:
             h = layer(h)
@@ -136,7 +136,7 @@ class Act(Policy):
         return mean, log_std
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Absolute error over the valid steps plus beta KL, [n]."""
+        """Mean absolute error over the valid steps plus beta KL, [n]."""
         seen, valid = self.observed(under(batch, "obs")), batch["valid"]
         action = self.range(batch["action"]).flatten(2)
         mean, log_std = self.posterior(seen, action, valid)
@@ -156,16 +156,16 @@ def kl(mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def ensembled(x: Tensor, carry: Tensors, decay: float) -> tuple[Tensor, Tensors]:
-    """This step's action [n, 1, A] of predictions `x` [n, H, A] and all before them in `carry`.
-
-    `sum`, `weight` and `count` [n, H, ...] are of the predictions made for each coming step.
+    """Temporal ensembling: this step's action [n, 1, A] from the new predictions `x` [n, H, A] and
+    the earlier ones in `carry`, whose `sum`, `weight` and `count` [n, H, ...] accumulate the
+    predictions of each future step.
     """
     share = torch.exp(-decay * carry["count"])
     total = carry["sum"] + share[:, :, None] * x
     weight = carry["weight"] + share
     action = total[:, :1] / weight[:, :1, None]
     kept = {"sum": total, "weight": weight, "count": carry["count"] + 1}
-    # One step on: what was the next one is now the first, and of the last nothing is known.
+    # Shift by one step; the new last step has no predictions yet.
     return action, each(kept, lambda v: torch.cat([v[:, 1:], torch.zeros_like(v[:, :1])], 1))
 
 

@@ -1,18 +1,18 @@
-"""Consistency: a policy that maps noise to a chunk in one step, trained without a teacher.
+"""Consistency: a consistency policy, which maps noise to a chunk in one or a few steps.
 
-Consistency training (Song et al., 2023; for policies Prasad et al., 2024, who distil instead). On
-the path x_t = (1 - t) z + t x_1 from noise z to a normalised chunk x_1,
+Consistency training (Song et al., 2023), without a diffusion teacher (Prasad et al., 2024, distil
+one). On the path x_t = (1 - t) z + t x_1 from noise z to a normalised chunk x_1,
 
     f(x, t, o) = x + (1 - t) net(x, t, o)
 
-is to be the same everywhere on a trajectory. Neighbours on a grid of N = `levels` times share z
-and x_1, and the one nearer the data is the target, its gradient stopped:
+is trained to be constant along a trajectory. Of two neighbouring times on a grid of N = `levels`,
+with the same z and x_1, the one nearer to the data gives the target, without gradient:
 
     loss = |f(x_t, t) - f(x_s, s)|^2 / (1.05 - t),   s = t + 1/N,   f(x_1, 1) = x_1.
 
-Squared, not the pseudo-Huber distance of Song and Dhariwal (2024): that goes towards the median and
-takes from rare modes (30% became 13% of two). Acting is f(z, 0); with K = `steps` > 1 the result is
-noised again to t = i/K, i = 1 .. K-1, with fresh noise, and denoised again.
+The loss is squared, as the pseudo-Huber distance of Song and Dhariwal (2024) tends to the median
+and under-represents rare modes (a mode of 30% became 13%). The action is f(z, 0); with K = `steps`
+> 1 the result is noised again to t = i/K, i = 1 .. K-1, with new noise, and denoised again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from policies.generative.guidance import SamplerStep
 
 @dataclass(frozen=True)
 class Config(flow.Config):
-    """`steps` to act; `levels`: times of training (more: sharper, and slower to learn)."""
+    """`steps`: sampling steps; `levels`: times of the training grid (more: sharper samples, slower
+    training)."""
 
     steps: int = 1
     levels: int = 80
 
 
 class Consistency(flow.Flow):
-    """Noise [n, steps * chunk * A]: where to start, then what is added before each further step."""
+    """Consistency policy. Noise [n, steps * chunk * A]: the initial sample, then the noise that is
+    added before each further step."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         if not 1 <= config.steps <= config.levels:
@@ -72,11 +74,11 @@ class Consistency(flow.Flow):
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """f [n, D] at times [n]."""
+        """f(x, t, o) [n, D] at times `t` [n]: the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Weighted squared inconsistency over the valid steps, [n]."""
+        """Consistency loss over the valid steps, [n]."""
         features = self.encoder(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
@@ -90,5 +92,5 @@ class Consistency(flow.Flow):
 
 
 def renoise(noise: Tensor, share: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """From a chunk to its next x: `share` of it in `noise`."""
+    """A function that maps a chunk to the next x, a mix of `share` of it and `noise`."""
     return lambda _, clean: torch.lerp(noise, clean.clamp(-1, 1), share)

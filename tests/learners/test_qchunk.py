@@ -182,6 +182,6 @@ def test_refusals() -> None:
     flow = build(FLOW, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=best_of_n"):
         build({"_target_": "embodied.learners.offline.qchunking.QChunking"}, policy=flow)
-    with pytest.raises(ConfigError, match="rows hold 1 steps a decision and the policy plans 2"):
+    with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         learner = make(2)
         learner._actor_loss(two_modes(4))

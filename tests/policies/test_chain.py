@@ -200,9 +200,9 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("noisy_flow.NoisyFlow", {"base": BASES["diffusion"]}, "not of Diffusion"),
+        ("noisy_flow.NoisyFlow", {"base": BASES["diffusion"]}, "not Diffusion"),
         ("noisy_flow.NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
-        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not of Flow"),
+        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
         ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
         ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "floor": 0.0}, "above 0"),
     ],

@@ -19,8 +19,8 @@ def behaviour(rows: Tensors, policy: Policy) -> Tensors:
     action, shape = rows["action"], policy.spec.act.shape
     if action.shape[1] != policy.chunk * policy.spec.act.size:
         raise ConfigError(
-            f"rows hold {action.shape[1] // policy.spec.act.size} steps a decision and the policy "
-            f"plans {policy.chunk}: leave execute out, this learner values whole chunks"
+            f"transitions hold {action.shape[1] // policy.spec.act.size} steps per decision and "
+            f"policy.chunk is {policy.chunk}: leave execute out, as this learner needs whole chunks"
         )
     action = action.reshape(-1, policy.chunk, *shape)
     valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
