@@ -213,19 +213,20 @@ def card_markdown(card: dict[str, Any]) -> str:
     lines = [
         "# simclip",
         "",
-        "A small image-text dual encoder, distilled from the states of our own simulators: it",
-        "knows the environments and sentences below, not language in general. Rewards that use it",
-        "show that the method works, not that a model understands images.",
+        "A small image-text dual encoder, distilled from the states of our simulators. It is valid",
+        "for the environments and sentences below, not for language in general. Rewards that use",
+        "it show that the method works, not that a model understands images.",
         "",
-        f"Trained for {plan['steps']} steps of {plan['batch']} pictures with sentences and "
-        f"{plan['polish']} of pictures",
-        f"alone (seed {plan['seed']}); the last sitting took {card['minutes']} minutes,",
-        "pictures included, with the light, colours, grain and sharpness of pictures varied.",
-        "Graded on scenes of another seed; held out: one in seven phrasings of each fact.",
+        f"Trained for {plan['steps']} steps on batches of {plan['batch']} images with captions, "
+        f"and {plan['polish']} steps",
+        f"of the image head alone (seed {plan['seed']}). The last session took {card['minutes']} "
+        "minutes, rendering",
+        "included. Images were augmented in brightness, colour, noise and resolution.",
+        "Evaluated on scenes of another seed; one in seven phrasings of each fact was held out.",
         "",
-        "| environment | pictures | fact AUC | held-out words | rung right | rung "
-        "or beside | retrieval "
-        "(chance) | ladder ~ progress | cosine ~ progress | flat steps | nothing / start |",
+        "| environment | images | fact AUC | AUC, held-out phrasings | rung accuracy | within one "
+        "rung | retrieval (chance) | ladder ~ progress | cosine ~ progress | constant steps | "
+        "empty / initial |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for env, row in card["worlds"].items():
@@ -236,25 +237,27 @@ def card_markdown(card: dict[str, Any]) -> str:
         lines.append(f"| {env} | {row['pictures']} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        "`ladder ~ progress`: Spearman's correlation, along scripted ways to success, of the",
-        "expected place on a ladder of captions with the true one; `cosine`: of the last caption's",
-        "cosine. `flat`: steps in which the ladder moves less than 0.001. `nothing`: what the",
-        "ladder says of an empty picture, `start`: of a way's beginning.",
+        "`ladder ~ progress`: Spearman correlation between the expected position on a ladder of",
+        "captions and the true one, along scripted successful episodes; `cosine ~ progress`: the",
+        "same for the cosine similarity to the last caption. `constant steps`: steps in which the",
+        "ladder score changes by less than 0.001. `empty / initial`: ladder score of an empty",
+        "image and of initial states.",
         "",
-        "## What it cannot tell apart",
+        "## Limitations",
         "",
         *[
-            f"- {env}: the worst are {', '.join(row['worst'])}."
+            f"- {env}: the facts with the lowest AUC are {', '.join(row['worst'])}."
             for env, row in card["worlds"].items()
         ],
-        "- Depth along the line of sight where only one view is shown: what is in front of or",
-        "  behind a thing looks near it until it covers it or is covered. Pictures of the FR3 were",
-        "  front and wrist cameras side by side (env.portraits=[front,wrist]), for every fourth",
-        "  the front camera alone.",
+        "- Depth along the viewing direction in a single view: an object in front of or behind",
+        "  another one looks close to it unless one hides the other. The FR3 images show the front",
+        "  and wrist cameras side by side (env.portraits=[front,wrist]), a quarter of them the",
+        "  front camera alone.",
         "- Anything without captions: speeds, other objects, robots and environments.",
-        "  A sentence with mostly unknown words is refused a ladder and scored by its plain",
-        "  cosine, which means nothing.",
-        '- Words it never saw, negations ("not touching" is read as "touching"), numbers.',
+        "  A sentence with mostly unknown words has no ladder; its score is the cosine similarity,",
+        "  which is meaningless then.",
+        '- Words outside of the training captions, negations ("not touching" is read as',
+        '  "touching"), numbers.',
         "",
     ]
     return "\n".join(lines)
