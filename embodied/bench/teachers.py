@@ -31,9 +31,9 @@ TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
 HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
 PLAYER = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-ROWS = 16  # episodes that run at once
-STEPS, RATIO = 50, 0.5  # of FR3 reach: its horizon, updates per step
-TARGET = 0.05  # share of a run's time
+ROWS = 16  # parallel episodes
+STEPS, RATIO = 50, 0.5  # FR3 reach: its horizon, updates per step
+TARGET = 0.05  # target: share of a run's time
 FILL = "none"  # the mode that fills the archive
 
 

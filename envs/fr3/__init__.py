@@ -1,5 +1,4 @@
-"""Franka FR3 on a table: scene, tasks, domain randomization, MuJoCo and MuJoCo Warp "
-"environments."""
+"""Franka FR3 on a table: scene, tasks, domain randomization; on MuJoCo and MuJoCo Warp."""
 
 from embodied.moved import attributes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from embodied.rewards.handcrafted.variables import NEXT, Variable
 
-SCALES = (0.03, 0.05, 0.1, 0.2, 0.4)  # m, of a way
+SCALES = (0.03, 0.05, 0.1, 0.2, 0.4)  # m, for distances
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)
 WAY, NUMBER, NOTHING = "way", "number", "nothing"
 
