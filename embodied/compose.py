@@ -234,7 +234,7 @@ def _composed(
 
 
 def _one_line(error: Exception, search: Sequence[Path]) -> str:
-    """Hydra's error as one line, with what to type."""
+    """Hydra's error as one line, with the setting to type."""
     text = str(error)
     if found := re.match(r"You must specify '(\w+)'", text):
         group = found[1]

@@ -1,1 +1,1 @@
-"""What learners sample from: replay buffers, rollout buffers, mixtures and relabelling."""
+"""Replay buffers, rollout buffers, mixtures and relabelling: the sources of learners' batches."""

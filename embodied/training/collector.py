@@ -68,7 +68,7 @@ class Collector:
         return self.env.step(action.to(self.env.device))
 
     def complete(self, step: Step) -> tuple[Tensors, Step]:
-        """Transitions that `step` completed (perhaps none), and `step` on the actor's device."""
+        """Transitions that `step` completed (or none), and `step` on the actor's device."""
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from embodied.core.atomic_write import write_durably
 
 REFRESH = 0.2  # s between redraws of the bar
-PLAIN = 5.0  # s between lines where there is no terminal
+PLAIN = 5.0  # s between lines if the output is not a terminal
 
 
 class Log:
@@ -202,7 +202,7 @@ def newest(last: Mapping[str, float]) -> str:
 
 
 def _start_wandb(folder: Path, config: Any) -> Any:
-    """A wandb run in `folder`, offline unless the user is logged in or says otherwise."""
+    """A wandb run in `folder`, offline unless the user is logged in or WANDB_MODE is set."""
     import wandb
 
     if not _logged_in():

@@ -52,7 +52,7 @@ class OffPolicyLoop:
         self.config, self.collector = config, collector
         self.policy, self.learner = policy, learner
         self.buffers, self.rewards = buffers, rewards
-        self.stateful = dict(stateful or {})  # what else an exact resume restores
+        self.stateful = dict(stateful or {})  # other parts that a checkpoint stores
         self.fit_after_warmup = fit_after_warmup
         self.data_metrics = buffers.metrics
         self.env_ids = torch.arange(collector.env.num_envs, device=collector.actor.device)
@@ -172,7 +172,7 @@ def build_off_policy(
     device: torch.device,
     episodes: Episodes | None,
 ) -> OffPolicyLoop:
-    """The loop; the demonstrations of `episodes` (None: none) are mixed in as `config` says."""
+    """The loop; the demonstrations of `episodes` (None: none) are mixed in by `config`."""
     assert isinstance(config.data, OffPolicy)
     data = config.data
     require_usable(config, learner)

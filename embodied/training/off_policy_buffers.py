@@ -35,10 +35,10 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class Buffers:
-    """`source`: what updates sample from; `demos`: what updates before the first step sample from.
+    """`source`: sampled by updates; `demos`: sampled by updates before the first environment step.
 
     `columns` completes transitions whose columns need the rest of their episode. `success` gets the
-    transitions of successful episodes. `metrics`: what to log of the data.
+    transitions of successful episodes. `metrics`: metrics of the dataset.
     """
 
     replay: ReplayBuffer

@@ -52,7 +52,7 @@ class OnPolicyLoop:
     ) -> None:
         self.collector, self.learner = collector, learner
         self.rewards = rewards or RewardPipeline(collector.env)
-        self.stateful = dict(stateful or {})  # what else an exact resume restores
+        self.stateful = dict(stateful or {})  # other parts that a checkpoint stores
         self.estimates, self.second_agent = estimates, second_agent
         self.data_metrics: Mapping[str, float] = {}
         device, count = collector.actor.device, collector.env.num_envs
@@ -74,8 +74,11 @@ class OnPolicyLoop:
             trainer.advance(stride + second.drain(), metrics, step)
 
     def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
-        """One step of all parallel envs (after it the run is at `step`), and an update where one is
-        due; its metrics (perhaps none) and the environment's step."""
+        """One step of all parallel envs, and an update if one is due.
+
+        `step`: the run's step count after it. Returns the update's metrics (possibly empty) and the
+        environment's step.
+        """
         made = self.collector.act()
         if self.second_agent is not None:
             made = self.second_agent.after_step(made)

@@ -1,4 +1,4 @@
-"""Trains a policy as a configuration says and writes the run folder, for any method."""
+"""Runs a training, of any method, from its configuration to the run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embodied.training.trainer import Every, Trainer
 
 
 def train(node: dict[str, Any], log: Log) -> Path:
-    """Train as `node` says (the fields of RunConfig); returns the run folder.
+    """Train with the settings `node` (the fields of RunConfig); returns the run folder.
 
     Writes `run.yaml`, checkpoints, metrics and a video. A run interrupted by Ctrl-C saves a
     checkpoint, raises KeyboardInterrupt and can be resumed bit for bit (on the CPU). Each process
