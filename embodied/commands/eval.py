@@ -98,8 +98,8 @@ def trained_with(saved: Path) -> Node:
 
 
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
-    """The policy to evaluate, as set in `node`: as trained, with other settings (such as the steps of
-    a sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
+    """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
+    sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
     from embodied.core.build import build, resolve
     from embodied.core.policy import PolicyWrapper
 

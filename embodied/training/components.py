@@ -176,7 +176,7 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
 
 
 def require_settings(policy: Policy, node: Node) -> None:
-    """ConfigError if the policy in `init` is not of the class in `node`."""
+    """ConfigError if `node` has another class or other settings than the policy of `init`."""
     wanted, held = resolve(node["_target_"]), type(policy)
     if wanted is not held:
         raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
