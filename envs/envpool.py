@@ -38,11 +38,11 @@ NO_REWARD = np.zeros(1, np.float32)
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as `envpool.list_all_envs()` lists it, `kwargs` for `envpool.make`.
+    """`id` as listed by `envpool.list_all_envs()`, `kwargs` for `envpool.make`.
 
-    `horizon` replaces the environment's own time limit (steps). `dt` is the control period (s) to
-    declare, as EnvPool does not tell. `threads` 0 leaves their number to EnvPool. `log` names
-    numbers of EnvPool's info that go into `Step.log`.
+    `horizon` replaces the environment's own time limit (steps). `dt` is the control period (s),
+    which EnvPool does not report. `threads` 0 uses EnvPool's default. `log` names entries of
+    EnvPool's info that are added to `Step.log`.
     """
 
     id: str
@@ -58,10 +58,10 @@ class Config:
 
 
 class EnvPool(VecEnv):
-    """Rows of one pool; row i draws from (seed, i).
+    """An EnvPool pool as a VecEnv; env i is seeded with (seed, i).
 
-    EnvPool fixes seeds when a pool is made: `reset(seed=...)` makes a new one, and is refused for
-    some rows only. It cannot save its rows: `get_state` raises NotSavable.
+    EnvPool fixes seeds when a pool is made: `reset(seed=...)` makes a new pool and cannot be
+    restricted to some envs. The state cannot be saved: `get_state` raises NotSavable.
     """
 
     def __init__(self, config: Config) -> None:
@@ -114,7 +114,7 @@ class EnvPool(VecEnv):
         ended, truncated = state[self._done], state[self._late]
         rows = np.flatnonzero(ended).astype(np.int32)
         if len(rows):
-            # The ended rows start over on the pool's threads while this one goes on.
+            # Finished envs are reset on the pool's threads while this thread continues.
             self._pool._reset(rows)
         following = self._tensors(state, state[self._reward])
         self._now = following

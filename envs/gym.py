@@ -38,10 +38,11 @@ EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as in `gymnasium.make` ("package.module:Name-v0" imports first), `kwargs` for it.
+    """`id` as in `gymnasium.make` ("package.module:Name-v0" imports the module first), `kwargs` for
+    it.
 
-    `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation
-    that has no name of its own.
+    `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation that
+    has no name of its own.
     """
 
     id: str
@@ -53,11 +54,11 @@ class Config:
 
 
 class Gym(VecEnv):
-    """Rows are separate Gymnasium environments; row i draws from the seed (seed, i).
+    """Separate Gymnasium environments; env i is seeded with (seed, i).
 
-    Box observations become float32 (images stay uint8 [H, W, C]), Dict ones a leaf per key. Box
-    actions are rescaled from [-1, 1] to the native bounds. `get_state` is exact for Gymnasium's own
-    MuJoCo and classic-control environments, and raises NotSavable for others.
+    Box observations become float32 (images stay uint8 [H, W, C]), Dict observations one leaf per
+    key. Box actions are rescaled from [-1, 1] to the native bounds. `get_state` is exact for
+    Gymnasium's own MuJoCo and classic-control environments, and raises NotSavable for others.
     """
 
     def __init__(self, config: Config) -> None:
@@ -188,7 +189,9 @@ def _oriented(entry: Entry, value: Any) -> Any:
 
 
 def make(config: Config) -> gymnasium.Env:
-    """One Gymnasium environment that can draw pictures if its class can; errors are one line."""
+    """Make one Gymnasium environment, with rendering if its class supports it; errors
+    are one line.
+    """
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -211,7 +214,7 @@ def make(config: Config) -> gymnasium.Env:
 
 
 def missing(name: str, error: Exception) -> ModuleNotFoundError:
-    """The one line that says what to install for an environment whose package is not there."""
+    """The error for a missing package, with the install command."""
     said = _line(error)
     absent = re.search(r"No module named '([^'.]+)", said)
     package = next((known for word, known in EXTRAS.items() if word in said.lower()), None)

@@ -18,11 +18,12 @@ from envs.spaces import space_of
 
 
 class GymView(gymnasium.Env):
-    """A VecEnv with `num_envs` 1 behind `reset() -> (obs, info)` and `step(action) -> five`.
+    """A VecEnv with `num_envs` 1 with `reset() -> (obs, info)` and the five results of
+    `step(action)`.
 
-    Observations are a Dict of arrays, or the array itself where there is one leaf and `flat` is
-    true. `info["is_success"]` (bool) is there in every step where the world knows success.
-    `render_mode="rgb_array"` draws `width` x `height` pictures.
+    Observations are a Dict of arrays, or a single array if there is one leaf and `flat` is true.
+    `info["is_success"]` (bool) is in every step of an environment that reports success.
+    `render_mode="rgb_array"` renders `width` x `height` pixels.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class GymView(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; `options={"task": [D] numbers in [0, 1]}` fixes its task vector."""
+        """Start an episode; `options={"task": [D] numbers in [0, 1]}` fixes its task vector."""
         super().reset(seed=seed)
         task = (options or {}).get("task")
-        # After an end the row has already begun its next episode: show that one, waste none.
+        # After the end of an episode the env has already been reset: return its first observation.
         if self._obs is None or not self._begun or seed is not None or task is not None:
             wanted = None if task is None else torch.as_tensor(task, dtype=torch.float32)[None]
             self._obs = self.env.reset(seed=seed, task=wanted)

@@ -24,8 +24,10 @@ from envs.spaces import space_of
 
 
 class VecView(PeerVecEnv):
-    """All rows of a VecEnv; ended rows carry `terminal_observation`, `TimeLimit.truncated` and,
-    where the world knows it, `is_success` (true if any step of the episode achieved the task)."""
+    """All envs of a VecEnv; the info of finished episodes has `terminal_observation`,
+    `TimeLimit.truncated` and, where success is reported, `is_success` (true if any step of the
+    episode succeeded).
+    """
 
     def __init__(self, env: VecEnv, flat: bool = True) -> None:
         self.env, self.render_mode = env, None

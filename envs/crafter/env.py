@@ -28,11 +28,12 @@ from envs.crafter.view import Kind, fields
 
 @dataclass(frozen=True)
 class Config:
-    """`observe`: "symbols" (the 7 x 9 cells in view, where the player looks, daylight), "inventory"
-    (16 counts), "image" (64 x 64 x 3; nothing is drawn without it).
+    """Settings of Crafter.
 
-    `workers` processes share the rows (0: this process), `length` is the time limit in steps,
-    `goal` the achievement that counts as success and ends an episode, if there is one.
+    `observe`: "symbols" (the 7 x 9 cells in view, facing direction, daylight), "inventory" (16
+    counts), "image" (64 x 64 x 3; rendered only if listed). `workers`: number of worker processes
+    (0: none). `length`: time limit in steps. `goal`: an achievement that counts as success and ends
+    the episode (None: none).
     """
 
     num_envs: int = 16
@@ -44,12 +45,12 @@ class Config:
 
 
 class Crafter(VecEnv):
-    """Actions are the package's 17; the reward is its own: 1 in a step that unlocks something new,
-    and a tenth of every change of health. An episode ends with the player's death.
+    """Crafter as a VecEnv with the package's 17 actions and reward.
 
-    Row i plays the episodes of the package's environment with a seed made of (seed, i), one after
-    the other. `log` holds `achievement/<name>` (bool, unlocked so far in this episode), and
-    `success` where there is a goal. `get_state` is exact, random generators included.
+    Reward: 1 for each newly unlocked achievement, and a tenth of each change of health. An episode
+    ends with the player's death. Env i plays the episodes of the package's environment with a seed
+    from (seed, i), one after the other. `log` has `achievement/<name>` (bool, unlocked in this
+    episode) and, with a goal, `success`. `get_state` is exact, random generators included.
     """
 
     def __init__(self, config: Config) -> None:
@@ -135,8 +136,7 @@ class Crafter(VecEnv):
         return self._pool.ask("tell", row)
 
     def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
-        """What the steps from observations `before` to `after` changed, a sentence each; "" where
-        nothing is worth one."""
+        """One sentence per env for what changed from `before` to `after`; "" if there is none."""
         return happened(before, after)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Crafter(VecEnv):
 
 
 def score(successes: Tensor) -> float:
-    """Crafter's score in percent, of episodes' unlocked achievements [N, 22] (bool or 0/1)."""
+    """Crafter score in percent from the unlocked achievements of episodes [N, 22] (bool or 0/1)."""
     rates = 100 * successes.double().mean(0)
     return math.exp(torch.log1p(rates).mean().item()) - 1
 

@@ -30,9 +30,9 @@ NEEDED = {"symbols", "facing", "body", "inventory"}
 
 
 def happened(before: Tensors, after: Tensors) -> list[str]:
-    """A sentence for each of B steps, "" where nothing is worth one.
+    """A sentence for each of B transitions, "" where there is none.
 
-    `before` and `after` hold what `observe: [symbols, inventory]` gives, of the same episode.
+    `before` and `after` are observations of `observe: [symbols, inventory]` from the same episode.
     """
     if not before.keys() >= NEEDED:
         raise ConfigError(

@@ -32,8 +32,9 @@ FIRST_LOOK = (0, LOOK["cow"], LOOK["zombie"], LOOK["skeleton"], 0, LOOK["plant"]
 
 
 class Thing:
-    """Whatever stands on a cell. `clock` is a zombie's pause, a skeleton's reload, a plant's age;
-    `way` the direction of an arrow (what it adds to `at`)."""
+    """An object on a cell. `clock` is a zombie's cooldown, a skeleton's reload time or a plant's
+    age; `way` is the direction of an arrow (the offset that is added to `at`).
+    """
 
     __slots__ = ("at", "clock", "health", "kind", "removed", "way", "x", "y")
 
@@ -57,7 +58,7 @@ class Thing:
 
 
 class Sleeper(Protocol):
-    """What creatures know of the player."""
+    """The player as creatures access it."""
 
     x: int
     y: int
@@ -71,7 +72,7 @@ class Sleeper(Protocol):
 
 
 class Land(Protocol):
-    """What creatures know of the world."""
+    """The game as creatures access it."""
 
     cells: bytearray
     who: list[Thing | None]

@@ -65,7 +65,7 @@ class Rows:
             observe(self.worlds[row], self.start, row)
 
     def step(self) -> None:
-        """One step of every env, and a new episode where one ended."""
+        """Step every env and reset those whose episode ended."""
         arrays, goal = self.arrays, self.settings.goal
         reward, terminated, truncated = (
             arrays[name] for name in ("reward", "terminated", "truncated")

@@ -44,15 +44,16 @@ def daylight(step: int) -> float:
 
 
 class World:
-    """A running episode. `cells` material, `look` what stands there (as it is drawn), `who` stands
-    there; `seed` and `episode` decide everything but the actions."""
+    """A running episode. Per cell: `cells` its material, `look` the sprite on it, `who` the object
+    on it. `seed` and `episode` determine everything but the actions.
+    """
 
     def __init__(self, seed: int, length: int | None = 10000) -> None:
         self.seed, self.length, self.episode = seed, length, 0
         self.begin()
 
     def begin(self) -> None:
-        """The next episode of this seed."""
+        """Start the next episode of this seed."""
         self.episode += 1
         drawn = make(hash((self.seed, self.episode)) % (2**31 - 1))
         self.set_random(drawn.random.getstate())
@@ -73,7 +74,7 @@ class World:
         self.random, self.bits = self.generator.random, self.generator.getrandbits
 
     def empty(self) -> None:
-        """Nobody anywhere; counts what is on the ground."""
+        """Remove all objects; count the materials of each chunk."""
         self.who: list[Thing | None] = [None] * CELLS
         self.look = bytearray(CELLS)
         self.things: list[Thing] = []
@@ -87,7 +88,9 @@ class World:
         return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
 
     def step(self, action: int) -> tuple[float, bool, bool]:
-        """Reward, whether the player died, whether the time is up."""
+        """One step; returns the reward, whether the player died, and whether the time limit was
+        reached.
+        """
         self.clock += 1
         self.light = daylight(self.clock)
         player, others = self.player, self.things[1:]  # who comes in this step waits
@@ -117,14 +120,14 @@ class World:
         self.grain = self.bits(GRAIN) if self.light < 0.5 else 0
 
     def add(self, thing: Thing) -> None:
-        """Put somebody where nobody is."""
+        """Put an object on an empty cell."""
         self.things.append(thing)
         self.who[thing.at] = thing
         self.look[thing.at] = thing.look
         self.chunks.setdefault(CHUNK_OF[thing.at], {})[thing] = None
 
     def remove(self, thing: Thing) -> None:
-        """Take somebody away; nothing happens to those who are gone already."""
+        """Remove an object; no effect if it was removed before."""
         if thing.removed:
             return
         self.who[thing.at], self.look[thing.at] = None, 0
@@ -132,7 +135,9 @@ class World:
         thing.removed = self.gone = True
 
     def move(self, thing: Thing, way: int, ground: bytes) -> bool:
-        """Go one step where the cell is free and of the right ground; whether it was."""
+        """Move an object by one step if the target cell is free and of an allowed material; returns
+        success.
+        """
         at = thing.at
         to = at + way
         if self.who[to] is not None or not ground[self.cells[to]]:

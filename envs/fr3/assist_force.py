@@ -34,9 +34,10 @@ PULL, HELP = "pull", "help"
 
 @dataclass(frozen=True)
 class Config:
-    """`body` of the world is drawn to the hand with up to `weights` times its weight (k) within
-    `reach` (R, m), its speed damped by `damping` (c, 1/s). Using it costs `cost` p ((a + 1) / 2)^2
-    a step."""
+    """`body` is pulled to the gripper with up to `weights` times its weight (k) within `reach` (R,
+    m); its velocity is damped by `damping` (c, 1/s). Using the force costs `cost` p ((a + 1) / 2)^2
+    per step.
+    """
 
     body: str
     weights: float = 5.0
@@ -46,7 +47,9 @@ class Config:
 
 
 class AssistForce(Wrapper):
-    """Around an FR3 in MuJoCo: action and task have one more element each, observations `help`."""
+    """Wrapper for an FR3 environment in MuJoCo: adds one action element, one task element and the
+    observation `help`.
+    """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):

@@ -27,10 +27,9 @@ Worth = Literal["sparse", "shaped"]
 
 
 class TaskInstance:
-    """A task as it was asked for: its ranges narrowed or widened, its reward chosen, `more`
-    parameters after its own.
+    """A task with its settings: parameter ranges, reward, and additional task parameters `more`.
 
-    ValueError where the name, the reward or a range is not known.
+    ValueError if the name, the reward or a range is unknown.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class TaskInstance:
         return namespace(view.q).concatenate([*robot, self.task.observe(view)], 1)
 
     def judge(self, view: View) -> tuple[Floats, Flags, dict[str, Floats]]:
-        """Reward [n], success [n] and the log: success pays 1, the shaped terms up to 0.1."""
+        """Reward [n], success [n] and log: success gives 1, the shaped terms up to 0.1."""
         task, xp = self.task, namespace(view.width)
         success = task.success(view)
         terms = {name: term(view) for name, term in task.terms.items()}
@@ -81,8 +80,9 @@ class TaskInstance:
 
 
 class RenderScene:
-    """The scene for pictures, compiled when it is first asked for: with every mesh, or as the boxes
-    that things collide as (no arm, no shadows: 0.3 ms a picture in software, with meshes 200)."""
+    """The render scene, compiled on first use: with every mesh ("full"), or with collision boxes,
+    no arm and no shadows ("light": 0.3 ms per image in software rendering instead of 200).
+    """
 
     def __init__(self, task: Task, meshes: bool = True) -> None:
         self.task, self.meshes = task, meshes

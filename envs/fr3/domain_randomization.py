@@ -51,8 +51,9 @@ Randomize = Mapping[str, tuple[float, float]]
 
 
 def drawn_from(randomize: Randomize) -> tuple[Parameter, ...]:
-    """The task parameters of `randomize` (name to lowest and highest value); ConfigError names the
-    nearest known quantity."""
+    """The task parameters of `randomize` (name to [low, high]); ConfigError names the nearest known
+    quantity.
+    """
     made = []
     for name, (low, high) in randomize.items():
         if name not in AXES:
@@ -105,7 +106,7 @@ class Physics:
 
 
 class Look:
-    """Writes what cameras see into the model that is drawn."""
+    """Writes the visual quantities into the rendered model."""
 
     def __init__(self, randomize: Randomize, model: mujoco.MjModel, task: Task) -> None:
         self.names = tuple(randomize)
@@ -116,7 +117,7 @@ class Look:
         _, self.geoms = touchable(model, task)
 
     def write(self, model: mujoco.MjModel, param: Mapping[str, Floats]) -> None:
-        """The look of one row, from its parameters [1]."""
+        """Apply the visual quantities of one env from its parameters [1]."""
         if "camera" in self.names:
             model.cam_pos[:] = self.place + _first(param, AXES["camera"][0])
         if "camera_turn" in self.names:

@@ -28,20 +28,21 @@ VIEWS = ("front", "wrist")
 
 @dataclass(frozen=True)
 class Config:
-    """`ranges` narrows or widens task parameters by name, `horizon` is in control steps (20 Hz;
-    None: the task's own), `cameras` are "front" and "wrist"; `drawing` "light" shows them boxes
-    instead of meshes and no arm, which is hundreds of times faster without a GPU.
+    """Settings of an FR3 environment.
 
-    `portraits` are the cameras that rewards see it with, side by side (none: the first of
-    `cameras`, else "front").
+    `ranges` changes the ranges of task parameters by name. `horizon` is in control steps (20 Hz;
+    None: the task's own). `cameras` are "front" and "wrist"; `drawing` "light" renders boxes
+    instead of meshes and no arm, which is hundreds of times faster without a GPU. `portraits` are
+    the cameras of the images for rewards, side by side (empty: the first of `cameras`, else
+    "front").
 
-    `clouds` adds the leaf `points`: what cameras measure, as a point cloud in the base frame.
-    `objects` "privileged" leaves the robot's own numbers in `state`; all of them are then in
-    `privileged/state`, for critics and demonstrators. `randomize` gives quantities of the world
-    (see `envs.fr3.domain_randomization`) a range to be drawn from for each episode, as further
-    task parameters;
-    `reveal` shows them, in [0, 1], as `privileged/random`. `arm` gives quantities of the joints
-    (see `envs.fr3.joint_model`) seven values each, as they were identified from a real arm."""
+    `clouds` adds the leaf `points`: a point cloud in the base frame from depth cameras. With
+    `objects` "privileged", `state` has the robot's own values only and `privileged/state` has
+    everything, for critics and demonstrators. `randomize` gives quantities of
+    `envs.fr3.domain_randomization` a range to be sampled from in each episode, as further task
+    parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
+    joint parameters (`envs.fr3.joint_model`, seven values each), as identified from a real arm.
+    """
 
     task: str = "lift"
     num_envs: int = 16
@@ -63,7 +64,7 @@ class Config:
 
 
 class Fr3(MujocoVecEnv):
-    """B FR3s with one of the tasks of `envs.fr3.tasks` in front of each."""
+    """B parallel FR3 robots with one of the tasks of `envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.portraits = config, tuple(config.portraits)
@@ -153,7 +154,7 @@ class Fr3(MujocoVecEnv):
         return self.given.native(self.task[rows])
 
     def view(self, rows: Rows) -> View:
-        """What rewards, observations and texts see of `rows`."""
+        """The `View` of `rows` for rewards, observations and descriptions."""
         qpos = self.batch.qpos[rows]
         tool, _, _ = fr3.forward(qpos[:, :7])
         place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}

@@ -25,7 +25,7 @@ Arm = Mapping[str, Sequence[float]]
 
 
 def read(model: mujoco.MjModel) -> dict[str, list[float]]:
-    """The values that `model` has."""
+    """The joint parameters of `model`."""
     dofs, servos = _addresses(model)
     return {
         "stiffness": model.actuator_gainprm[servos, 0].tolist(),
@@ -36,7 +36,7 @@ def read(model: mujoco.MjModel) -> dict[str, list[float]]:
 
 
 def write(model: mujoco.MjModel, arm: Arm) -> None:
-    """Give `model` the values of `arm`; what it does not name stays. ConfigError."""
+    """Set the joint parameters `arm` in `model`; others stay unchanged. Raises ConfigError."""
     dofs, servos = _addresses(model)
     for name, given in arm.items():
         values = np.asarray(given, np.float64)

@@ -17,16 +17,16 @@ from envs.mujoco.batch_env import Floats, Outcome, Rows
 
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As of any FR3 world; up to `blocks` boxes stand in a level that is drawn."""
+    """As `envs.fr3.env.Config`; `blocks` is the largest number of boxes in a sampled level."""
 
     task: str = "course"
     blocks: int = 12
 
 
 class Fr3Course(Fr3):
-    """Levels as of `envs.maze.env`, with a way from start to goal; `held_out` are for evaluation.
-    To
-    rise above the boxes ends an episode without success."""
+    """Levels as in `envs.maze.env`, always with a path from start to goal; `held_out` are for
+    evaluation. Rising above the boxes ends an episode without success.
+    """
 
     def __init__(self, config: Config) -> None:
         if config.task != "course" or config.ranges or config.randomize:

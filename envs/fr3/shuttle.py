@@ -27,9 +27,9 @@ THING = "cube"
 
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As `envs.fr3.env`, of a task with a cube and a goal for it. `places` (x, y; m) are the
-    goals, one
-    after the other; outside of `area` (low, high; m) the arm does not get at the cube."""
+    """As `envs.fr3.env.Config`, for a task with a cube and a goal. `places` (x, y; m) are the
+    goals, in turn; the arm cannot reach the cube outside of `area` (low, high; m).
+    """
 
     task: str = "push"
     places: tuple[tuple[float, float], ...] = ((0.44, -0.08), (0.54, 0.08))
@@ -40,7 +40,7 @@ class Config(fr3_env.Config):
 
 
 class Shuttle(fr3_env.Fr3):
-    """Rows never end by themselves; a cube that is begun with lies anywhere (`ranges`)."""
+    """Episodes never end by themselves; the initial cube position is random (`ranges`)."""
 
     def __init__(self, config: Config) -> None:
         if len(config.places) < 2:
@@ -53,7 +53,7 @@ class Shuttle(fr3_env.Fr3):
         self.goal = torch.zeros(self.num_envs, dtype=torch.int64)
 
     def outcome(self, action: Floats) -> Outcome:
-        """Reward of the task; what success means is said by who makes the episodes."""
+        """Reward of the task; success is defined by the reset-free wrapper."""
         made = super().outcome(action)
         never = np.zeros(self.num_envs, np.bool_)
         return Outcome(made.reward, never, {k: v for k, v in made.log.items() if k != "success"})
@@ -64,7 +64,7 @@ class Shuttle(fr3_env.Fr3):
         self._aim(rows)
 
     def facts(self) -> Facts:
-        """For `envs.reset_free.wrapper`."""
+        """Facts for `envs.reset_free.wrapper`."""
         view = self.view(np.arange(self.num_envs))
         cube = view.place[THING]
         lost = ((cube < self.area[0]) | (cube > self.area[1])).any(1)
@@ -73,12 +73,12 @@ class Shuttle(fr3_env.Fr3):
         return Facts(torch.from_numpy(cube.copy()).float(), reached, never, torch.from_numpy(lost))
 
     def advance(self, rows: Tensor) -> None:
-        """The next places of `rows` [B] (bool)."""
+        """Select the next goal of `rows` [B] (bool)."""
         self.goal = torch.where(rows, (self.goal + 1) % len(self.places), self.goal)
         self._aim(np.flatnonzero(rows.numpy()))
 
     def rehome(self, rows: Tensor) -> None:
-        """Arms stand at home, hands closed."""
+        """Move arms to the home pose with closed grippers."""
         index = np.flatnonzero(rows.numpy())
         if not len(index):
             return

@@ -38,9 +38,9 @@ REFERENCE = ("place", "turn", "q", "width")
 
 @dataclass(frozen=True)
 class Config:
-    """As `envs.fr3.env.Config`, without cameras; `device` is "auto" (a GPU if there is one), "cpu"
-    or
-    "cuda:0". `contacts` (on average) and `constraints` (at most) are what a row has room for."""
+    """As `envs.fr3.env.Config`, without cameras. `device` is "auto" (a GPU if available), "cpu" or
+    "cuda:0". `contacts` (on average) and `constraints` (at most) are the capacities per env.
+    """
 
     task: str = "lift"
     num_envs: int = 64
@@ -55,7 +55,7 @@ class Config:
 
 
 class Fr3Warp(VecEnv):
-    """B FR3s with one of the tasks of `envs.fr3.tasks` in front of each, on one device.
+    """B parallel FR3 robots with one of the tasks of `envs.fr3.tasks`, on one device.
 
     `batch.state` is the live simulation and may be written; `task` [B, D] are the task vectors,
     `memory` [B, ...] the controller's references and what the task drew for the episode.
@@ -122,7 +122,7 @@ class Fr3Warp(VecEnv):
         late = (self.count >= self.horizon) & ~won
         ended = won | late
         sane = torch.isfinite(next_obs["state"]).all() & torch.isfinite(reward).all()
-        # The one time that the host waits for the device.
+        # The only synchronisation with the device per step.
         some, fine, lost = torch.stack([ended.any(), sane, self.batch.lost()]).tolist()
         if not fine or lost:
             self._complain(action, reward, next_obs, lost)
@@ -134,7 +134,7 @@ class Fr3Warp(VecEnv):
         return Step(self._obs, next_obs, reward, won, late, log)
 
     def view(self, rows: slice = slice(None)) -> View:
-        """What rewards, observations and texts see of `rows`."""
+        """The `View` of `rows` for rewards, observations and descriptions."""
         qpos = self.batch.state["qpos"][rows].double()
         tool, _, _ = fr3.forward(qpos[:, :7])
         place = {name: qpos[:, at : at + 3] for name, at in self._free.items()}
@@ -174,7 +174,7 @@ class Fr3Warp(VecEnv):
         return self._obs
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one row as cameras and the viewer should see it."""
+        """Model and data of one env for cameras and the viewer."""
         task = self.task[row : row + 1].cpu().numpy()
         model, data = self._drawn.shaped(self.given.native(task))
         for name in ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat"):

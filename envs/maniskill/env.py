@@ -29,15 +29,15 @@ Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as ManiSkill registers it, `kwargs` for `gymnasium.make` (robot_uids, sim_config, ...).
+    """`id` of a registered ManiSkill task, `kwargs` for `gymnasium.make` (robot_uids, sim_config,
+    ...).
 
-    `control_mode` None is the robot's own default. Episodes end at `horizon` steps (None: the
-    task's own limit) as truncated; with `end_on_success` also, as terminated, where ManiSkill says
-    that the task succeeded or failed. It is off by default, as in the evaluation of ManiSkill's
-    baselines: dense rewards are largest after success, so that ending there would punish it.
-    `workers`: processes for CPU rows (0: all in this one). `backend` auto is the GPU where there is
-    one and rows are many. `image_size` [height, width] of the observations' cameras, `cameras`
-    which of them to hand on (none named: all).
+    `control_mode` None is the robot's default. Episodes are truncated at `horizon` steps (None: the
+    task's limit); with `end_on_success` they are also terminated when ManiSkill reports success or
+    failure. It is off by default, as in the evaluation of ManiSkill's baselines: dense rewards are
+    largest after success, so ending there would penalise it. `workers`: processes for CPU envs (0:
+    none). `backend` auto uses the GPU if there is one and `num_envs` is large. `image_size`
+    [height, width] of the observation cameras, `cameras` those to keep (empty: all).
     """
 
     id: str
@@ -56,8 +56,10 @@ class Config:
 
 
 class ManiSkill(VecEnv):
-    """CPU rows are separate environments, row i seeded by (seed, i), and are saved exactly, as the
-    actions of the episode to be played again. GPU rows share a generator and cannot be saved."""
+    """ManiSkill tasks. CPU envs are separate environments, env i seeded with (seed, i); they are
+    saved exactly, as the actions of the episode to replay. GPU envs share a generator and cannot be
+    saved.
+    """
 
     def __init__(self, config: Config) -> None:
         if config.num_envs < 1 or config.workers < 0:
@@ -150,7 +152,7 @@ class ManiSkill(VecEnv):
         return f"{self.spec.text}: {self.rows.tell(self._checked(row))}"
 
     def sub_scene(self, row: int = 0) -> Any:
-        """The live SAPIEN scene of one row; rows in worker processes have none here."""
+        """The live SAPIEN scene of one env; not available for envs in worker processes."""
         self._checked(row)
         if isinstance(self.rows, Pool):
             raise ValueError(

@@ -18,7 +18,7 @@ CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
 
 
 def choose_driver() -> None:
-    """Without a GPU, point Vulkan to Mesa's software driver, unless the user chose one."""
+    """Without a GPU, select Mesa's software Vulkan driver, unless the user chose a driver."""
     chosen = any(name in os.environ for name in CHOSEN)
     if not chosen and SOFTWARE.exists() and not torch.cuda.is_available():
         os.environ["VK_ICD_FILENAMES"] = str(SOFTWARE)
@@ -41,7 +41,7 @@ BACKENDS = {"cpu": ("physx_cpu", "cpu"), "gpu": ("physx_cuda", "gpu")}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a row has to know: the task, how it is seen, driven and paid, and its time limit."""
+    """Settings of one env: task, observations, control, reward and time limit."""
 
     id: str
     obs: str
@@ -56,7 +56,7 @@ class Settings:
 
 
 class NoDriver(RuntimeError):
-    """There is no Vulkan driver that SAPIEN can draw with."""
+    """No Vulkan driver that SAPIEN can render with."""
 
 
 def require_driver(backend: str) -> None:

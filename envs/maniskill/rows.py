@@ -25,7 +25,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Row:
-    """One environment, the generator that draws the seeds of its episodes, and its tape."""
+    """One environment, the generator of its episode seeds, and the recorded actions of
+    the episode.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.env = settings, make(settings, 1)
@@ -34,11 +36,11 @@ class Row:
         self.tape: list[NDArray[np.float32]] = []
 
     def begin(self) -> Tensors:
-        """The row's next episode."""
+        """Start the env's next episode."""
         return self.play(int(self.generator.integers(2**31)))
 
     def play(self, seed: int) -> Tensors:
-        """Begin the episode of `seed`, whatever was played before."""
+        """Start the episode of `seed`, independent of previous episodes."""
         self.seed, self.tape = seed, []
         obs, info = self.env.reset(seed=seed)
         if not info.get("reconfigure", False):
@@ -47,7 +49,7 @@ class Row:
         return flat(obs, self.settings.cameras)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Tensors, Tensors]:
-        """Play one native action [A]: observations [1, ...], and what it was worth."""
+        """Apply one native action [A]; returns observations [1, ...] and the reward."""
         self.tape.append(action.copy())
         obs, reward, over, _, info = self.env.step(action[None])
         return flat(obs, self.settings.cameras), worth(reward, over, info, self.settings)
@@ -62,7 +64,7 @@ def worth(reward: Any, over: Tensor, info: Mapping[str, Any], settings: Settings
 
 
 class Rows:
-    """A few rows, stepped one after the other; tensors that leave are [rows, ...]."""
+    """A list of envs stepped one after the other; returned tensors are [envs, ...]."""
 
     def __init__(self, settings: Settings, count: int) -> None:
         require_driver(settings.backend)
@@ -76,7 +78,7 @@ class Rows:
         return env.single_action_space, obs, element_names(env), float(env.control_timestep)
 
     def reset(self, seeds: Mapping[int, tuple[int, int] | None]) -> Tensors:
-        """Begin episodes in the named rows: the first of a (seed, row), or (None) the next."""
+        """Start episodes in the given envs: the first of a (seed, env), or (None) the next."""
         fresh = []
         for row, seed in seeds.items():
             if seed is not None:
@@ -89,7 +91,7 @@ class Rows:
         return joined([obs for obs, _ in played]), joined([told for _, told in played])
 
     def read(self) -> Arrays:
-        """Every row as arrays [rows, ...]."""
+        """The state of every env as arrays [envs, ...]."""
         return {
             "generator": np.stack([pack(row.generator) for row in self.rows]),
             "episode": np.array([row.seed for row in self.rows], np.int64),
@@ -98,7 +100,7 @@ class Rows:
         }
 
     def write(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Play every row's episode again, up to where `read` found it."""
+        """Replay every env's episode up to the state that `read` returned."""
         for at, row in enumerate(self.rows):
             unpack(row.generator, state["generator"][at])
             row.play(int(state["episode"][at]))
@@ -125,8 +127,9 @@ class Rows:
 
 
 class Batch:
-    """All rows in one GPU simulation: ManiSkill draws the starts of rows together, so what a row
-    begins with depends on the others, and contact caches cannot be saved."""
+    """All envs in one GPU simulation. ManiSkill draws initial states together, so the initial state
+    of one env depends on the others; contact caches cannot be saved.
+    """
 
     def __init__(self, settings: Settings, count: int) -> None:
         require_driver(settings.backend)
@@ -140,7 +143,7 @@ class Batch:
         return env.single_action_space, obs, element_names(env), float(env.control_timestep)
 
     def reset(self, seeds: Mapping[int, tuple[int, int] | None]) -> Tensors:
-        """Begin episodes in the named rows; returns the observations of those rows."""
+        """Start episodes in the given envs; returns their observations."""
         rows = torch.tensor(list(seeds), device=self.env.device)
         first = next(iter(seeds.values()), None)
         if first is not None:

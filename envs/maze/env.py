@@ -32,8 +32,9 @@ DT = 0.1  # seconds: a grid knows no time; this is how fast films of it are
 
 @dataclass(frozen=True)
 class Config:
-    """`side` cells each way, up to `blocks` of them walls where levels are drawn; `view`: cells
-    seen each way, straight ahead and to both sides (odd); `horizon` in steps."""
+    """`side`: cells per side; `blocks`: largest number of walls in a sampled level; `view`: cells
+    in view per side, ahead and across (odd); `horizon` in steps.
+    """
 
     side: int = 9
     blocks: int = 28
@@ -44,9 +45,10 @@ class Config:
 
 
 class Maze(VecEnv):
-    """`view` [V, V] symbols (empty, wall, goal), the agent in the middle of the lowest row, looking
-    up, walls do not hide; `facing` [1]. Arriving ends an episode and is success. `held_out` [N, D]
-    are the tasks of mazes that are for evaluation."""
+    """Observation: `view` [V, V] symbols (empty, wall, goal) with the agent in the middle of the
+    lowest row, facing up (walls do not occlude), and `facing` [1]. Reaching the goal ends the
+    episode with success. `held_out` [N, D] are the task vectors of evaluation mazes.
+    """
 
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0 or config.view < 3 or config.horizon < 1:

@@ -27,7 +27,9 @@ class Maze:
 
 
 def mazes(side: int, random: np.random.Generator) -> list[Maze]:
-    """Those by hand, there and back, then the labyrinths from a free cell to the farthest one."""
+    """The hand-made mazes in both directions, then the labyrinths from a free cell to the farthest
+    one.
+    """
     hand = [corridors(side), comb(side), four_rooms(side), rings(side), pillars(side)]
     back = [Maze(f"{maze.name}_back", maze.walls, maze.goal, maze.start) for maze in hand]
     dug = [labyrinth(side, random, f"labyrinth_{i}") for i in range(LABYRINTHS)]

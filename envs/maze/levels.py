@@ -39,9 +39,9 @@ class Plans:
 
 
 class MazeLevels:
-    """Levels of `side` x `side` cells, of which up to `blocks` are walls when they are drawn.
+    """Levels of `side` x `side` cells; sampled levels have up to `blocks` walls.
 
-    All that are drawn or edited have a way from start to goal, and none of them is `held_out`.
+    All sampled or edited levels have a path from start to goal, and none of them is in `held_out`.
     """
 
     def __init__(self, side: int, blocks: int) -> None:
@@ -60,8 +60,9 @@ class MazeLevels:
         self._secret = {_key(level) for level in self._canonical(self.held_out)}
 
     def decode(self, levels: Floats) -> Plans:
-        """What task vectors [n, S^2 + 3] mean; ValueError where they are of another size or not in
-        [0, 1]."""
+        """Decode task vectors [n, S^2 + 3]; ValueError if the size is wrong or a value is not in
+        [0, 1].
+        """
         if levels.ndim != 2 or levels.shape[1] != self.size:
             raise ValueError(
                 f"a maze of side {self.side} is {self.size} numbers, got {list(levels.shape)[1:]}"
@@ -81,28 +82,30 @@ class MazeLevels:
         return Plans(walls.reshape(-1, self.side, self.side), start, goal, facing)
 
     def encode(self, plans: Plans) -> Floats:
-        """Task vectors [n, S^2 + 3]; exactly `decode`'s way back."""
+        """Task vectors [n, S^2 + 3]; the inverse of `decode`."""
         marks = ((plans.start + 0.5) / self.cells, (plans.goal + 0.5) / self.cells)
         columns = np.stack([*marks, (plans.facing + 0.5) / 4], 1)
         return np.concatenate([plans.walls.reshape(-1, self.cells).astype(float), columns], 1)
 
     def drawn(self, lots: Floats) -> Floats:
-        """Levels [n, S^2 + 3] from uniform numbers [n, `lots`], which may have no way: any number
-        of walls up to `blocks` as likely as any other, then any places for them."""
+        """Levels [n, S^2 + 3] from uniform numbers [n, `lots`], possibly unsolvable: the number of
+        walls is uniform up to `blocks`, then their positions are.
+        """
         count = (lots[:, 0] * (self.blocks + 1)).astype(np.int64).clip(max=self.blocks)
         return self._placed(count, lots)
 
     def random(self, n: int, random: np.random.Generator) -> Floats:
-        """[n, S^2 + 3]: `drawn` until they are fit to be played."""
+        """[n, S^2 + 3]: sampled levels that are solvable and not held out."""
         return self._until(self.drawn, n, random)
 
     def plain(self, n: int, random: np.random.Generator) -> Floats:
-        """[n, S^2 + 3]: without walls, anywhere from anywhere."""
+        """[n, S^2 + 3]: levels without walls, with random start and goal."""
         return self._until(lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random)
 
     def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
-        """[n, S^2 + 3]: each with `edits` walls put or taken away, or the goal moved; where they
-        would leave no way, or a held-out maze, those that do are not made."""
+        """[n, S^2 + 3]: levels after `edits` edits each (a wall toggled, or the goal moved). Edits
+        that would make a level unsolvable or held out are skipped.
+        """
         levels = edited = self._canonical(levels)
         cells = random.integers(self.cells, size=(edits, len(levels)))
         goals = random.random((edits, len(levels))) < EDIT_GOAL
@@ -115,12 +118,13 @@ class MazeLevels:
         return edited
 
     def spell(self, levels: Floats) -> NDArray[np.int64]:
-        """[n, blocks + 2]: the cells of goal, start and walls, then S^2 (nothing) to the end."""
+        """[n, blocks + 2]: tokens of goal, start and wall cells, padded with S^2."""
         return spell(self.decode(levels), self.length)
 
     def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
-        """[n, S^2 + 3] from words [n, blocks + 2], looking anywhere at first; a wall that would
-        leave no way, or a held-out maze, is not put."""
+        """[n, S^2 + 3] from tokens [n, blocks + 2], with any initial heading; walls that would make
+        a level unsolvable or held out are skipped.
+        """
         goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
         levels = self._empty(start, goal, random.integers(4, size=len(words)))
         whole = self._walled(levels, words[:, self.marks :])
@@ -137,25 +141,25 @@ class MazeLevels:
         return self.ways(levels) >= 0
 
     def fit(self, levels: Floats) -> NDArray[np.bool_]:
-        """[n]: whether a level may be played in training: it has a way and is not held out."""
+        """[n]: whether a level may be used in training (solvable and not held out)."""
         secret = [_key(level) in self._secret for level in self._canonical(levels)]
         return self.solvable(levels) & ~np.array(secret, dtype=bool)
 
     def ways(self, levels: Floats) -> NDArray[np.int64]:
-        """[n]: cells from start to goal by the shortest way, breadth first; -1 where none is."""
+        """[n]: length of the shortest path from start to goal in cells; -1 if there is none."""
         plans = self.decode(levels)
         rows = np.arange(len(levels))
         steps = distances(plans.walls, plans.start, plans.goal).reshape(len(levels), -1)
         return steps[rows, plans.goal]
 
     def picture(self, level: Floats) -> NDArray[np.uint8]:
-        """One level [S^2 + 3] as a picture [h, w, 3], with the agent at its start."""
+        """Image [h, w, 3] of one level [S^2 + 3], with the agent at its start."""
         plans = self.decode(level[None])
         start = divmod(int(plans.start[0]), self.side)
         return drawing(plans.walls[0], int(plans.goal[0]), start, int(plans.facing[0]))
 
     def traits(self, levels: Floats) -> dict[str, float]:
-        """Means over levels, for the log: how many walls, how long the shortest way."""
+        """Means over levels for the log: number of walls, length of the shortest path."""
         walls = self.decode(levels).walls.sum((1, 2)).mean()
         return {"walls": float(walls), "way": float(self.ways(levels).mean())}
 

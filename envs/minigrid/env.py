@@ -31,12 +31,13 @@ __all__ = ["Config", "MiniGrid"]
 
 
 class MiniGrid(VecEnv):
-    """`cells` [7, 7, 3] (across, along; the agent in the middle of the last row, looking along
-    towards 0; in its own cell what it carries), `direction` (east, south, west, north), and if
-    asked for `mission`, `privileged/*`. Success is a reward of the world itself at an end.
+    """MiniGrid as a VecEnv. Observations: `cells` [7, 7, 3] (across, along; the agent in the middle
+    of the last row, facing index 0; its own cell holds what it carries), `direction` (east, south,
+    west, north) and, if enabled, `mission` and `privileged/*`. Success: the episode ends with a
+    reward of the environment itself.
 
-    `get_state` is exact on the Gymnasium back end, but for BabyAI's missions and wrappers that have
-    a state; EnvPool cannot: NotSavable.
+    `get_state` is exact on the Gymnasium backend, except for BabyAI's missions and stateful
+    wrappers; EnvPool raises NotSavable.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,12 +59,13 @@ class MiniGrid(VecEnv):
         return self.world.step(action)
 
     def whole(self) -> Tensors:
-        """The whole level of every row, asked for or not: `grid` [B, W, H, 3] (kind, colour, state
-        of each cell) and `agent` [B, 5] (x, y, turn, kind and colour of what it carries)."""
+        """The whole level of every env: `grid` [B, W, H, 3] (kind, colour, state of each cell) and
+        `agent` [B, 5] (x, y, heading, kind and colour of the carried object).
+        """
         return self.world.whole()
 
     def missions(self) -> list[str]:
-        """Every row's mission in words."""
+        """The mission text of every env."""
         return self.world.missions()
 
     def get_state(self) -> Tensors:
@@ -73,7 +75,7 @@ class MiniGrid(VecEnv):
         return self.world.set_state(state)
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        """The level from above, undistorted on a dark ground."""
+        """Top view of the level, undistorted on a dark background."""
         picture = self.world.picture(row, 32)
         scale = min(width / picture.shape[1], height / picture.shape[0])
         size = (max(1, int(picture.shape[0] * scale)), max(1, int(picture.shape[1] * scale)))
@@ -88,12 +90,11 @@ class MiniGrid(VecEnv):
         return self.world.describe(row)
 
     def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
-        """What the steps from observations `before` to `after` changed, a sentence each; "" where
-        nothing is worth one."""
+        """One sentence per env for what changed from `before` to `after`; "" if there is none."""
         return happened(before, after)
 
     def subgoals(self) -> Guide:
-        """What can be asked and checked of subgoals in this world's levels."""
+        """The subgoals of this environment's levels and their checks."""
         return Guide(self.world.limit, self.world.missions)
 
     def add_pre_reset_hook(self, call: Callable[[Tensor], None]) -> None:
@@ -104,7 +105,7 @@ class MiniGrid(VecEnv):
 
 
 def chosen(config: Config) -> str:
-    """The back end that `config` means; ValueError when EnvPool is asked for what it has not."""
+    """The backend for `config`; ValueError if EnvPool lacks what is requested."""
     if config.backend == "gymnasium":
         return "gymnasium"
     plain = not config.wrappers and not config.kwargs

@@ -24,10 +24,10 @@ OPEN, LOCKED = STATES.index("open"), STATES.index("locked")
 
 
 def happened(before: Tensors, after: Tensors) -> list[str]:
-    """A sentence for each of B steps, "" where nothing is worth one.
+    """A sentence for each of B transitions, "" where there is none.
 
     `before` and `after` hold `cells` [B, S, S, 3] and `direction` [B] of the same episode.
-    ConfigError where a wrapper of the world took them away.
+    ConfigError if a wrapper removed them.
     """
     if not {"cells", "direction"} <= before.keys():
         raise ConfigError(

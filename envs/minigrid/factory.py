@@ -33,7 +33,7 @@ STATELESS = {
 
 
 class Tap(gymnasium.Wrapper):
-    """Notes whether the world itself paid, below wrappers that change rewards."""
+    """Records whether the environment itself gave a reward, below wrappers that change rewards."""
 
     paid = False
 
@@ -44,7 +44,7 @@ class Tap(gymnasium.Wrapper):
 
 
 def make(config: Config) -> gymnasium.Env:
-    """One environment in its wrappers; what is wrong with the configuration is one ValueError."""
+    """Make one environment with its wrappers; configuration errors are a one-line ValueError."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
     if config.horizon is not None:
         options["max_steps"] = config.horizon

@@ -30,7 +30,7 @@ WORD = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Outcome:
-    """What a control step was worth: `reward` [B], `terminated` [B] (bool), `log` [B] arrays."""
+    """Result of a control step: `reward` [B], `terminated` [B] (bool), `log` [B] arrays."""
 
     reward: Floats
     terminated: NDArray[np.bool_]
@@ -68,7 +68,7 @@ class MujocoVecEnv(VecEnv):
         name: str = "mujoco",
         cameras: Cameras | None = None,
     ) -> None:
-        # MuJoCo would replace a diverged state by the default pose: we want to hear of it instead.
+        # MuJoCo would silently reset a diverged state; disabled so that it is reported.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         self.model, self.name, self.num_envs = model, name, num_envs
         self.substeps, self.horizon, self.cameras = substeps, horizon, cameras
@@ -98,20 +98,20 @@ class MujocoVecEnv(VecEnv):
         set) from `draws` [n, self.draws], uniform in [0, 1); clear their `memory` too."""
 
     def retask(self, rows: Rows) -> None:
-        """Write the model fields (`batch.expand`) that follow from `task[rows]`; default: none."""
+        """Write the model fields (`batch.expand`) that depend on `task[rows]`; default: none."""
 
     def draw(self, generator: np.random.Generator) -> Floats:
         """The random numbers of one start, [self.draws]; override for another distribution."""
         return generator.random(self.draws)
 
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one row as people should see it."""
+        """Model and data of one env for the viewer and videos."""
         data = mujoco.MjData(self.model)
         _load(self.model, data, self.batch.state[row])
         return self.model, data
 
     def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one row as the cameras of the observations see it."""
+        """Model and data of one env for the observation cameras."""
         return self.scene(row)
 
     def reset(
@@ -193,7 +193,9 @@ class MujocoVecEnv(VecEnv):
         return max(len(self.portraits), 1)
 
     def render_batch(self, rows: Tensor, size: int) -> Tensor:
-        """As `portraits` see rows, else the first camera of the observations, or of the model."""
+        """Images from the `portraits` cameras, else the first observation camera, else the model's
+        first.
+        """
         if self.cameras is None:
             self.cameras = Cameras((), 0)
         names = self.portraits or self.cameras.names[:1] or (None,)

@@ -29,11 +29,11 @@ ANYWHERE = (-np.inf, np.inf)
 
 @dataclass(frozen=True)
 class World:
-    """One row of the table: model, substeps, weights, and what healthy means.
+    """Definition of one environment: model, substeps, reward weights and healthy range.
 
     `skip` leading positions are left out of the observation; `outputs` are MjData fields that the
-    observation or the reward needs, `seen` those of them that are observed (world body left out);
-    `mark` says whose x counts: the first coordinate, body 1, or the centre of mass.
+    observation or the reward needs, `seen` those that are observed (world body left out); `mark`
+    selects whose x is rewarded: the first coordinate, body 1, or the centre of mass.
     """
 
     xml: str
@@ -92,7 +92,9 @@ class Config:
 
 
 class Locomotion(MujocoVecEnv):
-    """B copies of one of Gymnasium's walkers; `precision` is the observations' numpy type."""
+    """B parallel copies of a Gymnasium locomotion task; `precision` is the numpy type of
+    observations.
+    """
 
     precision: type = np.float32
 

@@ -55,7 +55,9 @@ class Config:
 
 
 class QuadrotorGoto(VecEnv):
-    """`state` [20]: coordinates, their velocities, place, lead of the set-point, goal, way."""
+    """`state` [20]: joint coordinates and velocities, position, lead of the set-point, goal, goal -
+    position.
+    """
 
     def __init__(self, config: Config) -> None:
         if config.vehicle not in VEHICLES:

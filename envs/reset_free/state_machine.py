@@ -30,7 +30,7 @@ from embodied.moved import attributes
 
 
 class Mode(IntEnum):
-    """Who acts: the learner, the primitive, nobody."""
+    """Who acts: the learner, the recovery primitive, or no one (waiting for a person)."""
 
     LEARNING = 0
     RECOVERY = 1
@@ -39,11 +39,14 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Config:
-    """`lap`: goals of an episode, and whether the last of them is its true end (`wins`
-    "terminated", as in SERL) or only a line to cross ("truncated", in a race). Stuck: the last
-    `window` places all within `radius` m of the newest. Late: `timeout` steps without a goal.
-    `recovery`: steps of the primitive. `tries`: recoveries in a row, without a goal between them,
-    after which somebody has to come."""
+    """Settings of the state machine.
+
+    `lap`: goals per episode. `wins`: whether reaching the last one is a termination ("terminated",
+    as in SERL) or a truncation ("truncated", as in a race). Stuck: the last `window` positions are
+    all within `radius` m of the newest. Late: `timeout` steps without a goal. `recovery`: steps of
+    the primitive. `tries`: recoveries in a row without reaching a goal, after which a person is
+    needed.
+    """
 
     lap: int = 1
     wins: Literal["terminated", "truncated"] = "terminated"
@@ -64,8 +67,9 @@ class Config:
 
 @dataclass(slots=True)
 class Facts:
-    """Of n rows after a step: `place` [n, d] (m), and, [n] (bool), `reached` the goal, `crashed`,
-    `lost`: something is where no primitive can get at it, or not measured."""
+    """Facts of n envs after a step: position `place` [n, d] (m) and, [n] (bool), goal `reached`,
+    `crashed`, `lost` (an object is out of reach of the primitive, or not measured).
+    """
 
     place: Tensor
     reached: Tensor
@@ -74,32 +78,37 @@ class Facts:
 
 
 class ResetFreeEnv(Protocol):
-    """What is practised on: a VecEnv whose rows never end by themselves (or only because somebody
-    had to come), with goals to go to one after the other."""
+    """Protocol of a reset-free environment: a VecEnv whose episodes do not end by themselves
+    (except after manual intervention), with a sequence of goals.
+    """
 
     goal: Tensor
     """[B] (int64): the number of the goal that each row is on its way to."""
 
     def facts(self) -> Facts:
-        """Of all rows, as they are now."""
+        """The current facts of all envs."""
         ...
 
     def advance(self, rows: Tensor) -> None:
-        """From now on `rows` [B] (bool) are on their way to their next goals."""
+        """Select the next goal of `rows` [B] (bool)."""
         ...
 
     def rehome(self, rows: Tensor) -> None:
-        """What the robot can do by itself before another episode (an arm goes home), `rows` [B]."""
+        """Do what the robot can do by itself before the next episode (an arm moves home), in `rows`
+        [B].
+        """
         ...
 
     def look(self) -> Tensors:
-        """The observations of all rows as they are now."""
+        """The current observations of all envs."""
         ...
 
 
 @dataclass(slots=True)
 class Verdict:
-    """[n] (bool) each; `won`: the lap is complete; at most one of `terminated` and `truncated`."""
+    """[n] (bool) each; `won`: the lap is complete; at most one of `terminated` and `truncated` is
+    true.
+    """
 
     terminated: Tensor
     truncated: Tensor
@@ -113,7 +122,7 @@ class Verdict:
 
 
 class PracticeStates:
-    """The machine of n rows; all that it remembers is in `memory` [n, ...], to be saved."""
+    """The state machine of n envs; its whole state is in `memory` [n, ...], for saving."""
 
     def __init__(self, config: Config, n: int, dims: int, memory: Tensors | None = None) -> None:
         self.config = config
@@ -124,12 +133,12 @@ class PracticeStates:
         self.memory.update(fresh)
 
     def begin(self, rows: Tensor) -> None:
-        """Things are right in `rows` [n] (bool)."""
+        """Restart `rows` [n] (bool) after a reset of the scene."""
         for value in self.memory.values():
             value[rows] = 0
 
     def learn(self, facts: Facts) -> Verdict:
-        """After a step of the learner in all rows."""
+        """Update after a step of the learner in all envs."""
         memory, config = self.memory, self.config
         stuck = self._stuck(facts.place) & ~facts.reached
         memory["age"] = torch.where(facts.reached, 0, memory["age"] + 1)
@@ -149,7 +158,7 @@ class PracticeStates:
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
-        """The primitive has had its steps in the rows that it was for."""
+        """Update after the primitive has finished its steps."""
         mode = self.memory["mode"]
         self.memory["mode"] = mode.masked_fill(mode == Mode.RECOVERY, int(Mode.LEARNING))
 

@@ -32,16 +32,19 @@ from policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`states`: of the state machine; `primitive`: a policy's node, what is done to get free
-    (None: the robot goes home); `played`: by the number of a goal, policies' nodes of what has a
-    script; `par`: steps within which a lap counts as success (None: any number). `resets`
-    "free": no practising; after every episode the world is put back (what it is compared with).
+    """Settings of reset-free training.
 
-    `slew`: most that a number of the learner's action changes in a step, of the 2 from -1 to 1
-    (None: any; FastRLAP). What is done is `log["executed"]`, and learned from; the world should
-    show its last action. `teleop`: the node of an intervener (policies.scripted.intervener): who
-    drives what is stuck for good until they let go of it, if they do within `waits` steps (None:
-    nobody)."""
+    `states`: settings of the state machine. `primitive`: node of the recovery policy (None: the
+    robot moves home). `played`: nodes of scripted policies by goal number. `par`: success is a lap
+    within so many steps (None: any number). `resets` "free": ordinary training for comparison; the
+    environment is reset after every episode.
+
+    `slew`: largest change of an action element per step, of the range 2 (None: no limit; FastRLAP).
+    The executed action is `log["executed"]` and is what is learned from; the environment should
+    observe its last action. `teleop`: node of an intervener (policies.scripted.intervener) that
+    controls the robot when recoveries have failed, until it releases control, within `waits` steps
+    (None: none).
+    """
 
     states: state_machine.Config = field(default_factory=state_machine.Config)
     primitive: Node | None = None
@@ -60,8 +63,9 @@ class Config:
 
 
 class ResetFreeWrapper(Wrapper):
-    """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, and `aside`, the
-    steps that were taken between this episode and the next; with a `slew` also `executed`."""
+    """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, `aside` (steps
+    between this episode and the next); with a `slew` also `executed`.
+    """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)
@@ -88,7 +92,7 @@ class ResetFreeWrapper(Wrapper):
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        """Somebody has put `mask` [B] right."""
+        """Reset the envs `mask` [B] (a person has reset the scene)."""
         obs = self.env.reset(seed, task, mask)
         rows = self.rows(mask)
         states = self._machine()

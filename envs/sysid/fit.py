@@ -31,8 +31,9 @@ KNOWN = 1 / 3  # of the prior's deviation: what is left of it where a value is d
 
 @dataclass(frozen=True)
 class Config:
-    """`window` (s) of each piece, at most `most` of them for the fit and as many held out; errors
-    of `noise` (rad) say nothing."""
+    """`window` (s): length of a window; `most`: largest number of windows for fitting, and again
+    for validation; `noise` (rad): measurement noise.
+    """
 
     window: float = 0.3
     most: int = 24
@@ -62,7 +63,7 @@ class Identified:
 
 
 def identify(config: Config, traces: Sequence[Trace]) -> Identified:
-    """Fit to every other window, judge by the others. ConfigError where there are too few."""
+    """Fit to every other window, validate on the rest. ConfigError if there are too few windows."""
     windows = cut(list(traces), config.window, BOUNDS["delay"][1] + 0.01)
     if len(windows) < 4:
         raise ConfigError(

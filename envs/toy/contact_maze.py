@@ -51,8 +51,9 @@ def _boxes() -> Tensor:
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in ticks; `limit`: the contact force that is a violation (N); `push`: the most that
-    a hand pushes with (N; 0: nobody does)."""
+    """`horizon` in ticks; `limit`: contact force that is a violation (N); `push`: largest random
+    push (N; 0: none).
+    """
 
     num_envs: int = 16
     horizon: int = 250
@@ -66,9 +67,10 @@ class Config:
 
 
 class ContactMaze(VecEnv):
-    """Observation `state`: place, velocity, contact force of the last tick, set-point minus place.
-    Action: where the set-point goes (1: at 0.4 m/s), and the stiffness (-1 soft, 1 stiff). The log
-    says `violated`, and `force`, the tick's largest (N)."""
+    """Observation `state`: position, velocity, contact force of the last tick, set-point minus
+    position. Action: set-point velocity (1: 0.4 m/s) and stiffness (-1 soft, 1 stiff). The log has
+    `violated` and `force`, the largest contact force of the tick (N).
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs

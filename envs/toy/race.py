@@ -44,8 +44,9 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`near` (m): a goal is reached; `shock` (m/s): faster into a wall is a crash, which costs
-    `crash` and a fifth more for each m/s."""
+    """`near` (m): distance at which a goal counts as reached; `shock` (m/s): a faster impact is a
+    crash, with penalty `crash` plus a fifth more per m/s.
+    """
 
     num_envs: int = 1
     track: Track = field(default_factory=Track)
@@ -56,7 +57,7 @@ class Config:
 
 
 class Race(VecEnv):
-    """Actions: steering and throttle. A car begins anywhere on the middle line, at rest."""
+    """Actions: steering and throttle. The car starts at rest anywhere on the centre line."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs, self.track = config, config.num_envs, config.track
@@ -142,11 +143,11 @@ class Race(VecEnv):
         return Facts(self.place.clone(), reached & ~self.crashed, self.crashed.clone(), lost)
 
     def advance(self, rows: Tensor) -> None:
-        """The next goals of `rows` [B] (bool)."""
+        """Select the next goals of `rows` [B] (bool)."""
         self.goal = torch.where(rows, (self.goal + 1) % self.track.goals, self.goal)
 
     def rehome(self, rows: Tensor) -> None:
-        """A car has no home."""
+        """No effect: a car has no home pose."""
 
     def get_state(self) -> Tensors:
         kept = {"place": self.place, "moving": self.moving, "last": self.last, "goal": self.goal}

@@ -28,9 +28,10 @@ AGENT, LOUD, SEEN = (196, 66, 42), (180, 120, 200), (214, 232, 214)
 
 @dataclass(frozen=True)
 class Config:
-    """`rooms` x `rooms` of `size` x `size` cells, one door between neighbours; `noisy` and `dark`
-    of them are so, any but the one in the middle, where episodes begin. `colours` of the noise;
-    `view` cells are seen each way (odd), `horizon` in steps."""
+    """`rooms` x `rooms` rooms of `size` x `size` cells, one door between neighbours; `noisy` and
+    `dark` of them, never the middle one, where episodes start. `colours` of the noise; `view`:
+    cells in view per side (odd); `horizon` in steps.
+    """
 
     rooms: int = 3
     size: int = 3
@@ -44,8 +45,9 @@ class Config:
 
 
 class Rooms(VecEnv):
-    """`view` [V, V] symbols, the agent in the middle of the lowest row, looking up; `facing` [1].
-    Turn left, turn right, go. Success: all rooms."""
+    """Observation: `view` [V, V] symbols with the agent in the middle of the lowest row, facing up,
+    and `facing` [1]. Actions: turn left, turn right, go forward. Success: all rooms were visited.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs

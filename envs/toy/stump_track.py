@@ -59,8 +59,9 @@ class Config:
 
 
 class StumpTrack(MujocoVecEnv):
-    """B walkers, each on a track of its own. Success, said when an episode ends, is a return above
-    `bar` = 230/364 of what the track's length pays."""
+    """B walkers, each on its own track. Success, reported at the end of an episode, is a return
+    above `bar` = 230/364 of the return for walking the whole track.
+    """
 
     def __init__(self, config: Config) -> None:
         _check(config)

@@ -22,8 +22,9 @@ GOAL, NEAR = (0.95, 0.5), 0.06
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps; reaching the goal ends an episode and pays 1. `gaps`: the heights of the
-    open ones (one fewer makes half the demonstrations wrong)."""
+    """`horizon` in steps; reaching the goal ends an episode with reward 1. `gaps`: positions of the
+    open gaps (with one gap, half of the demonstrations are wrong).
+    """
 
     num_envs: int = 16
     horizon: int = 50
@@ -32,7 +33,7 @@ class Config:
 
 
 class TwoGap(VecEnv):
-    """Observation: position in the unit square; action: velocity. The wall only stops."""
+    """Observation: position in the unit square; action: velocity. The wall stops the point."""
 
     def __init__(self, config: Config) -> None:
         self.num_envs, self.horizon, self.gaps = config.num_envs, config.horizon, config.gaps

@@ -24,7 +24,8 @@ from envs.wrappers.stack import Lags, Past, chosen
 @dataclass(frozen=True)
 class SeeLateConfig:
     """Delay in control steps, drawn from `low` to `high` inclusive for each episode, of the leaves
-    `names` (None: all that policies see; critics and teachers see the present)."""
+    `names` (None: all policy observations; privileged leaves are not delayed).
+    """
 
     low: int = 1
     high: int = 1
@@ -32,7 +33,9 @@ class SeeLateConfig:
 
 
 class ObservationDelay(Wrapper):
-    """Rows see the past; until an episode is as old as its delay, its first observation."""
+    """Delays observations; before the delay has passed, the first observation of the episode is
+    returned.
+    """
 
     def __init__(self, config: SeeLateConfig, env: VecEnv) -> None:
         super().__init__(env)
@@ -70,8 +73,9 @@ class ObservationDelay(Wrapper):
 @dataclass(frozen=True)
 class ActLateConfig:
     """Delay in control steps, drawn from `low` to `high` inclusive for each episode; `idle` is
-    applied until the first action arrives; `show` adds the leaf `sent` [high * A], the actions that
-    may still be under way (newest first), without which a policy cannot know its state."""
+    applied until the first action arrives; `show` adds the leaf `sent` [high * A], the pending
+    actions (newest first), without which the state is not Markov.
+    """
 
     low: int = 1
     high: int = 1
@@ -80,7 +84,7 @@ class ActLateConfig:
 
 
 class ActionDelay(Wrapper):
-    """The world does what it was told some steps ago."""
+    """Applies each action some steps after it was sent."""
 
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
         act, spec = env.spec.act, env.spec
@@ -126,15 +130,16 @@ class ActionDelay(Wrapper):
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The last `frames` values of the leaves `names` (None: all that policies see)."""
+    """The last `frames` values of the leaves `names` (None: all policy observations)."""
 
     frames: int = 3
     names: tuple[str, ...] | None = None
 
 
 class FrameStack(Wrapper):
-    """Leaves with their history, oldest first: pictures side by side in channels [H, W, k C], all
-    others [k, ...]. An episode's first observation is also its past."""
+    """Stacks leaves over time, oldest first: images along channels [H, W, k C], all others as [k,
+    ...]. At the start of an episode the first observation is repeated.
+    """
 
     def __init__(self, config: StackConfig, env: VecEnv) -> None:
         if config.frames < 1:

@@ -26,7 +26,7 @@ KNOWN, CLOCK = "known", "clock"
 
 @dataclass(frozen=True)
 class Config:
-    """`of`: the observation, symbols; `horizon`: steps that a full clock means."""
+    """`of`: the observation of symbols; `horizon`: steps at which `clock` is 1."""
 
     of: str = "view"
     horizon: int = 128
@@ -34,8 +34,9 @@ class Config:
 
 
 class EpisodicDensity(Wrapper):
-    """Observations `known` [P * S] (theta) and `clock` [1] more. Every observation after an action
-    is counted, unless somebody said otherwise (`count`)."""
+    """Adds the observations `known` [P * S] (theta) and `clock` [1]. Every observation after an
+    action is counted, unless `count` switched it off.
+    """
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if config.of not in env.spec.obs:
@@ -57,7 +58,7 @@ class EpisodicDensity(Wrapper):
         self.memory["counting"] = torch.ones(n, dtype=torch.bool)
 
     def count(self, on: bool) -> None:
-        """Whether what is seen from now on counts."""
+        """Select whether observations are counted from now on."""
         self.memory["counting"] = torch.full_like(self.memory["counting"], on)
 
     def surprise(self, before: Tensors, after: Tensors) -> Tensor:

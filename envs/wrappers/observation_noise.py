@@ -27,9 +27,10 @@ APART = re.compile(r"(.+)_from_(.+)_([xyz])")
 
 @dataclass(frozen=True)
 class Config:
-    """Standard deviations by name, in the elements' own units: `deviation` from step to step,
-    `bias` from episode to episode. A name is an element's, or that of several less their axis or
-    number: `dq` is dq1 to dq7, `cube` the cube's x, y, z. `leaf` is what has them."""
+    """Standard deviations by element name, in the elements' units: `deviation` per step, `bias` per
+    episode. A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7,
+    `cube` the cube's x, y, z. `leaf` is the observation.
+    """
 
     deviation: Mapping[str, float] = field(default_factory=dict)
     bias: Mapping[str, float] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Config:
 
 
 class ObservationNoise(Wrapper):
-    """Policies and demonstrators see the noise; reward and success are those of the world."""
+    """Policies and demonstrators observe the noise; reward and success are computed without it."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)

@@ -22,14 +22,15 @@ from embodied.core.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class Config:
-    """`elements`: by the name of a vector leaf, which of its numbers are seen, in this order;
-    leaves that are not named are seen whole."""
+    """`elements`: by leaf name, the indices of the elements to keep, in this order; other leaves
+    are unchanged.
+    """
 
     elements: Mapping[str, tuple[int, ...]]
 
 
 class Partial(Wrapper):
-    """Policies and critics see only some elements of some leaves."""
+    """Policies and critics observe only selected elements of some leaves."""
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         leaves = dict(env.spec.obs)

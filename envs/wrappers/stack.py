@@ -16,7 +16,7 @@ from envs.row_rng import RowRng
 
 
 class Lags:
-    """How late each row is, in whole steps: drawn for every episode from the row's own generator.
+    """The delay of each env in whole steps, drawn for every episode from the env's own generator.
 
     `memory` of the wrapper holds `lag` [B] and the generators [B, 2], both int64.
     """
@@ -27,18 +27,18 @@ class Lags:
                 f"a delay of [{low}, {high}] steps is invalid; it needs 0 <= low <= high"
             )
         self.wrapper, self.low, self.high = wrapper, low, high
-        # Wrappers around one environment draw apart.
+        # Different wrappers of one environment use different random streams.
         self.streams = RowRng(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
         wrapper.memory["generator"] = self.streams.state
         wrapper.memory["lag"] = torch.full_like(self.streams.state[:, 0], low)
 
     def seed(self, seed: int, rows: Tensor) -> None:
-        """Begin the generators of `rows` [B] (bool) again."""
+        """Seed the generators of `rows` [B] (bool)."""
         self.streams.state = self.wrapper.memory["generator"]
         self.streams.seed(seed ^ (self.wrapper.depth << 40), rows.nonzero().flatten())
 
     def draw(self, rows: Tensor) -> None:
-        """New lags for the episodes that begin in `rows` [B] (bool)."""
+        """Draw delays for the new episodes in `rows` [B] (bool)."""
         memory, index = self.wrapper.memory, rows.nonzero().flatten()
         self.streams.state = memory["generator"]
         drawn = self.streams.uniform(1, index)[0] * (self.high - self.low + 1)
@@ -56,7 +56,7 @@ class Past:
         self.wrapper, self.names, self.count = wrapper, names, count
 
     def restart(self, obs: Tensors, rows: Tensor) -> None:
-        """An episode begins in `rows` [B] (bool): its first observation is its whole past."""
+        """Start an episode in `rows` [B] (bool): its first observation fills the whole history."""
         fresh: Tensors = {}
         for name in self.names:
             shape = (-1, self.count, *[-1] * (obs[name].ndim - 1))
@@ -66,14 +66,14 @@ class Past:
         memory.update(where(rows, fresh, old))
 
     def push(self, obs: Tensors) -> None:
-        """One step on, in all rows."""
+        """Append one step, in all envs."""
         memory = self.wrapper.memory
         for name in self.names:
             old = memory[f"past/{name}"]
             memory[f"past/{name}"] = torch.cat([obs[name].unsqueeze(1), old[:, :-1]], 1)
 
     def at(self, name: str, lag: Tensor) -> Tensor:
-        """What `name` was `lag` [B] steps ago."""
+        """The value of `name` from `lag` [B] steps ago."""
         past = self.wrapper.memory[f"past/{name}"]
         return past[torch.arange(len(past), device=past.device), lag]
 
@@ -83,8 +83,9 @@ class Past:
 
 
 def chosen(spec: Spec, names: tuple[str, ...] | None, who: str) -> tuple[str, ...]:
-    """The leaves that a wrapper is about: `names`, or those that policies see (not `critic/` and
-    `privileged/`). ConfigError names the nearest leaf where one is not there."""
+    """The leaves a wrapper applies to: `names`, or all policy observations (not `critic/` and
+    `privileged/`). ConfigError names the nearest leaf if one is unknown.
+    """
     for name in names or ():
         if name not in spec.obs:
             raise ConfigError(f'{who}: unknown observation "{name}"{nearest(name, spec.obs)}')
@@ -104,7 +105,7 @@ class Config:
 
 
 class Wrapped(Wrapper):
-    """`env` in all of `wrappers`: what a YAML file in configs/env names."""
+    """`env` inside all `wrappers`; the `_target_` of YAML files in configs/env."""
 
     def __init__(self, config: Config) -> None:
         env: VecEnv = build(config.env | {"num_envs": config.num_envs})

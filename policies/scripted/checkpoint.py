@@ -20,8 +20,10 @@ from embodied.moved import attributes
 
 @dataclass(frozen=True)
 class Config:
-    """`run`: a run or checkpoint folder; `explore`: act as it did while it learned; `noise`: added
-    deviation, in units of half the action range; `random`: share of uniform decisions."""
+    """`run`: a run or checkpoint folder; `explore`: act with exploration noise; `noise`: standard
+    deviation of added noise, in units of half the action range; `random`: share of uniform
+    decisions.
+    """
 
     run: str
     explore: bool = False

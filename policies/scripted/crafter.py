@@ -26,7 +26,7 @@ FAR = 1000.0
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: share of steps in which it does anything at all instead."""
+    """`unsteady`: share of random actions."""
 
     unsteady: float = 0.05
 

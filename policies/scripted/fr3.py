@@ -25,9 +25,10 @@ OPEN, CLOSED = 1.0, -1.0
 
 @dataclass(frozen=True)
 class Config:
-    """`quality` 1 is a steady expert, 0 a clumsy beginner: it sets how unsteady the hand is, how
-    often it pauses and how far it misses. `sides` approach directions (0: straight from above).
-    `step` is how far an action of 1 moves the tool, m."""
+    """`quality` 1 is an expert, 0 is poor: it sets tremor, pause frequency and aiming error.
+    `sides` is the number of approach directions (0: straight from above). `step` is the tool motion
+    of an action of 1, m.
+    """
 
     task: str = "lift"
     quality: float = 0.8
@@ -37,10 +38,10 @@ class Config:
 
 @dataclass(slots=True)
 class Plan:
-    """Waypoints of n rows: tool points [n, P, 3], hand openings [n, P] in [-1, 1], and per phase
-    the distance that counts as there [P] (m), the least and the most steps spent in it [P].
+    """Waypoints of n envs: tool points [n, P, 3], gripper openings [n, P] in [-1, 1], and per phase
+    the tolerance [P] (m) and the smallest and largest number of steps [P].
 
-    `lost` [n, P] (bool) says in which phases a row has to start over; the last phase is held.
+    `lost` [n, P] (bool): phases in which an env has to start over; the last phase is held.
     """
 
     place: Tensor
@@ -53,7 +54,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Seen:
-    """The state observation by name, and what is peculiar to this row's episode."""
+    """The state observation by name, and the random traits of each env's episode."""
 
     state: Mapping[str, Tensor]
     traits: Tensor
@@ -71,7 +72,7 @@ class Seen:
 
 
 class Scripted(Policy):
-    """One demonstrator for each FR3 task; noise is [n, 16] standard normal numbers."""
+    """Scripted demonstrator of an FR3 task; noise is [n, 16] standard normal numbers."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Scripted(Policy):
             raise ConfigError(f"quality={config.quality} must be between 0 and 1")
         self.config, self.spec, self.chunk = config, spec, 1
         self.plan = PLANS[config.task]
-        # Where policies do not see the objects, a demonstrator does.
+        # Demonstrators use the privileged state if policies do not observe the objects.
         self.leaf = next(name for name in ("privileged/state", "state") if name in spec.obs)
         self.names = spec.obs[self.leaf].names
         clumsy = 1 - config.quality

@@ -20,25 +20,26 @@ from embodied.moved import attributes
 
 
 class Intervener(Protocol):
-    """Asked once a control step, of rows that go on side by side."""
+    """Called once per control step, with consecutive steps of all envs."""
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Whether somebody has rows [n] in hand from now on (bool); `first` [n]: an episode has
-        just begun."""
+        """[n] (bool): whether the intervener controls each env from now on; `first` [n]: an episode
+        has just started.
+        """
         ...
 
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
-        """What they would do now, actions [n, A] in [-1, 1]; asked whether they have it in hand or
-        not."""
+        """The intervener's actions [n, A] in [-1, 1]; called whether or not it has control."""
         ...
 
 
 @dataclass(frozen=True)
 class Config:
-    """`hand`: a policy's node, what takes over. It does once |`distance`| (the elements
-    `NAME_x, NAME_y, NAME_z` of the observation) has not become smaller by `better` m in `patience`
-    steps, and lets go after `hold` steps. `blunder`: share of the steps in which somebody takes
-    over for no reason."""
+    """`hand`: node of the policy that takes over. It takes over when |`distance`| (the elements
+    `NAME_x, NAME_y, NAME_z` of the observation) has not decreased by `better` m in `patience`
+    steps, and releases control after `hold` steps. `blunder`: share of steps with a takeover for no
+    reason.
+    """
 
     hand: Node
     distance: str = "goal_from_tool"
@@ -53,7 +54,7 @@ class Config:
 
 
 class ProgressIntervener:
-    """One for each row; its own generator decides when it blunders."""
+    """One state per env; its own generator decides when it blunders."""
 
     def __init__(self, config: Config, spec: Spec, num_envs: int, seed: int = 0) -> None:
         self.config = config

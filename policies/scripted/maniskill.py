@@ -22,8 +22,9 @@ GRASPED = "extra_is_grasped"
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: the deviation of the noise on every motion; `reach`: metres of an action of 1;
-    `close`: how near (m) the tool is to the cube when the hand closes."""
+    """`unsteady`: standard deviation of the motion noise; `reach`: metres of an action of 1;
+    `close`: distance (m) between tool and cube at which the gripper closes.
+    """
 
     unsteady: float = 0.1
     reach: float = 0.1
@@ -31,7 +32,7 @@ class Config:
 
 
 class PickCube(Policy):
-    """Noise [n, 4] makes the hand unsteady; there is nothing to remember."""
+    """Noise [n, 4] is added to the motion; the demonstrator has no memory."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ KEPT = 100_000  # answers that are remembered
 
 @dataclass(frozen=True)
 class Config:
-    """`mistakes`: how often it turns or walks at random instead, to show how to recover."""
+    """`mistakes`: share of random turns and steps, to demonstrate recovery."""
 
     mistakes: float = 0.0
 
@@ -48,7 +48,7 @@ class State(NamedTuple):
 class Planner(Policy):
     """Noise is [n, 2], uniform: whether to make a mistake, and which one.
 
-    Where no way leads to a goal any more it waits for the end of the episode.
+    If there is no path to a goal any more, it waits for the end of the episode.
     """
 
     def __init__(self, config: Config, spec: Spec) -> None:

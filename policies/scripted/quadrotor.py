@@ -23,7 +23,7 @@ WHAT = ("goal", "tool", "lead")
 
 @dataclass(frozen=True)
 class Config:
-    """`gain` (1/m): an action is as long as the way in m times that, and 1 at most."""
+    """`gain` (1/m): the action length is the distance times the gain, at most 1."""
 
     gain: float = 4.0
 

@@ -15,8 +15,9 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`throttle` of the lap; `gain` from the goal's bearing (rad) to steering; `unsteady`:
-    deviation of the noise on both."""
+    """`throttle` of the lap; `gain` from the goal's bearing (rad) to steering; `unsteady`: standard
+    deviation of the noise on both.
+    """
 
     throttle: float = 0.0
     gain: float = 1.6
@@ -24,7 +25,7 @@ class Config:
 
 
 class Lap(Policy):
-    """Towards the goal at one speed. Noise is [n, 2]."""
+    """Drives towards the goal at constant speed. Noise is [n, 2]."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -46,11 +47,11 @@ class Lap(Policy):
 
 @dataclass(frozen=True)
 class FreeConfig:
-    """Backwards at full throttle."""
+    """Recovery drives backwards at full throttle."""
 
 
 class Free(Policy):
-    """Backwards with one steering angle, drawn when it begins (FastRLAP). Noise is [n, 1]."""
+    """Drives backwards with one random steering angle per recovery (FastRLAP). Noise is [n, 1]."""
 
     def __init__(self, config: FreeConfig, spec: Spec) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ WALLS = tuple(f"wall_{row}_{column}" for row, column in CELLS)
 
 
 def boxes(param: Params) -> Flags:
-    """[n, 36]: where boxes stand; never on the start or the goal."""
+    """[n, 36]: which cells have a box; never the start or the goal."""
     xp = namespace(param["start"])
     asked = xp.stack([param[name] for name in WALLS], 1) >= 0.5
     cells = constant(tuple(range(SIDE * SIDE)), param["start"])[None]
@@ -52,7 +52,7 @@ def boxes(param: Params) -> Flags:
 
 
 def ends(param: Params) -> tuple[Floats, Floats]:
-    """The cells of start and goal, [n] each; a goal on the start is on the next cell."""
+    """Start and goal cells, [n] each; a goal on the start is moved to the next cell."""
     xp, count = namespace(param["start"]), SIDE * SIDE
     start, goal = (
         xp.clip(xp.floor(param[name] * count + 1e-3), 0, count - 1) for name in ("start", "goal")
@@ -69,7 +69,9 @@ def middle(cell: Floats) -> Floats:
 
 
 class Course(Task):
-    """The tool point is within two centimetres of the goal, without having left the layer."""
+    """Success: the tool point is within two centimetres of the goal without having left
+    the layer.
+    """
 
     text = "move the fingers between the boxes to the green ball"
     parameters = tuple(
@@ -120,7 +122,7 @@ class Course(Task):
         return distance(view.tool, view.place["goal"]) < CLOSE
 
     def lost(self, view: View) -> Flags:
-        """Above the lid, [n]."""
+        """[n]: the tool point is above the lid."""
         return view.tool[:, 2] > LID
 
     def describe(self, view: View) -> str:

@@ -67,7 +67,7 @@ def _from_axis(tip: Floats) -> Floats:
 
 
 class Insert(Task):
-    """The tip is two centimetres deep in the hole."""
+    """Success: the tip is two centimetres deep in the hole."""
 
     text = "insert the peg in the hole of the block"
     parameters = (

@@ -50,7 +50,9 @@ def raised(view: View) -> Floats:
 
 
 class Lift(Task):
-    """The cube's bottom is ten centimetres above the table, with the cube in the hand."""
+    """Success: the cube's bottom is ten centimetres above the table, with the cube in
+    the gripper.
+    """
 
     text = "pick up the cube and raise it ten centimetres above the table"
     parameters = (

@@ -50,7 +50,9 @@ def _behind(view: View) -> Floats:
 
 
 class Push(Task):
-    """The cube's centre is within two and a half centimetres of the goal's, on the table."""
+    """Success: the cube's centre is within two and a half centimetres of the goal's, on
+    the table.
+    """
 
     text = "push the cube onto the green disc"
     parameters = (

@@ -33,7 +33,7 @@ def approach(view: View) -> Floats:
 
 
 class Reach(Task):
-    """The tool point is within two centimetres of the goal."""
+    """Success: the tool point is within two centimetres of the goal."""
 
     text = "move the tool to the green ball"
     parameters = (

@@ -25,7 +25,7 @@ Rgba = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One element of the task vector: its native range and unit."""
+    """One element of the task vector: its range and unit."""
 
     name: str
     low: float
@@ -35,12 +35,12 @@ class Parameter:
 
 @dataclass(slots=True)
 class View:
-    """What rewards and observations see of n rows, SI units, base frame.
+    """Inputs of rewards and observations for n envs, SI units, base frame.
 
     `tool` [n, 3] measured tool point, `lead` [n, 3] commanded minus measured tool point (it grows
-    with the contact force), `width` [n] opening of the hand, `place` and `turn` positions [n, 3]
-    and quaternions [n, 4] (w first) by body name, `param` the task parameters [n] by name, `memory`
-    what the task drew at the start of the episode.
+    with the contact force), `width` [n] gripper opening, `place` and `turn` positions [n, 3] and
+    quaternions [n, 4] (w first) by body name, `param` the task parameters [n] by name, `memory` the
+    values that the task drew at the start of the episode.
     """
 
     q: Floats
@@ -56,8 +56,9 @@ class View:
 
 @dataclass(slots=True)
 class Start:
-    """Where n episodes begin: tool point [n, 3], hand width [n], free bodies' positions and
-    quaternions, marker (mocap) bodies' positions, and the task's own memory [n, ...]."""
+    """Initial states of n episodes: tool point [n, 3], gripper width [n], positions and quaternions
+    of free bodies, positions of marker (mocap) bodies, and the task's memory [n, ...].
+    """
 
     tool: Floats
     width: Floats
@@ -78,7 +79,7 @@ Term = Callable[[View], Floats]
 
 
 class Task(ABC):
-    """One task on the table; the world around it is `envs.fr3.env.Fr3`.
+    """Base class of a task on the table, used by `envs.fr3.env.Fr3`.
 
     `free` and `markers` name the bodies that `edit` adds; `names` are the elements of `observe`;
     `terms` are pure functions of a `View`, weighted by `weights` in the shaped reward.
@@ -103,7 +104,7 @@ class Task(ABC):
 
     @abstractmethod
     def start(self, param: Params, draws: Floats) -> Start:
-        """Starts of n episodes from task parameters [n] and uniform numbers [n, draws]."""
+        """Initial states of n episodes from task parameters [n] and uniform numbers [n, draws]."""
 
     @abstractmethod
     def observe(self, view: View) -> Floats:
@@ -111,11 +112,11 @@ class Task(ABC):
 
     @abstractmethod
     def success(self, view: View) -> Flags:
-        """Whether each row has done it, [n]."""
+        """[n]: whether each env has succeeded."""
 
     @abstractmethod
     def describe(self, view: View) -> str:
-        """The first row of `view` in words."""
+        """Text description of the first env in `view`."""
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
         """Model fields that follow from the parameters: (geom field, geom name) to values
