@@ -75,7 +75,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
         (
             "train experiment=fr3_lift_sac env.task=lfit output={out}",
-            "envs.fr3.env.Fr3: no FR3 task",
+            "envs.fr3.env.Fr3: unknown FR3 task",
         ),
         ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
@@ -94,10 +94,10 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("eval", "no run is given"),
         ("view", "nothing to view"),
         ("view {empty}", "checkpoint"),
-        ("view env=pendulum port=many", "port=many"),
+        ("view env=pendulum port=many", "port=many must be a number"),
         ("view port=8081", "nothing to view"),
         ("bench sax", "unknown suite"),
-        ("bench envs ot=x", "(out=DIR"),
+        ("bench envs ot=x", "is not a setting of bench (out=DIR"),
         ("bench envs --fast", "unknown argument --fast"),
         ("list polcies", 'no group "polcies" (did you mean "policies"?)'),
         ("demos", "arguments are required"),
@@ -378,7 +378,7 @@ def test_settings_of_view_and_bench_are_words(
         other.listen()
         taken = other.getsockname()[1]
         outcome = embodied("view", "env=pendulum", f"port={taken}")
-        assert outcome.code == 2 and f"port {taken} is taken; try port=" in outcome.err
+        assert outcome.code == 2 and f"port {taken} is in use; try port=" in outcome.err
     places: list[Path] = []
     suite = next(iter(suites()))
     module = importlib.import_module(f"embodied.bench.{suite}")
