@@ -128,4 +128,4 @@ class BlockGaussian(Gaussian):
         self.net.project()
 
     def feedforward(self) -> Feedforward:
-        raise ConfigError("a network with residual blocks is more than plain layers in a row")
+        raise ConfigError("a network with residual blocks is not a sequence of plain layers")

@@ -1,4 +1,4 @@
-"""Random policies without observations: uniform, and clipped normal actions."""
+"""Random policy: uniform or clipped normal actions, independent of observations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from embodied.core.tensors import Tensors, length
 
 @dataclass(frozen=True)
 class Config:
-    """`clip` > 0: N(0, 1) cut off at +-clip and divided by it, instead of uniform in [-1, 1]."""
+    """`clip` > 0: N(0, 1) clipped to +-clip and divided by it, instead of uniform in [-1, 1]."""
 
     chunk: int = 1
     clip: float = 0.0
 
 
 class Random(Policy):
-    """Acts without looking; discrete actions are drawn uniformly."""
+    """Random policy; discrete actions are sampled uniformly."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Recurrent: a GRU (Cho et al., 2014) and an inner policy on its hidden state.
+"""Recurrent: recurrent policy, a GRU (Cho et al., 2014) with an inner policy on its hidden state.
 
     x = f(encoder(o)),  r, z = sigma(W x + U h),  n = tanh(W x + r U h),  h' = (1 - z) n + z h
 
-What is seen through the memory is the observation `memory` of the inner policy, which may be any
-policy with a density: continuous (normal) or discrete (categorical).
+The hidden state is the observation `memory` of the inner policy, which may be any policy with
+log-probabilities: diagonal_gaussian (continuous actions) or categorical (discrete).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`inner`: the node of the policy that acts on the memory, with our chunk; `width` of it."""
+    """`inner`: node of the policy on the hidden state, built with this `chunk`; `width`: of the
+    hidden state."""
 
     inner: Node
     chunk: int = 1
@@ -34,7 +35,8 @@ class Config:
 
 
 class Memory(nn.Module):
-    """An encoder and a GRU cell; rows of time are lived through again with the same arithmetic."""
+    """An encoder and a GRU cell; sequences are evaluated with the same arithmetic as single
+    steps."""
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         super().__init__()
@@ -47,16 +49,16 @@ class Memory(nn.Module):
             nn.init.zeros_(bias)
 
     def initial(self, n: int) -> Tensor:
-        """Nothing remembered, [n, width]."""
+        """The initial hidden state, zeros [n, width]."""
         return torch.zeros(n, self.width, device=self.enter.weight.device)
 
     def forward(self, obs: Tensors, h: Tensor) -> Tensor:
-        """One step: observations [n, ...] and memory [n, width] to the next memory."""
+        """One step: the next hidden state from observations [n, ...] and `h` [n, width]."""
         return self._gate(self._inputs(obs), h)
 
     def along(self, obs: Tensors, h: Tensor, first: Tensor) -> Tensor:
-        """Memories [T, B, width] after each of the observations [T, B, ...], from `h` [B, width];
-        rows forget before an observation that is `first` [T, B] (bool) of its episode."""
+        """Hidden states [T, B, width] after each of the observations [T, B, ...], from `h`
+        [B, width]; reset before an observation that is the `first` [T, B] (bool) of an episode."""
         inputs = self._inputs(each(obs, lambda value: value.flatten(0, 1)))
         keep = (~first).to(h.dtype).unsqueeze(2)
         memories: list[Tensor] = []
@@ -79,7 +81,7 @@ class Memory(nn.Module):
 
 
 class Recurrent(Policy):
-    """The memory travels in the carry; noise is the inner policy's."""
+    """Recurrent policy. The carry holds the hidden state; noise is that of the inner policy."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -89,12 +91,13 @@ class Recurrent(Policy):
         self.inner: Policy = build({**config.inner, "chunk": config.chunk}, spec=inside)
         if not callable(getattr(self.inner, "evaluate_actions", None)):
             raise ConfigError(
-                "the inner policy needs a density: policies.diagonal_gaussian or .categorical"
+                "the inner policy needs a density (log-probabilities): policies.diagonal_gaussian "
+                "or policies.categorical"
             )
 
     @property
     def encoder(self) -> Encoder:
-        """Where the normaliser is."""
+        """The observation encoder, which holds the normaliser."""
         return self.memory.encoder
 
     def initial(self, n: int) -> Tensors:
@@ -111,8 +114,8 @@ class Recurrent(Policy):
     def evaluate_sequence(
         self, obs: Tensors, action: Tensor, carry: Tensors, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [T, B] of actions [T, B, ...] taken one after another, from
-        the `carry` [B, ...] before the first of them."""
+        """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
+        [B, ...] before the first action."""
         memory = self.memory.along(obs, carry["h"], first).flatten(0, 1)
         log_prob, entropy = self.inner.evaluate_actions({"memory": memory}, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
         return log_prob.view(first.shape), entropy.reshape(first.shape)

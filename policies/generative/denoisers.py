@@ -1,15 +1,15 @@
-"""Denoisers: networks from (noisy chunk, time, features) to a chunk; transformer and U-Net.
+"""Denoising networks from (noisy chunk, time, features) to a chunk: Transformer (DiT) and 1D U-Net.
 
-`Transformer`: the steps of a chunk are tokens; time and features shift and scale every layer's
-normalised input (DiT; Peebles and Xie, 2023). `UNet`: convolutions along the chunk, down to half
-its length and up again, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018):
+`Transformer`: one token per step of the chunk; time and features modulate every layer (adaptive
+layer normalisation, DiT; Peebles and Xie, 2023). `UNet`: 1D convolutions along the chunk, halving
+its length and restoring it, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018):
 
     h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
 
-A policy with a setting `net` takes any class that has `embed(t)`, `at(x, time, features)`, the
-attribute `time_dim` and the module `time` (from sines and cosines of t to `embed(t)`), built
-from a node with `chunk`, `action` (numbers per step) and `features` as its context. What the output
-means is the policy's to say.
+A policy's setting `net` takes any class with the methods `embed(t)` and `at(x, time, features)`,
+the attribute `time_dim` and the module `time` (from sines and cosines of t to `embed(t)`). It is
+built from its node with the context `chunk`, `action` (numbers per step) and `features`. The policy
+defines the meaning of the output (noise, velocity, ...).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from policies.networks.attention import Attention
 def denoiser(
     net: Node | None, chunk: int, action: int, features: int, width: int, depth: int, time_dim: int
 ) -> Denoiser | Timed:
-    """The network of `net`; without one, the residual MLP of `width`, `depth` and `time_dim`."""
+    """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`."""
     if net is None:
         return Denoiser(chunk * action, features, width, depth, time_dim)
     return build(net, chunk=chunk, action=action, features=features)
 
 
 class Timed(nn.Module):
-    """What denoisers share: the embedding of times, and a condition [n, width] from it."""
+    """Base class of denoisers: time embedding, and a condition [n, width] from it."""
 
     def __init__(self, time_dim: int, features: int, width: int) -> None:
         super().__init__()
@@ -55,7 +55,8 @@ class Timed(nn.Module):
         return self.time(sinusoid(t, self.time_dim))
 
     def conditioned(self, time: Tensor, features: Tensor) -> Tensor:
-        """c [n, width] of embedded times ([time_dim] for all rows, or [n, time_dim])."""
+        """Condition c [n, width] from embedded times ([time_dim] for all samples, or
+        [n, time_dim]) and features."""
         return self.condition(torch.cat([time.expand(features.shape[0], -1), features], 1))
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Timed(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """`width` of a token, `depth` layers of `heads` heads."""
+    """`width`: of a token; `depth`: layers; `heads`: attention heads per layer."""
 
     width: int = 128
     depth: int = 3
@@ -74,7 +75,7 @@ class TransformerConfig:
 
 
 class Transformer(Timed):
-    """One token for each step of the chunk, all seeing each other."""
+    """Transformer denoiser: one token per step of the chunk, full self-attention."""
 
     def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
         super().__init__(config.time_dim, features, config.width)
@@ -94,7 +95,7 @@ class Transformer(Timed):
 
 
 class Modulated(nn.Module):
-    """A transformer layer whose normalised inputs are scaled and shifted by a condition."""
+    """A transformer layer with adaptive layer normalisation: scale and shift from a condition."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -115,8 +116,8 @@ class Modulated(nn.Module):
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """`channels` on the way down, each at half the length of the one before; `kernel` odd;
-    `groups` of the normalisation; `width` of the condition."""
+    """`channels`: of each level, at half the length of the level before; `kernel`: odd size;
+    `groups`: of group normalisation; `width`: of the condition."""
 
     channels: tuple[int, ...] = (64, 128)
     kernel: int = 3
@@ -126,12 +127,12 @@ class UNetConfig:
 
 
 class UNet(Timed):
-    """Convolutions along the chunk, of any length: odd ones are rounded up on the way down."""
+    """1D U-Net denoiser for chunks of any length; odd lengths are rounded up when halved."""
 
     def __init__(self, config: UNetConfig, chunk: int, action: int, features: int) -> None:
         super().__init__(config.time_dim, features, config.width)
         if not config.channels or not config.kernel % 2:
-            raise ConfigError(f"UNet needs channels and an odd kernel, not {config}")
+            raise ConfigError(f"UNet needs channels and an odd kernel, got {config}")
         self.action = action
         ends = [action, *config.channels]
         pairs = list(zip(ends, config.channels, strict=False))
@@ -155,14 +156,14 @@ class UNet(Timed):
         h = self.middle(h, condition)
         for block in self.up:
             skip = kept.pop()
-            # Each step twice: the length before it was halved, or one more where that was odd.
+            # Upsample by repetition; the result is one step too long if the length was odd.
             h = h.unsqueeze(3).expand(-1, -1, -1, 2).flatten(2)[:, :, : skip.shape[2]]
             h = block(torch.cat([h, skip], 1), condition)
         return self.leave(h).transpose(1, 2).flatten(1)
 
 
 class Film(nn.Module):
-    """Two convolutions beside a short cut; a condition scales and shifts between them."""
+    """Residual block of two convolutions, with FiLM conditioning (scale, shift) between them."""
 
     def __init__(self, channels: int, out: int, config: UNetConfig) -> None:
         super().__init__()

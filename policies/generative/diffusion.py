@@ -1,9 +1,9 @@
-"""Diffusion: a diffusion policy, trained as DDPM and sampled as DDIM.
+"""Diffusion: diffusion policy (Chi et al., 2023), trained as DDPM and sampled with DDIM.
 
-Ho et al. (2020), Song et al. (2021), on action chunks Chi et al. (2023). With the cosine schedule
-abar_t and x_0 a normalised chunk, the network learns the noise e of x_t = sqrt(abar_t) x_0 +
-sqrt(1 - abar_t) e. One step from t to s clips x_0 = (x_t - sqrt(1 - abar_t) e) / sqrt(abar_t) to
-[-1, 1], takes e anew from it, and goes to
+DDPM: Ho et al. (2020); DDIM: Song et al. (2021). With the cosine schedule abar_t and a normalised
+chunk x_0, the network predicts the noise e of x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) e. A step
+from level t to s clips x_0 = (x_t - sqrt(1 - abar_t) e) / sqrt(abar_t) to [-1, 1], recomputes e
+from it, and returns
 
     x_s = sqrt(abar_s) x_0 + sqrt(1 - abar_s - sigma^2) e + sigma z,
     sigma^2 = eta^2 (1 - abar_s) / (1 - abar_t) (1 - abar_t / abar_s).
@@ -31,9 +31,9 @@ from policies.wrappers.real_time_chunking import GuidedSampler
 
 @dataclass(frozen=True)
 class Config:
-    """`train_steps`: levels of noise T; `steps`: DDIM steps to act, a divisor of T; `eta` 0: the
-    action is a function of the noise, 1: fresh noise at every step; `width`, `depth` and `time_dim`
-    of the residual MLP, or another network `net` in its place (policies.generative.denoisers)."""
+    """`train_steps`: noise levels T; `steps`: DDIM sampling steps, a divisor of T; `eta`: 0 for
+    deterministic sampling given the initial noise, 1 for new noise at every step; `width`, `depth`,
+    `time_dim`: of the residual MLP; `net`: another network (policies.generative.denoisers)."""
 
     chunk: int = 8
     train_steps: int = 100
@@ -48,8 +48,8 @@ class Config:
 
 
 class Step(NamedTuple):
-    """The numbers of one DDIM step from level `t`; `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
-    here; `next_keep`, `next_remain`: the factors of x_0 and e there; `sigma`: that of z."""
+    """Coefficients of one DDIM step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar)
+    at `t`; `next_keep`, `next_remain`, `sigma`: factors of x_0, e and z at the next level."""
 
     t: int
     keep: float
@@ -60,7 +60,8 @@ class Step(NamedTuple):
 
 
 class Diffusion(GuidedSampler):
-    """Noise [n, chunk * A] is where denoising starts; with eta > 0, [n, steps * chunk * A]."""
+    """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
+    [n, steps * chunk * A]: also the noise of later steps."""
 
     waves: Tensor
 
@@ -101,13 +102,13 @@ class Diffusion(GuidedSampler):
         return self.to_actions(x.clamp(-1, 1)), carry
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The chunk x_0, clipped, and the noise e that the network sees in `x` [n, size]."""
+        """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
         x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
         return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The same steps, each open to change."""
+        """The initial sample and the sampler's steps, for guidance."""
         features = self.encoder(obs)
         x, *fresh = noise.split(self.size, 1)
         times = self.embedded().unbind()
@@ -119,7 +120,7 @@ class Diffusion(GuidedSampler):
     def stride(
         self, step: Step, time: Tensor, features: Tensor, fresh: Tensor | None
     ) -> SamplerStep:
-        """One of them."""
+        """One sampler step, for guidance."""
 
         def clean(x: Tensor) -> Tensor:
             e = self.net.at(x, time, features)
@@ -134,19 +135,19 @@ class Diffusion(GuidedSampler):
         return SamplerStep(step.keep, step.remain, clean, onward)
 
     def embedded(self) -> Tensor:
-        """The network's features [K, time_dim] of the levels of `grid`."""
+        """The network's time embeddings [K, time_dim] of the levels of `grid`."""
         return self.net.time(self.waves)
 
     def embed(self, level: Tensor) -> Tensor:
-        """Time features of noise levels [n] (int64)."""
+        """Time embeddings of noise levels [n] (int64)."""
         return self.net.embed(level / self.config.train_steps)
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
         return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the noise over the valid steps, [n]."""
+        """Mean squared error of the predicted noise over the valid steps, [n]."""
         features = self.encoder(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         e = torch.randn_like(target)
@@ -161,7 +162,7 @@ class Diffusion(GuidedSampler):
 
 
 def schedulers(config: Config) -> tuple[Any, Any]:
-    """diffusers' DDPMScheduler to train with, and its DDIMScheduler set to `config.steps`."""
+    """The DDPMScheduler of diffusers for training, and its DDIMScheduler with `config.steps`."""
     if not 1 <= config.steps <= config.train_steps or config.train_steps % config.steps:
         raise ConfigError(
             f"steps={config.steps} must divide train_steps={config.train_steps} evenly"
@@ -179,15 +180,15 @@ def schedulers(config: Config) -> tuple[Any, Any]:
         "prediction_type": "epsilon",
         "clip_sample": True,
     }
-    # "leading" starts below the top level, where sqrt(abar) is so small that x_0 is an accident of
-    # the network's error: with few steps, starting there moves the shares of the modes.
+    # "leading" spacing starts below the top level, where sqrt(abar) is so small that x_0 depends
+    # mostly on the network's error; with few steps that changes the frequencies of the modes.
     sampler = DDIMScheduler(**settings, timestep_spacing="leading")
     sampler.set_timesteps(config.steps)
     return DDPMScheduler(**settings), sampler
 
 
 def steps(sampler: Any, eta: float) -> list[Step]:
-    """The sampler's steps as plain numbers: its own `step` costs more than a small network."""
+    """The sampler's coefficients as floats; its own `step` takes longer than a small network."""
     levels = sampler.timesteps.tolist()
     stride = sampler.config.num_train_timesteps // len(levels)
     result = []

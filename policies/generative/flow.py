@@ -1,7 +1,7 @@
-"""Flow: a flow-matching policy, integrated in a few Euler steps.
+"""Flow: flow-matching policy, sampled with a few Euler steps (Lipman et al., 2023).
 
-Lipman et al. (2023), Liu et al. (2023). x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I) and x_1 a
-normalised chunk of actions; the network learns v(x_t, t, o) = x_1 - x_0; acting integrates
+Rectified flow (Liu et al., 2023): x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I) and x_1 a normalised
+action chunk; the network is trained to predict the velocity v(x_t, t, o) = x_1 - x_0. Sampling:
 x <- x + v(x, i/K, o) / K for i = 0 .. K-1, clipped to [-1, 1] at the end.
 """
 
@@ -26,8 +26,8 @@ from policies.wrappers.real_time_chunking import GuidedSampler
 
 @dataclass(frozen=True)
 class Config:
-    """`steps`: Euler steps K; `width`, `depth` (residual blocks) and `time_dim` of the network, or
-    another network `net` in its place (policies.generative.denoisers)."""
+    """`steps`: Euler steps K; `width`, `depth` (residual blocks), `time_dim`: of the residual MLP;
+    `net`: another network (policies.generative.denoisers)."""
 
     chunk: int = 8
     steps: int = 4
@@ -40,7 +40,7 @@ class Config:
 
 
 class Flow(GuidedSampler):
-    """Noise [n, chunk * A] is where the integration starts."""
+    """Flow-matching policy. Noise [n, chunk * A] is the initial sample x_0."""
 
     waves: Tensor
 
@@ -65,11 +65,11 @@ class Flow(GuidedSampler):
         self.register_buffer("waves", waves, persistent=False)
 
     def times(self) -> Tensor:
-        """The left grid i / K, [K]."""
+        """The times i / K, [K]."""
         return torch.arange(self.steps, device=self.range.radius.device) / self.steps
 
     def embedded(self) -> Tensor:
-        """The network's features [K, time_dim] of `times`."""
+        """The network's embeddings [K, time_dim] of `times`."""
         return self.net.time(self.waves)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -83,7 +83,7 @@ class Flow(GuidedSampler):
         return self.to_actions(x.clamp(-1, 1)), carry
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
-        """The same steps, each open to change."""
+        """The initial sample and the sampler's steps, for guidance."""
         features = self.encoder(obs)
 
         def stride(i: int, time: Tensor) -> SamplerStep:
@@ -98,11 +98,11 @@ class Flow(GuidedSampler):
         return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Normalised [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
+        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
         return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the velocity over the valid steps, [n]."""
+        """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.encoder(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)

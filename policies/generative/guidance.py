@@ -1,7 +1,7 @@
-"""SamplerStep: one step of a generative policy's sampler, which guidance can change.
+"""SamplerStep: one step of a diffusion or flow sampler, in a form that guidance can modify.
 
-A policy with `strides(obs, noise) -> (x, strides)` and `range` can be guided: x [n, D] is where it
-begins, and every stride first says which normalised chunk it is heading for.
+A policy with `strides(obs, noise) -> (x, strides)` and `range` (its action normaliser) supports
+guidance: x [n, D] is the initial sample, and each step predicts the final normalised chunk.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from embodied.moved import attributes
 
 
 class SamplerStep(NamedTuple):
-    """At this level x = keep x_1 + remain z, of a chunk x_1 and noise z. `clean(x)`: the chunk
-    [n, D] that the network expects, differentiable; `onward(x, x_1)`: x at the next level."""
+    """One sampler step at a level with x = keep x_1 + remain z, chunk x_1 and noise z. `clean(x)`:
+    the predicted chunk [n, D], differentiable; `onward(x, x_1)`: x at the next level."""
 
     keep: float
     remain: float
@@ -25,7 +25,7 @@ class SamplerStep(NamedTuple):
 
 
 def sample(x: Tensor, strides: list[SamplerStep]) -> Tensor:
-    """The chunk [n, D] without any change on the way, cut off at the box."""
+    """Run the sampler without guidance; returns the chunk [n, D], clipped to [-1, 1]."""
     for stride in strides:
         x = stride.onward(x, stride.clean(x))
     return x.clamp(-1, 1)

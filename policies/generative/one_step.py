@@ -1,10 +1,11 @@
-"""OneStep: a network that distils a flow policy into one evaluation.
+"""OneStep: a one-step policy distilled from a flow policy; the actor of FQL (Park et al., 2025).
 
-The actor of flow Q-learning (Park et al., 2025); without values it is a distilled flow:
+Flow Q-learning adds a Q term to this imitation loss:
 
     L = L_flow(v) + |mu(o, z) - sg ODE_v(o, z)|^2,   z ~ N(0, I)
 
-`mu` acts. The flow it learns from is part of it, for learners: what acts never calls it.
+The policy acts with `mu`. The flow is part of the module because learners need it; acting never
+evaluates it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`flow` is the policy to distil, any whose noise has the size of its chunk; `chunk`: its chunk
-    (None: as its own node says); `hidden` and below: the one-step network."""
+    """`flow`: the policy to distil, whose noise must have the size of its chunk; `chunk`: overrides
+    the flow's (None: as in its node); `hidden` and the following: the one-step network."""
 
     flow: Node
     chunk: int | None = None
@@ -40,7 +41,7 @@ class Config:
 
 
 class OneStep(PolicyWrapper):
-    """Noise [n, chunk * A] is standard normal."""
+    """One-step policy. Noise [n, chunk * A] is standard normal."""
 
     flow: Policy
 
@@ -53,7 +54,7 @@ class OneStep(PolicyWrapper):
         self.spec, self.chunk = spec, self.flow.chunk
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
-            raise ConfigError("flow needs a policy whose noise is as large as its chunk")
+            raise ConfigError("flow must be a policy whose noise is as large as its chunk")
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size + self.size,
@@ -73,7 +74,7 @@ class OneStep(PolicyWrapper):
         return policy
 
     def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """mu(o, z) [n, size], not yet cut off at the box; differentiable."""
+        """mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
         return self.net(torch.cat([self.encoder(obs), noise], 1))
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -85,11 +86,11 @@ class OneStep(PolicyWrapper):
 
     @torch.no_grad()
     def teacher(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """What the flow makes of the same noise, [n, size]."""
+        """The flow's chunks [n, size] for the same noise."""
         return self.flow.act(obs, {}, noise)[0].flatten(1)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The flow's own loss, and the squared distance to what it makes of fresh noise, [n]."""
+        """The flow's own loss plus the squared distance to its chunks at new noise, [n]."""
         obs = under(batch, "obs")
         noise = self.sample_noise(len(batch["action"]))
         error = (self(obs, noise) - self.teacher(obs, noise)).square()
@@ -97,7 +98,7 @@ class OneStep(PolicyWrapper):
         return self.flow.loss(batch) + distil
 
     def fit(self, rows: Tensors) -> None:
-        """A flow that came with its normalisers keeps them."""
+        """Set the normalisers; a pretrained flow keeps its own."""
         if self.fresh:
             self.flow.fit(rows)
         self.encoder.fit(rows)

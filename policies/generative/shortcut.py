@@ -1,13 +1,14 @@
-"""Shortcut: a flow policy conditioned on its step size; works with many steps and with one.
+"""Shortcut: shortcut-model policy, a flow conditioned on its step size (Frans et al., 2024).
 
-Frans et al. (2024). The network s(x_t, t, d, o) is the mean velocity over the next d of time. At
-the smallest step d = 1 / finest it is trained as flow matching, s = x_1 - x_0. One row in
-`bootstrap` teaches it a longer step by two of half the length, with the gradient stopped:
+It can be sampled with one step or many. The network s(x_t, t, d, o) is the mean velocity over the
+next step of length d. For the smallest d = 1 / finest it is trained by flow matching, s = x_1 -
+x_0. One in `bootstrap` samples of a batch trains a longer step from two of half the length, without
+gradient through the target:
 
     s(x_t, t, d) = (s(x_t, t, d/2) + s(x', t + d/2, d/2)) / 2,   x' = x_t + d/2 s(x_t, t, d/2),
 
-for d = 1, 1/2 .. 2/finest and t on d's own grid. Acting takes K = `steps` Euler steps with d = 1/K.
-Targets are of the trained network itself, as in ReinFlow (Zhang et al., 2025).
+for d = 1, 1/2 .. 2/finest and t a multiple of d. Sampling takes K = `steps` Euler steps of d = 1/K.
+Targets use the trained network itself, not an EMA, as in ReinFlow (Zhang et al., 2025).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from policies.generative import flow
 
 @dataclass(frozen=True)
 class Config(flow.Config):
-    """`steps` to act: a power of two up to `finest`, the number of steps of plain flow matching;
-    `bootstrap`: one row of a batch in so many teaches longer steps."""
+    """`steps`: sampling steps, a power of two up to `finest`, the number of steps of plain flow
+    matching; `bootstrap`: one in so many samples of a batch trains longer steps."""
 
     steps: int = 1
     finest: int = 16
@@ -35,7 +36,7 @@ class Config(flow.Config):
 
 
 class Shortcut(flow.Flow):
-    """Noise [n, chunk * A] is where the integration starts."""
+    """Shortcut policy. Noise [n, chunk * A] is the initial sample x_0."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         for name, count in (("steps", config.steps), ("finest", config.finest)):
@@ -49,7 +50,7 @@ class Shortcut(flow.Flow):
         super().__init__(config, spec)
         self.config = config
         self.finest_level = config.finest.bit_length() - 1
-        # One vector for each step size 2^-level, added to the features of time.
+        # One vector per step size 2^-level, added to the time embedding.
         self.sizes = nn.Embedding(self.finest_level + 1, self.net.time_dim)
         nn.init.normal_(self.sizes.weight, std=0.3)
 
@@ -61,12 +62,12 @@ class Shortcut(flow.Flow):
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """Squared error of the velocity over the valid steps, [n]."""
+        """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.encoder(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
-        # Every so many rows, not the first ones: a batch may be put together of several sources.
+        # Spread over the batch, not its first samples: it may be concatenated from several sources.
         some = slice(self.config.bootstrap - 1, None, self.config.bootstrap)
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)
         scale = torch.exp2(level[some])
@@ -79,7 +80,7 @@ class Shortcut(flow.Flow):
 
     @torch.no_grad()
     def longer(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """What a step of 2^-level should be: the mean of two of half its length."""
+        """Target of a step of 2^-level: the mean velocity of two steps of half its length."""
         half = torch.exp2(-(level + 1).float())
         one = self.velocity(x, t, level + 1, features)
         two = self.velocity(x + half[:, None] * one, t + half, level + 1, features)

@@ -1,1 +1,1 @@
-"""Encoders and network blocks of policies."""
+"""Observation encoders and network blocks of policies."""

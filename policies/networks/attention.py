@@ -1,8 +1,8 @@
 """Transformer layers of denoisers and of ACT (Vaswani et al., 2017).
 
-x + MHA(LN(x)), then with a memory m: x + MHA(LN(x), m), then x + W2 gelu(W1 LN(x)); the
-normalisation comes first (Xiong et al., 2020), which trains without a warm-up. No dropout: a
-decision is a function of its arguments.
+x + MHA(LN(x)), then with a memory m: x + MHA(LN(x), m), then x + W2 gelu(W1 LN(x)). Pre-layer
+normalisation (Xiong et al., 2020) trains without learning-rate warm-up. No dropout: decisions are
+deterministic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from embodied.core.build import ConfigError
 
 
 class Attention(nn.Module):
-    """Queries [n, L, width] look at a memory [n, M, width] through `heads` heads."""
+    """Multi-head attention of queries [n, L, width] over a memory [n, M, width]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -26,7 +26,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
-        """[n, L, width]; `seen` [n, M] (bool) says which of the memory may be looked at."""
+        """Returns [n, L, width]; `seen` [n, M] (bool): which tokens of the memory are attended
+        to."""
         query = self._split(self.query(x))
         key, value = map(self._split, self.key_value(memory).chunk(2, 2))
         mask = None if seen is None else seen[:, None, None, :]
@@ -38,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: among its own tokens, then (`cross`) to a memory, then each alone."""
+    """One transformer layer: self-attention, (if `cross`) cross-attention to a memory, MLP."""
 
     def __init__(self, width: int, heads: int, cross: bool = False) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, seen: Tensor | None = None
     ) -> Tensor:
-        """`seen` [n, L] (bool): which of the layer's own tokens may be looked at."""
+        """`seen` [n, L] (bool): which of the layer's own tokens are attended to."""
         own = self.norm(x)
         x = x + self.own(own, own, seen)
         if self.cross is not None and self.cross_norm is not None and memory is not None:

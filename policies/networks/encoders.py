@@ -1,4 +1,4 @@
-"""Encoder: maps a dict of observations to one feature vector, with normalisers inside."""
+"""Encoder: maps a dict of observations to one feature vector; includes the normalisers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from policies.networks.pointnet import PointConfig, PointNet
 
 
 class Encoder(nn.Module):
-    """Vector leaves (sorted by name, standardised), image leaves (one CNN each), leaves of symbols
-    (one-hot, as they are) and sets of points (one PointNet each) to [n, size].
+    """Encodes vectors (sorted by name, standardised), images (one CNN each), symbols (one-hot) and
+    point sets (one PointNet each) to [n, size].
 
-    `critic/*` and `privileged/*` leaves are skipped unless `asymmetric`.
+    `critic/*` and `privileged/*` observations are ignored unless `asymmetric`.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Encoder(nn.Module):
         self.size = sum(self.sizes)
 
     def flat(self, obs: Tensors) -> Tensor:
-        """The vector leaves side by side [n, flat], in their own units."""
+        """The vector observations concatenated, [n, flat], in their own units."""
         if len(self.vectors) == 1:
             return _flat(obs[self.vectors[0]])
         return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
 
     def only_vectors(self) -> tuple[str, ...]:
-        """The leaves in their order; ConfigError where there is anything but vectors too."""
+        """The names of the vectors in order; ConfigError if there are other observations too."""
         if self.images or self.sets or self.symbols is not None:
             raise ConfigError(
                 "this policy sees images, symbols or points, not only vectors of numbers"
@@ -71,8 +71,8 @@ class Encoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def parts(self, obs: Tensors) -> list[Tensor]:
-        """What `forward` puts side by side, [n, size] for each of `sizes`: all vectors, then each
-        camera, all symbols, each set of points."""
+        """The parts that `forward` concatenates, [n, size] for each of `sizes`: all vectors, each
+        camera, all symbols, each point set."""
         parts = [self.norm(self.flat(obs))] if self.vectors else []
         parts += [camera(obs[name]) for name, camera in zip(self.images, self.cameras, strict=True)]
         if self.symbols is not None:
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
         return parts
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normaliser from rows with `obs/*`."""
+        """Set the normalisers from data with `obs/*` [N, ...]."""
         if self.vectors:
             self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
         for name, net in zip(self.sets, self.clouds, strict=True):
@@ -89,10 +89,10 @@ class Encoder(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Leaves of symbols (in the given order) to [n, size]: a 1 for what each element is, else 0.
+    """One-hot encoding [n, size] of symbol observations, in the given order.
 
-    One scatter for all of them: element i of value v is column start[i] + v. A symbol above its
-    leaf's `high` is the environment's mistake and is not looked for here (a look costs a wait).
+    One scatter for all: element i with value v sets column start[i] + v. A symbol above its leaf's
+    `high` is an error of the environment and is not checked here (that would synchronise).
     """
 
     start: Tensor
@@ -120,10 +120,10 @@ def _flat(values: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor) -> Tensor:
-    # Not len: an exported trace would keep its number.
+    # Not len: a traced export would fix the batch size.
     return values.reshape(values.shape[0], -1)
 
 
 def hidden(name: str) -> bool:
-    """Whether a leaf is for critics only."""
+    """Whether an observation is for critics and rewards only, by its prefix."""
     return name.startswith(("critic/", "privileged/"))

@@ -1,10 +1,10 @@
-"""Image encoders: networks from one image to a feature vector.
+"""Image encoders: CNNs from one image to a feature vector.
 
-Two bodies: plain strided convolutions, or a small residual network with group normalisation (He et
-al., 2016; Wu and He, 2018), which does not care how large a batch is. Three heads over its map of
-features h[c, y, x]: all of it side by side; the mean place of each channel (spatial softmax; Levine
-et al., 2016); or learned maps w, sums over y and x of h[c] w[c, e], e = 1 .. E (as in SERL; Luo et
-al., 2024). Then one linear layer.
+Two bodies: plain strided convolutions, or a small ResNet with group normalisation (He et al., 2016;
+Wu and He, 2018), which is independent of the batch size. Three heads on the feature map h[c, y, x]:
+flatten; spatial softmax, the expected position of each channel (Levine et al., 2016); or spatial
+embeddings, sums over y and x of h[c] w[c, e] with learned w, e = 1 .. E (SERL; Luo et al., 2024).
+Then one linear layer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GROUPS = 8
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """`body`, `channels`: convolutions of each camera, each of half the size of the one before;
-    `head`, with `embeddings` maps for each channel; `features`: numbers that come out; `shared`:
-    one network for all cameras, which must then have one shape."""
+    """`body`, `channels`: convolutions, each halving the size; `head`; `embeddings`: learned maps
+    per channel; `features`: output size; `shared`: one network for all cameras, whose images must
+    then have the same shape."""
 
     channels: tuple[int, ...] = (32, 64, 64, 64)
     features: int = 64
@@ -36,9 +36,9 @@ class ImageConfig:
 
 
 class Camera(nn.Module):
-    """uint8 [n, H, W, C] to [n, features]: a body, a head, and one linear layer.
+    """Image encoder, uint8 [n, H, W, C] to [n, features]: a body, a head, and one linear layer.
 
-    Stays in height x width order: where something is matters as much as what it is.
+    The feature map keeps its height and width up to the head, so positions are preserved.
     """
 
     def __init__(self, shape: tuple[int, ...], config: ImageConfig) -> None:
@@ -68,7 +68,7 @@ class Camera(nn.Module):
 
 
 def cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]:
-    """One network for each of `shapes`, or one for all."""
+    """One image encoder for each of `shapes`, or (`config.shared`) one for all."""
     if not config.shared or not shapes:
         return [Camera(shape, config) for shape in shapes]
     if len(set(shapes)) > 1:
@@ -77,12 +77,12 @@ def cameras(shapes: list[tuple[int, ...]], config: ImageConfig) -> list[Camera]:
 
 
 def strided(channels: int, out: int) -> list[nn.Module]:
-    """A convolution to half the size."""
+    """A convolution of stride 2."""
     return [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.ReLU()]
 
 
 def residual(channels: int, out: int, stem: bool) -> list[nn.Module]:
-    """To half the size: by a plain convolution first (`stem`), then by residual blocks."""
+    """Layers that halve the size: a plain convolution (`stem`), or residual blocks."""
     if not stem:
         return [Residual(channels, out)]
     return [nn.Conv2d(channels, out, 3, stride=2, padding=1), norm(out), nn.ReLU()]
@@ -120,7 +120,7 @@ class Flat(nn.Flatten):
 
 
 class SpatialSoftmax(nn.Module):
-    """[n, C, H, W] to [n, 2 C]: where each channel is, x then y in [-1, 1]."""
+    """Spatial softmax, [n, C, H, W] to [n, 2 C]: expected x and y of each channel in [-1, 1]."""
 
     places: Tensor
 
@@ -139,7 +139,7 @@ class SpatialSoftmax(nn.Module):
 
 
 class SpatialEmbeddings(nn.Module):
-    """[n, C, H, W] to [n, C * E]: each channel under E learned maps."""
+    """Spatial embeddings, [n, C, H, W] to [n, C * E]: each channel weighted by E learned maps."""
 
     def __init__(self, channels: int, height: int, width: int, config: ImageConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""PointNet: a network from a set of points to one vector, independent of their order.
+"""PointNet: permutation-invariant encoder of a point cloud (Qi et al., 2017).
 
-Qi et al. (2017), in the form of the 3D diffusion policy (Ze et al., 2024): the same small network
-for each point, the largest value of each feature over all points, one linear layer.
+The variant of the 3D diffusion policy (Ze et al., 2024): a shared MLP per point, max pooling over
+points, one linear layer.
 
     f({p_1 .. p_N}) = LayerNorm(W max_i h(p_i))
 """
@@ -17,14 +17,14 @@ from embodied.nn.normalizers import MeanStdNormalizer
 
 @dataclass(frozen=True)
 class PointConfig:
-    """`channels` of each point's layers, `features`: numbers that come out."""
+    """`channels`: of the per-point MLP; `features`: output size."""
 
     channels: tuple[int, ...] = (64, 128, 256)
     features: int = 64
 
 
 class PointNet(nn.Module):
-    """[n, N, 3 or 6] to [n, features]; N may differ from call to call."""
+    """Point-cloud encoder, [n, N, 3 or 6] to [n, features]; N may vary between calls."""
 
     def __init__(self, channels: int, config: PointConfig) -> None:
         super().__init__()
@@ -43,5 +43,5 @@ class PointNet(nn.Module):
         return self.project(self.each(self.norm(points)).amax(1))
 
     def fit(self, points: Tensor) -> None:
-        """Set the normaliser (one for all points) from [n, N, C]."""
+        """Set the normaliser (shared by all points) from `points` [n, N, C]."""
         self.norm.fit(points.flatten(0, 1))

@@ -1,12 +1,13 @@
-"""Residual blocks whose features and weights keep their norms.
+"""Residual blocks with batch normalisation and unit-norm weights (SimBa, CrossQ, FlashSAC).
 
     h <- W_in norm(x);   h <- h + relu(norm(W_2 relu(norm(W_1 h)))), `depth` times;
     out = W_out rms(h) + b
 
-W_1 widens by `expansion`, W_2 narrows back (an inverted bottleneck); norm is batch normalisation in
-front of every ReLU, rms divides each row by its root mean square. `project` gives every column of a
-weight the norm 1, and every scale (with its shift) that of ones. The parts are those of SimBa (Lee
-et al., 2024), CrossQ (Bhatt et al., 2024) and FlashSAC (Kim et al., 2026).
+W_1 widens by the factor `expansion` and W_2 narrows back (inverted bottleneck); norm is batch
+normalisation before every ReLU; rms divides each sample by its root mean square. `project` rescales
+every column of a weight to norm 1, and every scale (with its shift) to the norm of a vector of
+ones. Components from SimBa (Lee et al., 2024), CrossQ (Bhatt et al., 2024) and FlashSAC (Kim et
+al., 2026).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torch.nn import functional
 
 
 class Blocks(nn.Module):
-    """`n` such networks as batched matrix products: [N, size] or [n, N, size] to [n, N, out].
+    """`n` networks as batched matrix products: [N, size] or [n, N, size] to [n, N, out].
 
-    Batch statistics are those of the rows at hand where `fresh`, and move the running ones by
-    `momentum`; otherwise the running ones are used, and a row's answer is its own.
+    With `fresh`, normalisation uses the statistics of the batch, and updates the running statistics
+    with `momentum`; otherwise it uses the running statistics, so samples are independent.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Blocks(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Bring every norm back to what it was at the start (after a step of the optimizer)."""
+        """Rescale every weight to its initial norm; call after each optimiser step."""
         directions: list[Tensor] = [*self.weights, self.head]
         lengths = [torch.linalg.vector_norm(w, dim=1, keepdim=True) for w in directions]
         torch._foreach_clamp_min_(lengths, 1e-8)  # pyright: ignore[reportPrivateImportUsage]
@@ -72,7 +73,7 @@ class Blocks(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Zero mean and unit variance over the rows of [n, N, size], then a scale and a shift."""
+    """Batch normalisation over the N samples of [n, N, size], with scale and shift."""
 
     mean: Tensor
     var: Tensor
@@ -87,7 +88,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor, fresh: bool) -> Tensor:
         n, rows, size = x.shape
-        # Side by side as one wide layer: torch's kernel is three times as fast as var_mean.
+        # As one wide layer: torch's batch-norm kernel is three times as fast as var_mean.
         wide = functional.batch_norm(
             x.transpose(0, 1).reshape(rows, n * size),
             self.mean.view(-1),
@@ -101,14 +102,14 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Scale and shift together as long as a scale of ones."""
+        """Rescale (scale, shift) jointly to the norm of a scale of ones."""
         length = (self.scale.square() + self.shift.square()).mean(-1, keepdim=True).sqrt()
         self.scale.div_(length)
         self.shift.div_(length)
 
 
 def _directions(n: int, size: int, out: int) -> Tensor:
-    """Weights [n, size, out] with columns of norm 1, orthogonal as far as there is room."""
+    """Weights [n, size, out] with unit-norm columns, orthogonal where out <= size."""
     weights = torch.empty(n, size, out)
     for weight in weights:
         nn.init.orthogonal_(weight)

@@ -1,1 +1,1 @@
-"""Policies around a frozen base policy: DSRL (latent noise) and residual corrections."""
+"""Policies that steer a frozen base policy: DSRL (latent noise) and residual actions."""

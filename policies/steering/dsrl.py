@@ -1,9 +1,9 @@
 """DSRL: reinforcement learning in the latent noise of a frozen diffusion or flow policy.
 
-DSRL (Wagenmaker et al., 2025). The inner policy acts with u in [-1, 1]^d; the base turns it into a
-chunk: a = base(o, w = bound * u). `bound` is the trust region: too small cannot leave the base's
-bad mode, too large leaves the shell of noise that the base was trained on. The base must be
-deterministic given its noise.
+DSRL (Wagenmaker et al., 2025). The inner policy's action is u in [-1, 1]^d; the base maps it to an
+chunk: a = base(o, w = bound * u). `bound` is the trust region: if too small, the inner policy
+cannot leave a bad mode of the base; if too large, the noise is out of the base's training
+distribution. The base must be deterministic given its noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Config(steered.Config):
 
 
 class Dsrl(steered.Steered):
-    """A base policy whose noise is chosen, not drawn; learners see u as the action."""
+    """DSRL: a base policy whose noise the inner policy chooses; the learner's action is u."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         self.bound = config.bound
@@ -54,7 +54,7 @@ class Dsrl(steered.Steered):
         return actions, {**carry, "row/action": u}
 
     def warmup_policy(self) -> Policy:
-        """The base itself: normal noise, cut off at the bound."""
+        """The base policy with normal noise, clipped to the bound."""
         return self.with_inner({"_target_": "policies.random.Random", "clip": self.bound})
 
 

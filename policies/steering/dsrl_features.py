@@ -1,8 +1,8 @@
 """DsrlFeatures: DSRL on the features of the frozen base's encoder instead of images.
 
-The inner policy and its critics get the base's features instead of the observations, so that no
-picture is stored and none is encoded in an update (DSRL on large policies does so: Wagenmaker et
-al., 2025). Observations for critics alone stay as they are.
+The inner policy and its critics get the features of the base's encoder instead of the observations,
+so no images are stored or encoded in updates (as DSRL does on large policies; Wagenmaker et al.,
+2025). Critic-only observations are unchanged.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from policies.steering import dsrl
 
 @dataclass(frozen=True)
 class Config(dsrl.Config):
-    """As of `policies.steering.dsrl`."""
+    """Settings as in `policies.steering.dsrl`."""
 
 
 class DsrlFeatures(dsrl.Dsrl):
-    """Latent over `features`; the observations travel in the carry from `observe` to `act`."""
+    """DSRL on the observation `features`; the carry passes the observations from `observe` to
+    `act`."""
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
         encoder = getattr(self.base, "encoder", None)
         if not isinstance(encoder, Encoder):
-            raise ConfigError("this base has no encoder to share: finetune=dsrl")
+            raise ConfigError("the base policy has no encoder to share: use finetune=dsrl")
         kept = {name: leaf for name, leaf in spec.obs.items() if hidden(name)}
         seen = replace(spec, obs={"features": Leaf((encoder.size,)), **kept})
         return super().inner_spec(config, seen)

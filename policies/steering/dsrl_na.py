@@ -1,8 +1,8 @@
-"""DSRL-NA: latent-noise RL whose stored actions are the executed chunks (noise-aliased).
+"""DSRL-NA: noise-aliased DSRL, whose stored actions are the executed chunks.
 
-DSRL's noise-aliased variant (Wagenmaker et al., 2025). Many noises lead to one action, so values
-are learned of the action that was executed; rows then say nothing of noise, and demonstrations, or
-what another policy has done, are as good as its own.
+Noise-aliased DSRL (Wagenmaker et al., 2025). Many noise vectors lead to the same action, so the
+critic is trained on executed actions. Transitions hold no noise, so demonstrations and other
+policies' data can be used too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from policies.steering.steered import Steered
 
 @dataclass(frozen=True)
 class Config(dsrl.Config):
-    """As of `policies.steering.dsrl`."""
+    """Settings as in `policies.steering.dsrl`."""
 
 
 class DsrlNa(dsrl.Dsrl):
-    """Acts like Latent; learners are given all of it, and see executed chunks as the action."""
+    """Acts as `Dsrl`; the learner gets the whole policy and executed chunks as actions."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         if self.base.initial(1):
-            raise ConfigError(
-                "values of executed actions need a base without memory: finetune=dsrl"
-            )
+            raise ConfigError("DSRL-NA needs a base policy without memory: use finetune=dsrl")
 
     def initial(self, n: int) -> Tensors:
         return Steered.initial(self, n)
@@ -43,15 +41,15 @@ class DsrlNa(dsrl.Dsrl):
         return actions, {key: value for key, value in carry.items() if key != "row/action"}
 
     def play(self, obs: Tensors, u: Tensor) -> Tensor:
-        """The base's chunks [n, H, A] of noises `u` [n, d] in units of the bound."""
+        """The base's chunks [n, H, A] for noise `u` [n, d] in units of the bound."""
         return self.base_act(obs, {}, self.bound * u.view(-1, *self.noise_shape))[0]
 
     def warmup_policy(self) -> Policy:
-        """The base with its own noise: what is stored does not have to be reachable."""
+        """The base policy with its own noise; stored actions need not be within the bound."""
         return self.base
 
     def trainable(self) -> Policy:
-        """All of it: the learner needs the base too."""
+        """The whole policy, as the learner needs the base too."""
         return self
 
     def with_trained(self, trained: Policy) -> Policy:

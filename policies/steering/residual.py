@@ -1,9 +1,9 @@
-"""Residual: per-step corrections on a frozen, chunked base policy.
+"""Residual: residual RL, per-step corrections of a frozen base policy with action chunks.
 
-Residual reinforcement learning (Johannink et al., 2019); on chunked imitation policies, ResiP
-(Ankile et al., 2024). At every control step a = clip(a_base + scale * u), u from the inner policy,
-which sees the observation and the base's action of this step. The base plans a chunk, plays
-`execute` steps of it open loop and plans again; the correction is closed loop.
+Residual reinforcement learning (Johannink et al., 2019); ResiP on chunked imitation policies
+(Ankile et al., 2024). At every control step a = clip(a_base + scale * u), with u from the inner
+policy, whose observations include the base's action of this step. The base's chunk is executed open
+loop for `execute` steps before it plans again; the correction is closed loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Config(steered.Config):
 
 
 class Residual(steered.Steered):
-    """Base plan and cursor travel in the carry; learners see u as the action."""
+    """Residual policy. The carry holds the base's plan and cursor; the learner's action is u."""
 
     chunk = 1
 
@@ -72,6 +72,6 @@ class Residual(steered.Steered):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         u, kept = self.inner.act(obs, {}, noise[:, : self.inner_noise])
         action = (obs["base_action"] + self.scale * u.squeeze(1)).clamp(-1, 1)
-        # What the inner policy wants stored (an action before clipping), or what it did.
+        # The inner policy's stored action (before clipping), or its executed action.
         kept = {"row/action": u.squeeze(1), **kept}
         return action[:, None], {**carry, "cursor": carry["cursor"] + 1, **kept}

@@ -1,7 +1,7 @@
-"""Steered: base class of policies with a frozen base and a small trainable inner policy.
+"""Steered: base class of policies with a frozen base policy and a small trainable inner policy.
 
-A steering method is an action space: what the inner policy acts in (`inner_spec`), and how its
-action becomes the robot's. The learner sees an ordinary environment and stays unchanged.
+A subclass defines the inner policy's spec (`inner_spec`) and maps its action to the robot's. To the
+learner this is an ordinary environment with another action space.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from embodied.core.tensors import Tensors, nest, under
 
 @dataclass(frozen=True)
 class Config:
-    """`base` and `inner` are complete policy nodes, so that a checkpoint stands on its own."""
+    """`base`, `inner`: complete policy nodes, so that a checkpoint is self-contained."""
 
     base: Node
     inner: Node
 
 
 class Steered(PolicyWrapper):
-    """Holds base and inner; `inner` learns, `base` never changes (its carry is below `base/`)."""
+    """A frozen `base` policy (its carry is under `base/`) and a trainable `inner` policy."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -41,13 +41,15 @@ class Steered(PolicyWrapper):
     ) -> Self:
         """Build `node` around the frozen `base`, with a new inner policy `inner`."""
         if inner is None:
-            raise ConfigError(f"{cls.__name__} trains a small inner policy: policy=gaussian")
+            raise ConfigError(
+                f"{cls.__name__} needs a small inner policy to train: policy=gaussian"
+            )
         steered: Self = build({**node, "base": base.node, "inner": inner}, spec=base.spec)
         steered.load_base(base)
         return steered
 
     def inner_spec(self, config: Any, spec: Spec) -> Spec:
-        """What the inner policy sees and acts in."""
+        """The inner policy's spec: its observations and its action."""
         raise NotImplementedError
 
     def trainable(self) -> Policy:
@@ -60,7 +62,7 @@ class Steered(PolicyWrapper):
         return self
 
     def with_inner(self, node: Node) -> Self:
-        """The same base under another inner policy (for warming up)."""
+        """This policy with another inner policy, built from `node` (for warm-up)."""
         other = build({**self.node, "inner": node}, spec=self.spec)
         other.base = self.base
         return other
@@ -69,7 +71,7 @@ class Steered(PolicyWrapper):
         return nest(self.base.initial(n), "base")
 
     def base_act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """One decision of the base: chunk [n, H, A] and its carry, back under `base/`."""
+        """One decision of the base: its chunk [n, H, A] and its carry under `base/`."""
         kept = under(carry, "base")
         seen, kept = self.base.observe(obs, kept, noise)
         actions, kept = self.base.act(seen, kept, noise)

@@ -1,1 +1,1 @@
-"""Policies that change how another one acts: best of N, edits, real-time chunking, reflex."""
+"""Policy wrappers: best-of-N, EXPO edits, real-time chunking, safety reflex (BRESA)."""

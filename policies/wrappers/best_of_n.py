@@ -1,8 +1,10 @@
-"""BestOfN: a critic chooses among N chunks of a policy (IDQL, Hansen-Estruch, 2023; QC, 2025).
+"""BestOfN: selects the sample with the highest Q among N samples of a base policy.
 
-    a* = argmax_{i <= N} Q(o, base(o, z_i)),   z_1 .. z_N drawn independently
+IDQL (Hansen-Estruch et al., 2023); Q-chunking (2025).
 
-The critic is part of the policy, so that a checkpoint chooses by itself.
+    a* = argmax_{i <= N} Q(o, base(o, z_i)),   z_1 .. z_N independent samples
+
+The critic is part of the policy, so a checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ Judge = Callable[[Tensors, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`n` candidates a decision from the policy `base`; `critic` has `each(obs, actions [n, N, D])`
-    for Q-values [E, n, N], of which `value` over the E networks counts. `chunk`: the base's (None:
-    as its own node says)."""
+    """`n`: candidates per decision from the policy `base`; `critic`: a module with `each(obs,
+    actions [n, N, D])` for Q-values [E, n, N]; `value`: how the E networks are aggregated. `chunk`:
+    overrides the base's (None: as in its node)."""
 
     base: Node
     critic: Node
@@ -39,7 +41,8 @@ class Config:
 
 
 class BestOfN(PolicyWrapper):
-    """Noise [n, N * base noise]: the first candidate as the base acts, the others exploring."""
+    """Best-of-N policy. Noise [n, N * base noise]: the first candidate uses the base's inference
+    noise, the others its exploration noise."""
 
     requires_critic = True
     for_evaluation = True
@@ -51,14 +54,14 @@ class BestOfN(PolicyWrapper):
         if spec.act.dtype != "float32":
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         if config.n < 1:
-            raise ConfigError(f"n={config.n} candidates: there should be at least 1")
+            raise ConfigError(f"n={config.n} candidates: n must be at least 1")
         self.spec, self.n, self.value = spec, config.n, config.value
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, spec=spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
         self.noise_shape = self.base.sample_noise(1).shape[1:]
-        # The acting policy sees no more than a robot does, and its critic with it.
+        # Policy and critic act on the robot, so they use no critic-only observations.
         seen = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
         self.critic = build(config.critic, spec=replace(spec, obs=seen), size=self.size)
         self.fresh = True
@@ -73,8 +76,8 @@ class BestOfN(PolicyWrapper):
     ) -> Self:
         """Build `node` around a trained `base`, which keeps its normalisers.
 
-        `critic`: one that a learner trained together with `base` (None: a new one). It values the
-        actions that it was trained on: the base's stored action, or the first steps of its chunk.
+        `critic`: one that a learner trained with `base` (None: a new one). It evaluates the actions
+        that it was trained on: the base's stored action, or the first steps of its chunk.
         """
         best = super().wrap(base, node, inner)
         best.fresh = False
@@ -103,40 +106,40 @@ class BestOfN(PolicyWrapper):
         return actions.index_select(0, rows), take(carry, rows)
 
     def candidates(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Chunks [n * N, H, A] of the base at each noise [n, N * d], and its carries."""
+        """Chunks [n * N, H, A] of the base for noise [n, N * d], and its carries."""
         return self.base.act(
             repeat(obs, self.n), repeat(carry, self.n), noise.reshape(-1, *self.noise_shape)
         )
 
     def proposals(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """The candidates as learners see them, [n, N, size]."""
+        """The candidates as stored actions, [n, N, size]."""
         chunks, _ = self.candidates(obs, self.base.initial(noise.shape[0]), noise)
         return chunks.flatten(1).unflatten(0, (-1, self.n))
 
     def judge(self, obs: Tensors, candidates: Tensor) -> Tensor:
-        """Values [n, N] by the critic's networks together."""
+        """Q-values [n, N], aggregated over the critic's networks."""
         q = self.critic.each(obs, candidates)
         return q.mean(0) if self.value == "mean" else q.amin(0)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's."""
+        """The base's imitation loss."""
         return self.base.loss(batch)
 
     def warmup_policy(self) -> Policy:
-        """Whoever the base would begin with."""
+        """The base's warm-up policy."""
         return self.base.warmup_policy()
 
     def fit(self, rows: Tensors) -> None:
-        """A base that came with its normalisers keeps them."""
+        """Set the normalisers; a pretrained base keeps its own."""
         if self.fresh:
             self.base.fit(rows)
         self.critic.encoder.fit(rows)
 
 
 def select_by_q(judge: Judge, obs: Tensors, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """The candidate of the highest value for each row, [n, D], and its number [n] (int64).
+    """The candidate with the highest value per sample, [n, D], and its index [n] (int64).
 
-    `judge(obs, candidates)` gives values [n, N] of `candidates` [n, N, D]; ties go to one of them.
+    `judge(obs, candidates)` returns values [n, N] of `candidates` [n, N, D].
     """
     index = judge(obs, candidates).argmax(1)
     wide = index.view(-1, 1, 1).expand(-1, 1, candidates.shape[2])
@@ -144,8 +147,8 @@ def select_by_q(judge: Judge, obs: Tensors, candidates: Tensor) -> tuple[Tensor,
 
 
 def repeat(rows: Tensors, times: int) -> Tensors:
-    """Every row `times` times in a row: [n, ...] to [n * times, ...]."""
-    # Not repeat_interleave, which cannot be exported for any number of rows.
+    """Repeat each sample `times` times, consecutively: [n, ...] to [n * times, ...]."""
+    # Not repeat_interleave: it cannot be exported with a dynamic batch size.
     return each(
         rows, lambda leaf: leaf.unsqueeze(1).expand(-1, times, *leaf.shape[1:]).flatten(0, 1)
     )

@@ -1,4 +1,4 @@
-"""Edit: a critic chooses among a policy's chunks and small edits of them.
+"""Edit: the policy of EXPO; a critic selects among a base policy's chunks and small edits of them.
 
 EXPO (Dong et al., 2025). From the base's candidates a_i and an edit policy u_i ~ pi_e(.|o, a_i),
 
@@ -25,8 +25,9 @@ from policies.wrappers import best_of_n
 
 @dataclass(frozen=True, kw_only=True)
 class Config(best_of_n.Config):
-    """`edit` is a policy that also sees `base_action`, a whole chunk, and acts in its space;
-    `scale`: largest edit in units of the action range (the authors use 0.05 to 0.7)."""
+    """`edit`: a policy with the additional observation `base_action`, a whole chunk, whose action
+    is the edit; `scale`: largest edit in units of the action range (the authors use 0.05 to
+    0.7)."""
 
     edit: Node
     scale: float = 0.1
@@ -41,7 +42,7 @@ class Edit(best_of_n.BestOfN):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         if config.scale <= 0:
-            raise ConfigError(f"scale={config.scale} should be above 0")
+            raise ConfigError(f"scale={config.scale} must be above 0")
         self.scale = config.scale
         act = Leaf((self.size,), low=-1.0, high=1.0)
         seen = spec.with_obs(base_action=act).with_act(act)
@@ -64,7 +65,7 @@ class Edit(best_of_n.BestOfN):
         return chosen, {key: leaf.index_select(0, rows) for key, leaf in carry.items()}
 
     def proposals(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """The base's candidates, then the same ones edited, [n, 2 N, size]."""
+        """The base's candidates, then their edited versions, [n, 2 N, size]."""
         base, edits = self._split(noise)
         return self._with_edits(obs, super().proposals(obs, base).flatten(0, 1), edits)
 
@@ -76,7 +77,7 @@ class Edit(best_of_n.BestOfN):
         return torch.cat(both, 1)
 
     def revise(self, obs: Tensors, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """`action` [n, size] edited, cut off at the box, and the log density [n] of the edit."""
+        """The edited `action` [n, size], clipped to [-1, 1], and the edit's log-density [n]."""
         u, log_prob = self.edit.sample({**obs, "base_action": action}, noise)
         edited = (action + self.scale * u).clamp(-1, 1)
         return edited, log_prob - self.size * math.log(self.scale)

@@ -1,19 +1,19 @@
-"""RealTimeChunking: chunks that continue the previous one despite inference latency.
+"""RealTimeChunking: real-time chunking (RTC), smooth action chunks despite inference latency.
 
-Real-time chunking (Black, Galliker and Levine, 2025). Of H actions s have been followed when the
-next chunk is asked for, and its answer is `delay` = d steps late. What will have been done by then
-is its beginning; the rest of the old plan Y pulls at it with weights that fade,
+RTC (Black, Galliker and Levine, 2025). The next chunk is requested after s of H actions and arrives
+`delay` = d control steps later. Its first d actions are frozen to the previous chunk Y; the
+remaining overlap is guided towards Y with decaying weights,
 
     W_i = 1 for i < d,   0 for i >= H - s,   between   c (e^c - 1) / (e - 1),
     c = (H - s - i) / (H - s - d + 1),
 
-by a guidance of every step of the sampler (PiGDM; Song et al., 2023): with x = keep x_1 + remain z
-and the chunk x_1(x) that the network expects,
+by guidance of every sampler step (PiGDM; Song et al., 2023): with x = keep x_1 + remain z and the
+network's predicted chunk x_1(x),
 
     x_1 <- x_1 + min(beta remain, (keep^2 + remain^2) / keep) (W (Y - x_1)) dx_1/dx.
 
-For flow matching (keep = tau, remain = 1 - tau) that is the paper's rule. `Actor(execute=s)` plays
-the delay exactly: the first d actions of a plan are the old one's.
+For flow matching (keep = tau, remain = 1 - tau) this is the paper's rule. `Actor(execute=s)`
+simulates the delay exactly: the first d actions of a new plan are those of the previous plan.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from policies.generative.guidance import SamplerStep, sample
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`delay`: steps until a chunk is there. `mode`: `guided` as above; `hard`: the pull ends after
-    the first `delay` actions; `naive`: no pull, the new chunk takes over where it is; `wait`: zero
-    actions until it is there, and then all of it (for actions that are motions). `beta`: largest
-    guidance; above the number of steps of the sampler it would overshoot, and is that number.
-    `chunk`: the base's (None: as its own node says)."""
+    """`delay`: inference latency in control steps. `mode`: `guided`: as above; `hard`: guidance of
+    the first `delay` actions only; `naive`: no guidance, switch to the new chunk when it arrives;
+    `wait`: zero actions until it arrives, then the whole chunk (for delta actions). `beta`: largest
+    guidance weight, limited to the number of sampler steps, above which it would overshoot.
+    `chunk`: overrides the base's (None: as in its node)."""
 
     base: Node
     delay: int = 1
@@ -49,9 +49,9 @@ class Config:
 
 
 class PreviousPlan(NamedTuple):
-    """Of every row: the old plan from now on `plan` [n, H, A] (its last action goes on), the steps
-    `delay` [n, 1] that it will be followed, those `left` [n, 1] that it knows, and `fresh` [n, 1]
-    (bool) where there is none."""
+    """The previous plan of every environment: `plan` [n, H, A], its remaining actions (the last one
+    repeated), `delay` [n, 1]: steps for which it is still executed, `left` [n, 1]: number of its
+    remaining actions, `fresh` [n, 1] (bool): there is no previous plan."""
 
     plan: Tensor
     delay: Tensor
@@ -60,10 +60,11 @@ class PreviousPlan(NamedTuple):
 
 
 class RealTimeChunking(PolicyWrapper):
-    """Noise and observations are the base's. The first plan of an episode is there at once.
+    """A base policy with real-time chunking; noise and observations are the base's. The first plan
+    of an episode has no delay.
 
-    The carry holds the last `plan`, how many of its steps were `followed` (set by who follows it;
-    -1: there is none) and the `delay`, which who knows better may set, too.
+    The carry holds the last `plan`, `executed_steps`, how many of its steps were executed (set by
+    the caller; -1: no plan), and `delay`, which the caller may also set.
     """
 
     for_evaluation = True
@@ -80,16 +81,16 @@ class RealTimeChunking(PolicyWrapper):
         if not 0 <= config.delay < self.chunk:
             raise ConfigError(f"delay={config.delay} is not in 0..{self.chunk - 1} (the chunk)")
         if config.beta < 0:
-            raise ConfigError(f"beta={config.beta} should not be below 0")
+            raise ConfigError(f"beta={config.beta} should not be negative")
         self.guides = config.mode in ("guided", "hard")
         if self.guides and not hasattr(self.base, "strides"):
             raise ConfigError(
-                f"{kind} has no sampler that could be guided (a flow or diffusion policy has); "
-                "mode=naive and mode=wait take any policy"
+                f"{kind} has no sampler that could be guided (flow and diffusion policies have): "
+                "set mode=naive or mode=wait, which work with any policy"
             )
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        """Itself: its chunks continue each other already."""
+        """This policy, which already uses real-time chunking."""
         return self
 
     def initial(self, n: int) -> Tensors:
@@ -119,10 +120,10 @@ class RealTimeChunking(PolicyWrapper):
         return plan, {**carry, "plan": plan, **nest(kept, "base")}
 
     def continued(self, obs: Tensors, noise: Tensor, past: PreviousPlan) -> Tensor:
-        """The base's chunks [n, H, A], pulled towards the old plans."""
+        """The base's chunks [n, H, A], guided towards the previous plans."""
         shape = past.plan.shape
         wide = weights(past, self.config.mode == "guided").view(*shape[:2], *[1] * len(shape[2:]))
-        # Also for who decides in inference mode, whose tensors know no gradients.
+        # Works in inference mode too, where tensors have no gradients.
         with torch.inference_mode(False), torch.no_grad():
             obs, noise = each(obs, ordinary), ordinary(noise)
             goal = self.base.range(ordinary(past.plan)).flatten(1)
@@ -133,7 +134,8 @@ class RealTimeChunking(PolicyWrapper):
             return self.base.to_actions(sample(x, guided))
 
     def late(self, plan: Tensor, past: PreviousPlan) -> Tensor:
-        """Plans [n, H, A] as they are played by who follows the old one, or waits, meanwhile."""
+        """Plans [n, H, A] as executed: the first `delay` steps are those of the previous plan
+        (mode=wait: zero actions)."""
         steps = torch.arange(self.chunk, device=plan.device)
         begins, instead = past.delay, past.plan
         if self.config.mode == "wait":
@@ -144,7 +146,7 @@ class RealTimeChunking(PolicyWrapper):
         return torch.where(known.view(*known.shape, *[1] * (plan.ndim - 2)), instead, plan)
 
     def loss(self, batch: Tensors) -> Tensor:
-        """The base's."""
+        """The base's imitation loss."""
         return self.base.loss(batch)
 
     def fit(self, rows: Tensors) -> None:
@@ -152,7 +154,7 @@ class RealTimeChunking(PolicyWrapper):
 
 
 class GuidedSampler(Policy):
-    """Base of policies whose sampler can be guided: `strides`, `range` and `to_actions`."""
+    """Base class of policies whose sampler can be guided: `strides`, `range` and `to_actions`."""
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         target = f"{RealTimeChunking.__module__}.{RealTimeChunking.__qualname__}"
@@ -160,7 +162,7 @@ class GuidedSampler(Policy):
 
 
 def remembered(carry: Tensors, chunk: int) -> PreviousPlan:
-    """What a carry says of the old plans, shifted by what was followed of them."""
+    """The previous plans in a carry, shifted by their executed steps."""
     plan, followed = carry["plan"], carry["executed_steps"][:, None]
     steps = torch.arange(chunk, device=plan.device)
     index = (steps + followed.clamp(min=0)).clamp(max=chunk - 1)
@@ -170,7 +172,7 @@ def remembered(carry: Tensors, chunk: int) -> PreviousPlan:
 
 
 def weights(past: PreviousPlan, soft: bool) -> Tensor:
-    """W [n, H]: how much the old plan counts for each step; after the delay only if `soft`."""
+    """Guidance weights W [n, H] of the previous plan's steps; after the delay only if `soft`."""
     steps = torch.arange(past.plan.shape[1], device=past.plan.device)
     c = (past.left - steps) / (past.left - past.delay + 1).clamp(min=1)
     fading = c * torch.expm1(c) / math.expm1(1)
@@ -179,7 +181,7 @@ def weights(past: PreviousPlan, soft: bool) -> Tensor:
 
 
 def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> SamplerStep:
-    """`stride` heading for what is nearer to `goal` [n, D] where `weight` [n, D] is."""
+    """`stride` with its predicted chunk guided towards `goal` [n, D] with `weight` [n, D]."""
     most = math.inf if stride.keep == 0 else (stride.keep**2 + stride.remain**2) / stride.keep
     gain = min(beta * stride.remain, most)
 
@@ -195,7 +197,7 @@ def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> Sa
 
 
 def ordinary(value: Tensor) -> Tensor:
-    """`value` as a tensor that a gradient may be taken with."""
+    """`value` as a normal tensor, if it is an inference-mode tensor, so that autograd works."""
     return value.clone() if value.is_inference() else value
 
 

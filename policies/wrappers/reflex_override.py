@@ -1,13 +1,12 @@
-"""ReflexOverride: a slow task policy, and a learned reflex that can override it at every tick.
+"""ReflexOverride: a low-rate task policy with a recovery policy that can override it at every tick.
 
-Bresa (2025), on Recovery RL (Thananjeyan et al., 2021). A decision of the task policy is held for
-`ticks` control ticks; at each of them
+The policy of BRESA (2025), based on Recovery RL (Thananjeyan et al., 2021). A decision of the task
+policy is held for `ticks` control ticks; at each of them the safety critic computes
 
-    eps = max_j sigmoid(Q_j(s, a))        s: the state of now, a: what is about to be done
+    eps = max_j sigmoid(Q_j(s, a))        s: current state, a: action about to be executed
 
-and where eps exceeds `above` the recovery policy's action is executed instead, until the task
-policy proposes something that is safe enough. What was proposed and what was executed are both
-stored.
+and if eps exceeds `above`, the recovery policy's action is executed instead, until the task policy
+proposes a safe action. Both the proposed and the executed action are stored.
 """
 
 from __future__ import annotations
@@ -28,13 +27,16 @@ from policies.networks.encoders import Encoder
 from policies.wrappers.reflex_rule import reflexing
 
 RANDOM = "policies.random.Random"
-UNKNOWN = -2.0  # a new critic's logit: most things are safe, or it would learn from its own alarm
+UNKNOWN = (
+    -2.0
+)  # initial logit of the safety critic (safe), so that the reflex does not start active
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base` decides every `ticks` ticks. The reflex begins at a risk above `above`, ends at
-    `release * above`, and lasts for `least` ticks or more. `hidden`: of its networks."""
+    """`base`: the task policy, which decides every `ticks` ticks. The reflex starts when the risk
+    exceeds `above`, ends at `release * above`, and lasts at least `least` ticks. `hidden`: layers
+    of the safety critic and the recovery policy."""
 
     base: Node
     ticks: int = 5
@@ -45,8 +47,8 @@ class Config:
 
 
 class ReflexOverride(PolicyWrapper):
-    """Noise is the base's. The row of a tick holds what was proposed (`row/action`), what was
-    `executed`, and whether that was the `reflex` (0 or 1)."""
+    """Task policy with a safety reflex; noise is the base's. The transition of a tick holds the
+    proposed action (`row/action`), the `executed` one, and whether the `reflex` acted (0 or 1)."""
 
     chunk = 1
     armed: Tensor
@@ -54,16 +56,16 @@ class ReflexOverride(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         if not 0 < config.above < 1 or not 0 < config.release <= 1:
-            raise ConfigError("a reflex needs above between 0 and 1, release above 0 and up to 1")
+            raise ConfigError("the reflex needs 0 < above < 1 and 0 < release <= 1")
         if config.ticks < 1 or config.least < 1:
-            raise ConfigError("a reflex needs ticks and least of 1 or more")
+            raise ConfigError("the reflex needs ticks and least of at least 1")
         self.spec, self.config = spec, config
         self.on, self.off = config.above, config.above * config.release
         self.base: Policy = build(config.base, spec=spec)
         if self.base.chunk != 1 or self.base.initial(1) or spec.act.dtype != "float32":
-            raise ConfigError("a reflex interrupts single continuous actions: policy=gaussian")
+            raise ConfigError("the reflex needs single continuous actions: policy=gaussian")
         self.encoder = Encoder(spec.obs)
-        self.encoder.only_vectors()  # where it acts there is no torch
+        self.encoder.only_vectors()  # the robot process evaluates it without torch
         size = spec.act.size
         self.risks = Ensemble(2, self.encoder.size + size, config.hidden)
         torch.nn.init.constant_(self.risks.biases[-1], UNKNOWN)
@@ -71,15 +73,15 @@ class ReflexOverride(PolicyWrapper):
         self.register_buffer("armed", torch.tensor(False))
 
     def risk(self, obs: Tensors, action: Tensor) -> Tensor:
-        """Risk [n] of actions [n, A]: the worse of two networks."""
+        """Risk [n] of actions [n, A]: the maximum of two networks."""
         return self.risks_of(self.encoder(obs), action).amax(0)
 
     def risks_of(self, seen: Tensor, action: Tensor) -> Tensor:
-        """[2, n] of encoded observations."""
+        """Risks [2, n] of encoded observations `seen` and actions [n, A]."""
         return torch.sigmoid(self.risks(torch.cat([seen, action], 1)).squeeze(-1))
 
     def recover(self, seen: Tensor) -> Tensor:
-        """Actions [n, A] of the recovery policy."""
+        """Actions [n, A] of the recovery policy for encoded observations `seen`."""
         return torch.tanh(self.recovery(seen))
 
     def initial(self, n: int) -> Tensors:
@@ -106,7 +108,7 @@ class ReflexOverride(PolicyWrapper):
         executed = torch.where(acting[:, None], self.recover(seen), action)
         left = torch.where(fresh, config.ticks, carry["left"]) - 1
         return executed[:, None], {
-            "left": left.masked_fill(acting, 0),  # whom it interrupts is asked again
+            "left": left.masked_fill(acting, 0),  # after the reflex the task policy decides again
             "age": torch.where(acting, age + 1, 0),
             "row/action": action,
             "row/executed": executed,
@@ -114,7 +116,7 @@ class ReflexOverride(PolicyWrapper):
         }
 
     def warmup_policy(self) -> Policy:
-        """Uniform decisions, held as long as its own are."""
+        """A policy with uniform decisions, held for the same number of ticks."""
         node = {**self.node, "base": {"_target_": RANDOM}}
         return build(node, spec=self.spec).to(self.armed.device)
 

@@ -1,8 +1,8 @@
-"""When a reflex overrides: one pure function for tensors in training and floats on a robot.
+"""Reflex rule of BRESA: when the recovery policy overrides; for tensors and for robot floats.
 
-Bresa (2025): at every control tick a safety critic looks at the state of now and at what is about
-to be done; above a threshold the running decision is cut off and a recovery acts in its place.
-Two thresholds and a least duration keep it from chattering.
+BRESA (2025): at every control tick a safety critic evaluates the current state and the action about
+to be executed; above a threshold the recovery policy acts instead. Two thresholds (hysteresis) and
+a minimum duration prevent chattering.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def reflexing(risk: Any, acting: Any, age: Any, on: float, off: float, least: int) -> Any:
-    """Whether the reflex acts in this tick: begun above `on`, ended at `off` or below, not before
-    it has acted for `least` ticks. `risk`, `acting` (so far) and `age` (ticks that it has acted
+    """Whether the reflex acts in this tick: it starts above `on` and ends at or below `off`, but
+    not before `least` ticks. `risk`, `acting` (in the last tick) and `age` (ticks that it has acted
     for): tensors [n], or a float, a bool and an int."""
     return (risk > on) | (acting & ((risk > off) | (age < least)))
