@@ -174,7 +174,7 @@ def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
 
 
 def make(config: Config, seed: int) -> Any:
-    """A pool whose row i draws from (seed, i); ValueError when the id or a setting is unknown."""
+    """A pool whose env i is seeded with (seed, i); ValueError if the id or a setting is unknown."""
     if config.id not in envpool.list_all_envs():
         raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar(config.id)}")
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}

@@ -158,7 +158,7 @@ class Gym(VecEnv):
             env.close()
 
     def _after(self, following: Tensors, ended: np.ndarray) -> Tensors:
-        """What to act on: `following` itself, or a copy with the ended rows begun again."""
+        """The observation to act on: `following`, or a copy with the finished envs reset."""
         if not ended.any():
             return following
         self._notify_before_reset(torch.from_numpy(ended))

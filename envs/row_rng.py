@@ -29,7 +29,7 @@ UNIT = 2.0**-32
 
 
 class RowRng:
-    """`state` [rows, 2] (int64) is each row's key and how many words it has drawn."""
+    """`state` [rows, 2] (int64): the key of each env and the number of words it has drawn."""
 
     def __init__(self, seed: int, rows: int, device: torch.device | str = "cpu") -> None:
         self.state = torch.zeros(rows, 2, dtype=torch.int64, device=device)
@@ -37,13 +37,13 @@ class RowRng:
         self.seed(seed, torch.arange(rows, device=device))
 
     def seed(self, seed: int, rows: Tensor) -> None:
-        """Begin the streams of `rows` [n] (int64) again: row i from (seed, i) only."""
+        """Seed the generators of `rows` [n] (int64): env i from (seed, i) only."""
         key = torch.full_like(rows, _signed(seed & ((1 << 64) - 1)))
         key = mixed(mixed(key) + (rows + 1) * GOLDEN)
         self.state[rows] = torch.stack([key, torch.zeros_like(key)], 1)
 
     def words(self, count: int, rows: Tensor | None = None) -> Tensor:
-        """The next `count` words of every row, or of `rows` [n]: int64 [count, n]."""
+        """The next `count` words of every env, or of `rows` [n]: int64 [count, n]."""
         state = self.state if rows is None else self.state[rows]
         base = torch.addcmul(state[:, 0], state[:, 1], self._golden)
         if rows is None:
@@ -53,12 +53,12 @@ class RowRng:
         return mixed(base + self._steps(count))
 
     def uniform(self, count: int, rows: Tensor | None = None) -> Tensor:
-        """`count` numbers a row, uniform in (0, 1]: float32 [count, n]."""
+        """`count` numbers per env, uniform in (0, 1]: float32 [count, n]."""
         word = self.words(-(-count // 2), rows)
         return _open(torch.cat([word >> 32, word.int()]).float())[:count]
 
     def normal(self, count: int, rows: Tensor | None = None) -> Tensor:
-        """`count` standard normal numbers a row: float32 [count, n]; none is beyond 5.9."""
+        """`count` standard normal numbers per env: float32 [count, n]; none is beyond 5.9."""
         word = self.words(-(-count // 2), rows)
         radius = _open((word >> 32).float()).log_().mul_(-2).sqrt_()
         angle = word.int().float().mul_(2 * math.pi * UNIT)

@@ -44,7 +44,7 @@ WORD = (1 << 64) - 1
 
 
 def read(env: Env, name: str) -> Arrays:
-    """Everything that continues `env` exactly; NotSavable where its kind is not known."""
+    """The complete state of `env`; NotSavable if its kind is unknown."""
     world = env.unwrapped
     clock, kind = _clock(env, name), _kind(world, name)
     physics = _read_mujoco(world) if kind == "mujoco" else _read_classic(world)
@@ -57,7 +57,7 @@ def read(env: Env, name: str) -> Arrays:
 
 
 def write(env: Env, row: Arrays, name: str) -> None:
-    """Put `env` where `read` found another one of its kind; it must have been reset once."""
+    """Restore a state from `read` into `env`, which must have been reset once."""
     world = env.unwrapped
     clock, kind = _clock(env, name), _kind(world, name)
     if kind == "mujoco":

@@ -58,7 +58,7 @@ class Config:
 
 
 class So101(MujocoVecEnv):
-    """B arms, each with a goal in the air: success is the tool within 15 mm of it."""
+    """B parallel arms, each with a goal in the air; success: the tool is within 15 mm of it."""
 
     draws = JOINTS
 

@@ -176,7 +176,9 @@ def require_finite_arrays(reward: np.ndarray, arrays: Mapping[str, np.ndarray], 
 
 
 def row_noise(seed: int | None, row: int) -> int:
-    """The seed of one row: 31 bits that depend on (seed, row) only; None draws fresh ones."""
+    """The seed of one env: 31 bits that depend on (seed, row) only; a random one if
+    `seed` is None.
+    """
     entropy = None if seed is None else (seed, row)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 

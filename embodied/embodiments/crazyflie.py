@@ -54,7 +54,9 @@ class Vehicle:
 
     @property
     def hover(self) -> float:
-        """The action of all four motors that carries the weight; ValueError if none can."""
+        """The action of all four motors that balances the weight; ValueError if it is
+        out of range.
+        """
         return 2 * self.speed(self.weight / len(self.rotors)) - 1
 
     @property
@@ -75,7 +77,7 @@ class Vehicle:
         return (math.sqrt(c1 * c1 + 4 * c2 * (thrust - c0)) - c1) / (2 * c2)
 
     def rpm(self, action: float) -> float:
-        """What the policy's action in [-1, 1] asks of a motor."""
+        """Motor speed command (rpm) of a policy action in [-1, 1]."""
         return (action + 1) / 2 * self.top_rpm
 
     @property

@@ -46,7 +46,7 @@ class Flight:
         self.config = config
 
     def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference of drones at `q` [B, 4]; they have no hand to open by `width` [B]."""
+        """The reference of drones at `q` [B, 4]; `width` [B] is unused (no gripper)."""
         copy = namespace(q).asarray
         return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
 

@@ -42,7 +42,7 @@ class Ur5eDelta:
         self.config = config
 
     def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference of arms that stand at `q` [B, 6]; `width` [B] is of a hand that is not."""
+        """The reference of arms at `q` [B, 6]; `width` [B] is unused (no gripper)."""
         place, turn, _ = ur5e.forward(q)
         copy = namespace(q).asarray
         return {"place": place, "turn": turn, "q": copy(q, copy=True), "width": width}

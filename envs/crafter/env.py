@@ -112,7 +112,7 @@ class Crafter(VecEnv):
         return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
 
     def _after(self, before: Tensors, began: Tensor) -> Tensors:
-        """`before`, but the rows that began an episode as they begin it."""
+        """`before`, with the first observations of new episodes in the finished envs."""
         start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
         return tt.where(began, start, before) if before else start
 
@@ -150,7 +150,9 @@ def score(successes: Tensor) -> float:
 
 
 def row_seed(seed: int | None, row: int) -> int:
-    """The package's seed for one row: 31 bits that depend on (seed, row); None draws fresh ones."""
+    """The package's seed for one env: 31 bits that depend on (seed, row); a random one if `seed` is
+    None.
+    """
     entropy = None if seed is None else (seed, row)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 

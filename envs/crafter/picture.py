@@ -40,7 +40,7 @@ SIZE = 64  # of the package's picture
 
 
 class Painter:
-    """Draws worlds with cells of `unit` x `unit` pixels; arrays are x before y until the end."""
+    """Renders games with cells of `unit` x `unit` pixels; arrays are [x, y] until the last step."""
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
@@ -90,7 +90,7 @@ class Painter:
 
 
 def picture(world: World) -> Pixels:
-    """What the package observes: [64, 64, 3], with the noise that the world has drawn."""
+    """The image that the package observes: [64, 64, 3], with the noise drawn by the game."""
     painter = painter_of(SIZE // WIDE)
     out = np.zeros((SIZE, SIZE, 3), np.uint8)
     drawn = painter.paint(world, world.grain)

@@ -47,7 +47,7 @@ def read(world: World) -> Arrays:
 
 
 def write(world: World, state: Arrays) -> None:
-    """Make `world` what `read` found."""
+    """Restore into `world` the state from `read`."""
     world.cells = bytearray(state["cells"].astype(np.uint8).tobytes())
     if len(world.cells) != CELLS:
         raise ValueError(

@@ -71,7 +71,7 @@ def seen(world: World) -> NDArray[np.uint8]:
 
 
 def observe(world: World, rows: Mapping[str, NDArray], row: int) -> None:
-    """Write into row `row` of every array in `rows` what it is the name of."""
+    """Write env `row`'s observations into the arrays in `rows`, by name."""
     for name, array in rows.items():
         if name == "symbols":
             array[row] = seen(world)

@@ -116,7 +116,7 @@ class World:
         return reward, dead, self.length is not None and self.clock >= self.length
 
     def _shimmer(self) -> None:
-        """A picture in the dark is noisy; its noise is drawn whether anybody looks or not."""
+        """Night images have noise; draw its random numbers even if no image is rendered."""
         self.grain = self.bits(GRAIN) if self.light < 0.5 else 0
 
     def add(self, thing: Thing) -> None:

@@ -89,7 +89,7 @@ class RenderScene:
         self._made: tuple[mujoco.MjModel, mujoco.MjData] | None = None
 
     def shaped(self, param: Params) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data of one row with the parameters [1] (numpy); its state is still to set."""
+        """Model and data of one env with the parameters [1] (numpy); the caller sets the state."""
         if self._made is None:
             model = compile_scene(self.task, pictures=self.meshes)
             if not self.meshes:

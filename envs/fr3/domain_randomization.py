@@ -68,7 +68,7 @@ def drawn_from(randomize: Randomize) -> tuple[Parameter, ...]:
 
 
 class Physics:
-    """Writes what physics reads into the rows of a batch.
+    """Writes physical quantities into the envs of a batch.
 
     `restore` first, then the task's own fields, then `scale`: so a task's values are scaled too.
     """

@@ -200,11 +200,13 @@ class Fr3Warp(VecEnv):
         self.batch.state["ctrl"].copy_(torch.cat([joints, width[:, None] / 2], 1))
 
     def _begin(self, mask: Tensor, task: Tensor | None) -> None:
-        """Start a new episode in rows `mask` [B]; `task` [B, D] fixes their task vectors. All rows
-        are computed, and those not in `mask` left as they are: nothing has to be counted."""
+        """Start a new episode in the envs `mask` [B]; `task` [B, D] fixes their task vectors. All
+        envs are computed and those not in `mask` keep their values, so no synchronisation is
+        needed.
+        """
         size = len(self.parameters)
         drawn = self._draw(size + self.what.draws, mask)
-        # The task is always drawn, so that a fixed one does not shift the row's later draws.
+        # The task is always drawn, so that a fixed one does not shift the env's later draws.
         vector = drawn[:, :size] if task is None else task
         self.task = torch.where(mask[:, None], vector, self.task)
         self.count = self.count.masked_fill(mask, 0)
@@ -223,14 +225,14 @@ class Fr3Warp(VecEnv):
             self.batch.keep(~mask, before)
 
     def _draw(self, count: int, mask: Tensor) -> Tensor:
-        """Uniform numbers [B, count]; only the streams of rows `mask` move on."""
+        """Uniform numbers [B, count]; only the generators of the envs `mask` advance."""
         before = self.streams.state.clone()
         drawn = self.streams.uniform(count).mT.double()
         self.streams.state = torch.where(mask[:, None], self.streams.state, before)
         return drawn
 
     def _placed(self, start: Start, q: Tensor) -> Tensors:
-        """State fields [B, ...] of rows that begin at `start` with joint angles `q` [B, 7]."""
+        """State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7]."""
         tool, _, _ = fr3.forward(q)
         qpos = self.batch.origin.double()
         qpos[:, :7], qpos[:, 7:9] = q, start.width[:, None] / 2
@@ -271,7 +273,7 @@ class Fr3Warp(VecEnv):
         return values
 
     def _complain(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
-        """Raise what went wrong in the step, with rows and names."""
+        """Raise the error of the step, with env indices and names."""
         bad = ~torch.isfinite(action).all(1)
         if bad.any():
             rows = bad.nonzero().flatten().tolist()[:5]

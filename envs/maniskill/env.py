@@ -172,7 +172,7 @@ class ManiSkill(VecEnv):
         return row
 
     def _begin(self, rows: list[int]) -> Tensors:
-        """New episodes: the first of a seed where one waits, else the row's next."""
+        """New episodes: the first of a new seed, else the env's next."""
         self._count[rows] = 0
         return self.rows.reset({row: self._seeds.pop(row, None) for row in rows})
 

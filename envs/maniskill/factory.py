@@ -96,7 +96,7 @@ def task_text(name: str) -> str:
 
 
 def make(settings: Settings, count: int) -> Any:
-    """A ManiSkill environment of `count` rows without its time limit; errors are one line."""
+    """A ManiSkill environment with `count` envs, without its time limit; errors are one line."""
     physics, drawing = BACKENDS[settings.backend]
     options: dict[str, Any] = {
         "num_envs": count,

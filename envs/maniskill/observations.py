@@ -95,7 +95,7 @@ def picture(env: Any, row: int, width: int, height: int) -> Tensor:
 
 
 def words(env: Any, row: int, count: int, horizon: int) -> str:
-    """One row in words: the clock, what the task says of itself, the robot, every movable thing."""
+    """Text description of one env: clock, task information, robot, every movable object."""
     info = env.get_info()
     flags = {k: bool(v[row]) for k, v in info.items() if _is_flag(v)}
     agent = env.agent

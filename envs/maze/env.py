@@ -27,7 +27,7 @@ from envs.row_rng import RowRng
 EMPTY, WALL, GOAL = 0, 1, 2
 LEFT, RIGHT, GO = 0, 1, 2
 WAYS = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])  # right, down, left, up: (row, column)
-DT = 0.1  # seconds: a grid knows no time; this is how fast films of it are
+DT = 0.1  # seconds; sets the speed of videos
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Maze(VecEnv):
         self.facing[rows], self.age[rows], self.task[rows] = plans.facing, 0, task
 
     def _drawn(self, rows: np.ndarray) -> Floats:
-        """Random levels from the rows' own generators, each drawn until it has a way."""
+        """Random levels from the envs' own generators, resampled until solvable."""
         task = np.zeros((len(rows), self.levels.size))
         wanted = np.arange(len(rows))
         while len(wanted):

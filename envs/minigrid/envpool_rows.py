@@ -70,7 +70,7 @@ class Pool(EnvPool):
         state = self._pool._recv()
         reward, terminated, ended = self._paid(state), *self._ends(state)
         rows = np.flatnonzero(ended).astype(np.int32)
-        # The whole level of an ended row is only there until its reset.
+        # The whole level of a finished env must be read before its reset.
         whole = self._whole(self._every) if self.settings.privileged else {}
         if len(rows):
             self._pool._reset(rows)
@@ -89,11 +89,11 @@ class Pool(EnvPool):
         )
 
     def whole(self) -> Tensors:
-        """The whole level of every row: `grid`, `agent`."""
+        """The whole level of every env: `grid`, `agent`."""
         return under(self._whole(self._every), "privileged")
 
     def missions(self) -> list[str]:
-        """Every row's mission in words."""
+        """The mission text of every env."""
         return [state.mission for state in self._states(self._every)]
 
     @property
@@ -114,15 +114,16 @@ class Pool(EnvPool):
         return described(view, turn, self._states(np.array([row], np.int32))[0].mission)
 
     def _ends(self, state: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows [B] ended by themselves, and which ended at all."""
+        """Which envs [B] terminated, and which finished (terminated or truncated)."""
         done = state[self._done]
         if self._limit:
             return done, done | (state[self._elapsed] >= self._limit)
         return done & (~state[self._late] | (state[self._reward] != 0)), done
 
     def _paid(self, state: list[np.ndarray]) -> np.ndarray:
-        """Rewards [B]: 1 - 0.9 t / T in double precision and by our clock, where EnvPool's is that
-        in single precision and by its own."""
+        """Rewards [B]: 1 - 0.9 t / T in double precision with our own clock (EnvPool computes it in
+        single precision with its own clock).
+        """
         reward = state[self._reward]
         rows = np.flatnonzero(reward > 0).astype(np.int32)
         if not len(rows):

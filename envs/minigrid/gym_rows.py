@@ -27,7 +27,7 @@ from envs.spaces import Actions, replace_rows, row_noise
 
 
 class Rows(VecEnv):
-    """Rows are separate environments; row i draws from the seed (seed, i)."""
+    """Separate environments; env i is seeded with (seed, i)."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs
@@ -90,11 +90,11 @@ class Rows(VecEnv):
         )
 
     def whole(self) -> Tensors:
-        """The whole level of every row: `grid`, `agent`."""
+        """The whole level of every env: `grid`, `agent`."""
         return under(privileged([saved.symbols(world) for world in self.worlds]), "privileged")
 
     def missions(self) -> list[str]:
-        """Every row's mission in words."""
+        """The mission text of every env."""
         return [world.mission for world in self.worlds]
 
     @property

@@ -40,5 +40,5 @@ def tokens(mission: str, count: int) -> NDArray[np.int64]:
 
 
 def mission_of(row: NDArray[np.int64]) -> str:
-    """The mission that `tokens` made a row of."""
+    """The mission text of the tokens of one env."""
     return " ".join(WORDS[place - 1] for place in row if place).replace(" ,", ",")

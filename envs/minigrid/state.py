@@ -30,7 +30,7 @@ KNOWN = ("minigrid.envs.", "envs.minigrid.levels")
 
 
 def read(world: MiniGridEnv, name: str) -> Arrays:
-    """Everything that continues `world` exactly; NotSavable where its class is not known."""
+    """The complete state of `world`; NotSavable if its class is unknown."""
     require_savable(world, name)
     places = {id(thing): place for place, thing in enumerate(world.grid.grid) if thing is not None}
     if world.carrying is not None:
@@ -48,7 +48,7 @@ def read(world: MiniGridEnv, name: str) -> Arrays:
 
 
 def write(world: MiniGridEnv, row: Arrays, name: str) -> None:
-    """Put `world` where `read` found another one of its kind; it must have been reset once."""
+    """Restore a state from `read` into `world`, which must have been reset once."""
     require_savable(world, name)
     things = load(world, row)
     for key in row:
@@ -108,7 +108,7 @@ def load(world: MiniGridEnv, row: Arrays) -> list[WorldObj | None]:
 
 
 def require_savable(world: MiniGridEnv, name: str) -> None:
-    """NotSavable unless all that this world's class uses while it runs is listed here."""
+    """NotSavable unless all runtime attributes of the environment's class are listed here."""
     own = type(world).__module__
     if not own.startswith(KNOWN) or own.startswith("minigrid.envs.babyai"):
         raise NotSavable(

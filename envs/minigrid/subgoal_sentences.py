@@ -50,10 +50,10 @@ def goal(text: str) -> Goal:
 
 
 def possible(whole: Tensors, row: int = 0) -> tuple[str, ...]:
-    """The subgoals that make sense in the present level of `row`, without saying how hard they are.
+    """The subgoals that apply to the current level of env `row`, regardless of difficulty.
 
     A locked door can be unlocked where a key of its colour exists; reaching single cells always
-    makes sense and is not listed.
+    applies and is not listed.
     """
     grid, agent = whole["grid"][row].flatten(0, 1).tolist(), whole["agent"][row].tolist()
     kind_of = {place: word for word, place in KIND.items()}

@@ -50,11 +50,11 @@ SAID = {
 
 
 class Guide:
-    """Subgoals of one world's rows, as rewards ask for them: a level's question for a language
-    model, the oracle's answer, what a text means there, and whether it has happened.
+    """Subgoals of one environment for rewards: the language-model question for a level, the
+    oracle's answer, the meaning of a sentence in a level, and whether it was reached.
 
-    `whole` has `grid` and `agent` of all rows; `limit` is how long an episode may last (0: that
-    depends on the mission).
+    `whole` has `grid` and `agent` of all envs; `limit` is the longest episode (0: depends on the
+    mission).
     """
 
     def __init__(self, limit: int, missions: Callable[[], list[str]]) -> None:

@@ -20,7 +20,7 @@ EMPTY, UNSEEN = bytes((1, 0, 0)), bytes(3)
 
 
 class View:
-    """Replaces `world.gen_obs` where the world's class has MiniGrid's own; see `attach`."""
+    """Replaces `world.gen_obs` for classes that use MiniGrid's own; see `attach`."""
 
     def __init__(self, world: MiniGridEnv) -> None:
         self.world, self.size = world, world.agent_view_size
@@ -69,7 +69,7 @@ class View:
 
 
 def attach(world: MiniGridEnv) -> None:
-    """Make `world` look through a View; a class with a look of its own keeps it."""
+    """Replace the view of `world` by a View, unless its class overrides `gen_obs`."""
     own = type(world).gen_obs is not MiniGridEnv.gen_obs
     if not own and type(world).gen_obs_grid is MiniGridEnv.gen_obs_grid:
         world.gen_obs = View(world)  # pyright: ignore[reportAttributeAccessIssue]

@@ -38,14 +38,15 @@ class Outcome:
 
 
 class MujocoVecEnv(VecEnv):
-    """B rows of one MuJoCo model; subclasses supply the hooks `control, observe, outcome, place`.
+    """B parallel envs of one MuJoCo model; subclasses supply the hooks `control, observe, outcome,
+    place`.
 
     `batch` is the live simulation: `batch.qpos` and the other state fields are [B, ...] views that
     may be written, every other MjData field (`batch.xpos`, `batch.cfrc_ext`, `batch.sensordata`) is
     a read-only [B, ...] output of the last call, and `batch.expand("geom_size")` gives a model
-    field one value per row. As with `mj_step`, outputs are one substep behind the state unless
-    `stage` says otherwise. `memory` holds the subclass's own per-row arrays [B, ...] (controller
-    references, previous positions): they are saved and restored with the row.
+    field one value per env. As with `mj_step`, outputs are one substep behind the state unless
+    `stage` says otherwise. `memory` holds the subclass's own arrays [B, ...] (controller
+    references, previous positions); they are saved and restored with the env.
     """
 
     stage: int = mujoco.mjtStage.mjSTAGE_NONE.value
@@ -90,7 +91,7 @@ class MujocoVecEnv(VecEnv):
 
     @abstractmethod
     def outcome(self, action: Floats) -> Outcome:
-        """Reward, termination and log of the control step that was just taken, for all rows."""
+        """Reward, termination and log of the last control step, for all envs."""
 
     @abstractmethod
     def place(self, rows: Rows, draws: Floats) -> None:
@@ -216,7 +217,7 @@ class MujocoVecEnv(VecEnv):
         if not len(rows):
             return
         for row in rows:
-            # The task is always drawn, so that a fixed one does not shift the row's later draws.
+            # The task is always drawn, so that a fixed one does not shift the env's later draws.
             drawn = self.generators[row].random(self.task.shape[1])
             self.task[row] = drawn if task is None else task[row]
         draws = np.stack([self.draw(self.generators[row]) for row in rows])

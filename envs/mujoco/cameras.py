@@ -20,7 +20,7 @@ class NoDisplay(RuntimeError):
 
 
 class Cameras:
-    """Pictures by camera name, `size` x `size` pixels; one renderer per picture size is kept."""
+    """Images by camera name, `size` x `size` pixels; one renderer per image size is kept."""
 
     def __init__(self, names: tuple[str, ...], size: int) -> None:
         self.names, self.size = tuple(names), size
@@ -34,7 +34,7 @@ class Cameras:
     def observe(
         self, scenes: Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
     ) -> dict[str, NDArray[np.generic]]:
-        """Every camera's picture of every scene, uint8 [n, size, size, 3] by name."""
+        """The image of every camera for every scene, uint8 [n, size, size, 3] by name."""
         rows = [
             [self.picture(model, data, name, self.size, self.size) for name in self.names]
             for model, data in scenes
@@ -44,7 +44,7 @@ class Cameras:
     def picture(
         self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
     ) -> Image:
-        """One picture, uint8 [height, width, 3]; `name` None is the model's first camera."""
+        """One image, uint8 [height, width, 3]; `name` None is the model's first camera."""
         renderer = self._renderer(model, width, height)
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().copy()
@@ -72,7 +72,7 @@ class Cameras:
         return Pinhole(matrix, pose)
 
     def close(self) -> None:
-        """Release the drawing contexts."""
+        """Release the rendering contexts."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()

@@ -153,7 +153,7 @@ class Locomotion(MujocoVecEnv):
         return Outcome(reward, ends, {"velocity": velocity.astype(np.float32)})
 
     def _position(self) -> Floats:
-        """The x (m) whose change is paid, [B]."""
+        """The x (m) whose change is rewarded, [B]."""
         if self.world.mark == "coordinate":
             return self.batch.qpos[:, 0].copy()
         if self.world.mark == "body":

@@ -32,11 +32,12 @@ LOST = {
 
 
 class WarpBatch:
-    """`rows` copies of `model`; `varied` names the model fields that may differ between rows.
+    """`rows` parallel copies of `model`; `varied` names the model fields that may differ between
+    them.
 
-    `contacts` and `constraints` are how many there is room for, on average over the rows and in
-    each row. `state` holds the fields of `STATE` [B, ...] and `field(name)` a model field [B, ...],
-    float32 tensors on `device` that may be written in place.
+    `contacts` and `constraints` are capacities: on average over the envs, and per env. `state`
+    holds the fields of `STATE` [B, ...] and `field(name)` a model field [B, ...], float32 tensors
+    on `device` that may be written in place.
     """
 
     def __init__(
@@ -72,31 +73,33 @@ class WarpBatch:
         return self._fields[name]
 
     def step(self, count: int) -> None:
-        """Advance every row by `count` physics steps, with one launch."""
+        """Advance every env by `count` physics steps, with one launch."""
         with self._here():
             if count not in self._graphs:
                 self._graphs[count] = self._captured(count)
             warp.capture_launch(self._graphs[count])
 
     def lost(self) -> Tensor:
-        """Whether contacts or constraints of any row found no room since the start, bool []."""
+        """Whether contacts or constraints of any env exceeded the capacity since the start, bool
+        [].
+        """
         every = int(LOST["contacts"] | LOST["constraints"])
         return (self._overflow & every).any()
 
     def why_lost(self, name: str) -> str:
-        """One line about what `lost` found."""
+        """One line about the overflow that `lost` found."""
         short = [key for key, bits in LOST.items() if (self._overflow & int(bits)).any()]
         return f"{name}: MuJoCo Warp ran out of room; raise {' and '.join(short)} of this env"
 
     def restart(self, mask: Tensor, values: Tensors) -> None:
-        """Put the rows `mask` [B] at rest: the fields in `values` [B, ...], zero for the others."""
+        """Set the envs `mask` [B] to the fields in `values` [B, ...], zero for all other fields."""
         for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "mocap_pos", "time"):
             now = self.state[name]
             fresh = values.get(name, torch.zeros((), device=self.device))
             now.copy_(torch.where(_wide(mask, now), fresh.to(now.dtype), now))
 
     def keep(self, mask: Tensor, before: Tensors) -> None:
-        """Put the rows `mask` [B] back to the state `before` (clones of `state`)."""
+        """Restore the envs `mask` [B] to the state `before` (clones of `state`)."""
         for name, value in before.items():
             now = self.state[name]
             now.copy_(torch.where(_wide(mask, now), value, now))

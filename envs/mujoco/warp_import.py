@@ -46,7 +46,7 @@ __all__ = ["mujoco_warp", "tell_about_compiling", "warp"]
 
 
 def tell_about_compiling(name: str, device: str) -> None:
-    """Say at the first use on a machine why nothing happens for a while; Warp keeps its kernels."""
+    """Print at the first use on a machine that kernels are being compiled; Warp caches them."""
     built = ".o" if device == "cpu" else ".cubin"
     cache = Path(warp.config.kernel_cache_dir or ".")
     folders = cache.glob("wp_mujoco_warp._src.forward_*")

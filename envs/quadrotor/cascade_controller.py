@@ -51,13 +51,13 @@ class Pilot:
         self.up = torch.tensor([0.0, 0.0, GRAVITY], device=device)[:, None]
 
     def towards(self, state: Tensor, place: Tensor, ahead: Tensor) -> Tensor:
-        """The acceleration [3, B] that leads to `place` [3, B], which moves at `ahead` (m/s)."""
+        """The acceleration [3, B] towards `place` [3, B], which moves at `ahead` (m/s)."""
         most = self.gains.speed
         wanted = (self.gains.place * (place - state[:3])).clamp(-most, most) + ahead
         return self.along(state, wanted)
 
     def along(self, state: Tensor, velocity: Tensor) -> Tensor:
-        """The acceleration [3, B] that leads to `velocity` [3, B]."""
+        """The acceleration [3, B] towards the velocity `velocity` [3, B]."""
         most = self.gains.acceleration
         return (self.gains.velocity * (velocity - state[7:10])).clamp(-most, most)
 

@@ -167,7 +167,7 @@ class Quadrotor(VecEnv):
         return self._obs
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
-        """A MuJoCo model and data that look like one row."""
+        """A MuJoCo model and data that show one env."""
         return self._sight.show(self.state[:7, row].cpu().numpy())
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
