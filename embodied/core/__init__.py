@@ -1,1 +1,1 @@
-"""The contracts that everything else meets at; depends on torch only."""
+"""Core contracts: environment, policy, reward, spec, checkpoint; depends on torch only."""

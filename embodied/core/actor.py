@@ -1,4 +1,4 @@
-"""Actor: executes a policy's action chunks step by step; the only queue of action chunks."""
+"""Actor: executes a policy's action chunks step by step, in training, evaluation and deployment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Actor:
 
     @torch.no_grad()
     def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
-        """Actions [n, A] for `obs`; `first` [n] (bool): an episode starts, so no plan is kept."""
+        """Actions [n, A] for `obs`; `first` [n] (bool): a new episode starts, discard its plan."""
         home = first.device
         obs, first = tt.to(obs, self.device), first.to(self.device)
         self.decided = first | (self.cursor >= self.execute)
@@ -98,7 +98,7 @@ class Actor:
 
     @property
     def extras(self) -> Tensors:
-        """The other values that the policy stores with each running decision, without `row/`."""
+        """The other values stored with each running decision: the carry's `row/*`, by name."""
         return {key: value for key, value in tt.under(self.carry, "row").items() if key != "action"}
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ class Actor:
         ]
 
     def get_state(self) -> Tensors:
-        """Plan, carry and cursor, for an exact resume."""
+        """The plan, carry and cursor, for an exact resume."""
         return {
             "cursor": self.cursor,
             "plan": self.plan,

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let `write` fill a temporary file, make it durable, then give it its name in one step."""
+    """Write a temporary file with `write`, fsync it, then rename it to `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -26,7 +26,7 @@ def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """fsync `folder`, so that new and renamed files in it survive a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -35,5 +35,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """A JSON file, in one durable step."""
+    """Write `data` as JSON to `path`, atomically and fsynced."""
     write_durably(path, lambda sink: sink.write(json.dumps(data, indent=1).encode()))

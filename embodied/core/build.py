@@ -1,4 +1,4 @@
-"""build: a YAML node becomes an object, through an allow-list and a strict frozen dataclass."""
+"""build: instantiate a YAML node's `_target_` with a strict frozen dataclass as its config."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any, Literal, Union, cast
 from embodied import moved
 
 ALLOWED = ["embodied.", "envs.", "policies.", "real_robot.", "torch.optim."]
-Node = dict[str, Any]  # a nested `_target_` node that its owner builds with its own context
+Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong, in one line that says what to type."""
+    """The configuration is wrong; the message is one line that says what to type."""
 
 
 def allow(prefix: str) -> None:
-    """Let `_target_` name things below `prefix` (a user's own package)."""
+    """Allow `_target_` to name classes and functions in the package `prefix` (a user's own)."""
     ALLOWED.append(prefix.rstrip(".") + ".")
 
 
 def nearest(word: str, words: typing.Iterable[str]) -> str:
-    """' (did you mean "x"?)' for the closest of `words`, else the list of them."""
+    """The text ' (did you mean "x"?)' with the closest of `words`, else with all of them."""
     words = sorted(words)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     if close:
@@ -39,7 +39,7 @@ def resolve(target: str) -> Any:
     """The class or function that `target` ("policies.gaussian.Gaussian") names, if allowed."""
     if not target.startswith(tuple(ALLOWED)):
         raise ConfigError(
-            f"_target_ {target} is not below {', '.join(ALLOWED)}; "
+            f"_target_ {target} is not in an allowed package ({', '.join(ALLOWED)}); "
             f'add its package with allow=["{target.split(".")[0]}"]'
         )
     target = moved.target(target)
@@ -60,13 +60,13 @@ def resolve(target: str) -> Any:
 
 
 def build(node: Mapping[str, Any], **context: Any) -> Any:
-    """Make what `node` describes.
+    """Instantiate the class of `node`.
 
     `node["_target_"]` names a class whose `__init__` takes `config: Config`, a frozen dataclass,
-    and by name what it needs of `context` (spec, policy, device, ...). Every other key of the node
-    is a field of that dataclass; a key it does not have, or a value of the wrong type, is a
-    ConfigError. A class without a `config` parameter (torch.optim.Adam) takes the keys directly.
-    The object remembers a plain copy of its node in `.node`.
+    and, by name, any of `context` (spec, policy, device, ...). All other keys of the node are
+    fields of that dataclass; an unknown key or a value of the wrong type raises ConfigError. A
+    class without a `config` parameter (torch.optim.Adam) gets the keys as keyword arguments. The
+    object's `.node` is a plain copy of the node.
     """
     if "_target_" not in node:
         raise ConfigError(f"a node with keys {sorted(node)} has no _target_")
@@ -92,7 +92,8 @@ def build(node: Mapping[str, Any], **context: Any) -> Any:
 
 
 def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
-    """A strict dataclass instance from plain settings; ConfigError names the nearest known key."""
+    """A dataclass instance from plain settings, type-checked; an unknown key raises ConfigError
+    with the most similar known key. `where`: prefix for messages."""
     hints = typing.get_type_hints(config_type)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in settings:
@@ -112,7 +113,7 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Mappings and sequences as dict and list, so that YAML can write them."""
+    """Convert mappings and sequences to dict and list, recursively, so that YAML can write them."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
@@ -121,7 +122,7 @@ def plain(value: Any) -> Any:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as `hint`, converting only what loses nothing (int to float, list to tuple)."""
+    """`value` as type `hint`; only lossless conversions (int to float, list to tuple)."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return plain(value)

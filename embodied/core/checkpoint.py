@@ -1,8 +1,8 @@
-"""Checkpoints: folders with all that acting and an exact resume need, written atomically.
+"""Checkpoints: folders with the policy and the state for an exact resume, written atomically.
 
 checkpoints/00020000/
-    policy.yaml  spec.json  policy.safetensors     enough to act
-    learner.pt  loop.pt                            enough to go on (weights-only loadable)
+    policy.yaml  spec.json  policy.safetensors     the policy, for inference
+    learner.pt  loop.pt                            training state, for resume (loaded weights-only)
     about.json                                     format, versions, step, metrics, hashes
 """
 
@@ -31,7 +31,7 @@ FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read or written, in one line that says what to do."""
+    """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
 def save(
@@ -42,10 +42,10 @@ def save(
     loop: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint under a temporary name, make it durable, then rename it to `folder`.
+    """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`.
 
-    `learner` and `loop` are nested dicts of tensors and plain values. A full disk raises
-    CheckpointError and leaves what was there before.
+    `learner` and `loop` are nested dicts of tensors and plain values. If the disk is full, raises
+    CheckpointError; earlier checkpoints are unchanged.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -66,17 +66,17 @@ def save(
             shutil.rmtree(folder)
         partial.rename(folder)
         _sync(folder.parent)
-    except (OSError, SafetensorError, RuntimeError) as error:  # each library has its own
+    except (OSError, SafetensorError, RuntimeError) as error:  # errors of the libraries
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"could not write {folder}: {error}; "
-            "free some space and resume from the checkpoint before"
+            "free disk space and resume from the previous checkpoint"
         ) from error
     return folder
 
 
 def find(path: Path | str) -> Path:
-    """The checkpoint folder that `path` means: itself, or the last one of a run folder."""
+    """The checkpoint folder of `path`: itself, or the last checkpoint of a run folder."""
     path = Path(path)
     if (path / "policy.yaml").exists():
         return path
@@ -93,13 +93,13 @@ def find(path: Path | str) -> Path:
 def load_policy(
     path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """The policy of a run or checkpoint folder, ready to act; refused where `spec` differs."""
+    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`."""
     folder = find(path)
     try:
         saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
         node = yaml.safe_load((folder / "policy.yaml").read_text())
         weights = load_file(folder / "policy.safetensors", device="cpu")
-    except Exception as error:  # every way a file can be damaged ends in the same line
+    except Exception as error:  # damaged files raise many kinds of errors
         raise CheckpointError(
             f"{folder} is damaged ({error}); use an earlier checkpoint"
         ) from error
@@ -111,20 +111,20 @@ def load_policy(
 
 
 def load_spec(path: Path | str) -> Spec:
-    """What the policy of a run or checkpoint folder was made for."""
+    """The spec of the policy of a run or checkpoint folder."""
     return Spec.from_json(json.loads((find(path) / "spec.json").read_text()))
 
 
 def load_state(path: Path | str, name: str) -> dict[str, Any]:
-    """`learner.pt` or `loop.pt` of a checkpoint, loaded weights-only."""
+    """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only."""
     file = find(path) / f"{name}.pt"
     if not file.exists():
-        raise CheckpointError(f"{file} is missing: this checkpoint can act but not be resumed")
+        raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def file_hash(path: Path) -> str:
-    """sha256 of a file, for `about.json`."""
+    """The SHA-256 of a file, for `about.json`."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -139,7 +139,7 @@ def _about(folder: Path, step: int) -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """The commit of the source tree that runs, where it is a checkout."""
+    """The git commit of this source tree; None if it is not a git checkout."""
     here = Path(__file__).resolve().parent
     done = subprocess.run(
         ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False

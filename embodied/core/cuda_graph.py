@@ -1,7 +1,7 @@
-"""CUDA graphs: an update or a decision recorded once and replayed without launch overhead.
+"""CUDA graphs: record an update or a policy's decision once, replay it without launch overhead.
 
-At small batches an update is hundreds of kernels of a few microseconds each, and launching them
-takes longer than running them; a replay launches all of them at once.
+With small batches an update launches hundreds of kernels of a few microseconds each, and launching
+takes longer than running; a replay launches all kernels at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WARM_UP = 3  # torch asks for a few runs on another stream before recording
 
 
 class Recording:
-    """`function` recorded on `given`; a call copies its inputs in, replays, and returns the static
-    outputs, which the next replay overwrites."""
+    """A CUDA graph of `function` on `given`; a call copies its inputs, replays, and returns the
+    static outputs, which the next replay overwrites."""
 
     def __init__(self, function: Update, given: Tensors) -> None:
         self.given = tt.each(given, torch.clone)
@@ -54,10 +54,10 @@ def require_gpu(device: torch.device, what: str) -> None:
 
 
 class Graph:
-    """A learner's update: runs a few times normally, is recorded once, and is then replayed.
+    """A learner's update as a CUDA graph: runs normally a few times, is recorded, then replayed.
 
-    The update may read only its batch, parameters and the device's generator, must never wait for
-    the device, and must change tensors in place. Batches keep the shapes of the first one.
+    The update may read only its batch, parameters and the device's random generator, must not
+    synchronise with the device, and must change tensors in place. All batches have equal shapes.
     """
 
     def __init__(self, update: Update) -> None:
@@ -65,7 +65,7 @@ class Graph:
         self.forget()
 
     def forget(self) -> None:
-        """Record again: needed after a tensor that the update writes was replaced."""
+        """Discard the recording; call it after a tensor that the update writes was replaced."""
         self.calls = 0
         self.recording: Recording | None = None
         self.names: list[str] = []
@@ -89,12 +89,12 @@ class Graph:
 class Captured:
     """A policy's decision: `decide(obs, carry, noise) -> (obs, actions, carry)`, without gradients.
 
-    Noise is sampled outside and copied in, so the recording holds no random numbers. It reads the
-    parameters in place: weights changed in place (an optimiser, `load_state_dict`) take effect at
-    once; a policy moved to another device, or set to another mode, needs a new `Captured`. The
-    batch size is that of the first decision. The policy must not wait for the device: one that
-    looks at values (a residual checks whether a plan has ended) cannot be recorded, and CUDA says
-    so. ConfigError on a CPU.
+    Noise is sampled outside and copied in, so the recording holds no random numbers. In-place
+    changes of the weights (an optimiser, `load_state_dict`) take effect at once; after moving the
+    policy to another device or changing its mode, make a new `Captured`. The batch size is that of
+    the first decision. The policy must not synchronise with the device: one that branches on tensor
+    values (a residual policy checks whether a plan has ended) cannot be recorded and raises a CUDA
+    error. ConfigError on a CPU.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -1,12 +1,12 @@
-"""Data-parallel training: processes with environments of their own train one set of parameters.
+"""Data-parallel training: several processes, each with its own environments, train one policy.
 
-Data-parallel training as torchrun starts it (one process a core or GPU): every process computes
-gradients of its own batch, optimisers step by their mean,
+torchrun starts one process per core or GPU. Every process computes the gradient of its own batch,
+and optimisers use the mean gradient,
 
     g = (g_1 + ... + g_N) / N,
 
-which for losses that are means is the gradient of the N batches as one. Parameters start equal and
-stay equal. With one process every function here returns what it was given, at no cost.
+which, for losses that are means, is the gradient of the N batches together. Parameters start equal
+and stay equal. With one process every function here returns its argument.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor, nn
 
 from embodied.moved import attributes
 
-SEEDS = 1_000_003  # between processes: far from the seeds of rows and evaluations
+SEEDS = 1_000_003  # seed offset between processes, far from those of envs and evaluations
 _processes = 1
 
 
 def rank() -> int:
-    """Which of torchrun's processes this is, 0 without torchrun."""
+    """The rank of this process; 0 without torchrun."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 def world() -> int:
-    """How many processes learn together, once `start` has been called."""
+    """The number of processes (world size), after `start` was called."""
     return _processes
 
 
 def start() -> int:
-    """Meet the other processes, where torchrun started several; returns this one's rank."""
+    """Initialise the process group if torchrun started several processes; returns the rank."""
     global _processes
     if _processes > 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return rank()
@@ -44,14 +44,14 @@ def start() -> int:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        # The others wait for as long as the first one evaluates.
+        # Long timeout: the other processes wait while rank 0 evaluates.
         wait = timedelta(hours=12)
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=wait)
     return rank()
 
 
 def stop() -> None:
-    """Part from the others."""
+    """Destroy the process group."""
     global _processes
     if _processes > 1:
         torch.distributed.destroy_process_group()
@@ -59,13 +59,13 @@ def stop() -> None:
 
 
 def own_seed(seed: int) -> int:
-    """The seed of this process's worlds and draws: another one in each."""
+    """The seed of this process's environments and noise, different in every process."""
     return seed + SEEDS * rank() if _processes > 1 else seed
 
 
 @torch.no_grad()
 def add_up(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors of one type by their sums over the processes, in place, in one message."""
+    """All-reduce: replace tensors of one dtype by their sums over processes, in place."""
     if _processes == 1 or not tensors:
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
@@ -78,7 +78,7 @@ def add_up(tensors: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def average(tensors: Sequence[Tensor]) -> None:
-    """The same with means."""
+    """All-reduce: replace tensors of one dtype by their means over processes, in place."""
     if _processes > 1:
         add_up(tensors)
         for tensor in tensors:
@@ -86,29 +86,29 @@ def average(tensors: Sequence[Tensor]) -> None:
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """`average` of the gradients, where there are any: before they are clipped."""
+    """Average the gradients of `parameters` (those that have one); call it before clipping."""
     if _processes > 1:
         average([p.grad for p in parameters if p.grad is not None])
 
 
 def mean(value: float) -> float:
-    """Of a number over the processes."""
+    """The mean of a number over the processes."""
     return _reduced(value, torch.distributed.ReduceOp.SUM) / _processes
 
 
 def all_min(value: int) -> int:
-    """Of a number over the processes: what all of them can do."""
+    """The minimum of a number over the processes."""
     return int(_reduced(value, torch.distributed.ReduceOp.MIN))
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is so in any process: they stop together or not at all."""
+    """Whether `flag` is true in any process, so that all processes stop together."""
     return bool(_reduced(flag, torch.distributed.ReduceOp.MAX))
 
 
 @torch.no_grad()
 def broadcast(module: nn.Module) -> None:
-    """Give every process the first one's parameters and buffers."""
+    """Broadcast the parameters and buffers of rank 0 to all processes."""
     if _processes > 1:
         for tensor in module.state_dict().values():
             torch.distributed.broadcast(tensor, 0)

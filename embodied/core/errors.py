@@ -2,4 +2,4 @@
 
 
 class RobotError(RuntimeError):
-    """A person beside the robot has to mend it: one line that says why and what to do."""
+    """A hardware problem that a person must fix; the message is one line: cause and remedy."""

@@ -1,4 +1,4 @@
-"""Policy: maps observations and noise to a chunk of actions; PolicyWrapper: changes a trained one.
+"""Policy: maps observations and noise to an action chunk; PolicyWrapper: wraps a trained policy.
 
 A policy is deterministic given its arguments: all randomness enters through `noise`.
 """
@@ -30,7 +30,7 @@ RENAMED = {
 
 
 class Policy(nn.Module):
-    """Base class of everything that acts: in training, evaluation, the viewer and on the robot.
+    """Base class of policies, for training, evaluation, the viewer and real robots.
 
     One decision calls `observe` and then `act`, both with the same noise:
 
@@ -103,16 +103,16 @@ class Policy(nn.Module):
         ConfigError for a policy without a sampler that can be guided.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no sampler that could be guided (those of flow "
-            "and diffusion policies can)"
+            f"{type(self).__name__} has no sampler that could be guided (flow and diffusion "
+            "policies have)"
         )
 
     def fit(self, rows: Tensors) -> None:
-        """Set the normalisers from data (`obs/*`, `action`); by default there are none to set."""
+        """Set the normalisers from data (`obs/*`, `action`); by default does nothing."""
 
 
 class PolicyWrapper(Policy):
-    """A policy that is built around a trained base policy: `finetune=NAME init=RUN`.
+    """Base class of policies around a trained base policy: `finetune=NAME init=RUN`.
 
     `wrap` builds it. A learner then gets `trainable()`, and `with_trained` puts the result back.
     """
@@ -149,7 +149,7 @@ class PolicyWrapper(Policy):
         self.get_submodule("base").load_state_dict(base.state_dict())
 
     def trainable(self) -> Policy:
-        """The part that a learner trains, and whose actions are stored; by default all of it."""
+        """The policy that the learner trains and whose actions are stored; by default this one."""
         return self
 
     def with_trained(self, trained: Policy) -> Policy:

@@ -30,9 +30,8 @@ R = TypeVar("R")
 class Reward(Protocol):
     """Maps transitions to rewards.
 
-    Training applies it in one place. A frozen reward is applied once, when transitions are stored;
-    one that learns is applied whenever they are sampled, so that old transitions always have
-    today's reward.
+    A frozen reward is applied once, when transitions are stored; a learned one is applied whenever
+    they are sampled, so that old transitions always have the current reward.
     """
 
     frozen: bool

@@ -1,4 +1,4 @@
-"""Spec: what environments, policies, checkpoints and robots must agree on."""
+"""Spec: observation and action spaces that environments, policies and robots must agree on."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import torch
 from torch import Tensor
 
 Bound = float | tuple[float, ...] | None
-SYMBOL = "symbol"  # the unit of numbers that are names
-POINTS = "points"  # the unit of sets of points: metres, and colours in [0, 1] beside them
+SYMBOL = "symbol"  # unit of categorical integers
+POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _ZERO = (None, 0)
 
 
 class SpecMismatch(ValueError):
-    """Two sides that should speak of the same observations and actions do not."""
+    """Two specs that must be equal (policy and environment, ...) differ."""
 
 
 @dataclass(frozen=True)
 class Leaf:
     """One named array without its batch dimension.
 
-    `shape` per row; `dtype` a torch name ("float32", "uint8", "int64"); `low` and `high` one number
-    or one per element (None: unbounded); `unit` for people ("m", "rad"); `names` one per element of
-    a vector, where they are known (joint names, "x", "y").
+    `shape`: without the batch dimension; `dtype`: a torch name ("float32", "uint8", "int64");
+    `low`, `high`: one number or one per element (None: unbounded); `unit`: for display ("m",
+    "rad"); `names`: one per element of a vector, if known (joint names, "x", "y").
 
     Continuous actions are in [-1, 1]; discrete actions are shape `()`, dtype "int64", from 0 to
     `high` inclusive. Images are uint8, height x width x channels.
 
-    An integer leaf of the unit "symbol" holds names written as numbers (the kind of a cell, a word,
-    a direction): whole numbers from 0 to `high` inclusive, one `high` for all elements or one per
-    element of the flattened leaf. Symbols have no order: they are never an image, never normalised,
-    and encoders see each of them one-hot.
+    An integer leaf with the unit "symbol" is categorical (the kind of a cell, a word, a direction):
+    integers from 0 to `high` inclusive, with one `high` for all elements or one per element of the
+    flattened leaf. Symbols have no order: they are never treated as images or normalised, and
+    encoders use one-hot vectors.
 
-    A float32 leaf [N, 3 or 6] of the unit "points" is a set of points: x, y, z in metres, and red,
-    green, blue in [0, 1] where there are six. Their order means nothing, to encoders either.
+    A float32 leaf [N, 3 or 6] with the unit "points" is a point cloud: x, y, z in metres, then
+    optionally red, green, blue in [0, 1]. Encoders ignore the order of points.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """Number of elements in one row."""
+        """Number of elements, without the batch dimension."""
         return math.prod(self.shape)
 
     @property
@@ -67,9 +67,9 @@ class Leaf:
 
     @property
     def symbols(self) -> tuple[int, ...]:
-        """How many different symbols each element of the flattened leaf can be: its high + 1.
+        """The number of symbols of each element of the flattened leaf: its high + 1.
 
-        ValueError when this is not a leaf of symbols, or their number is not known.
+        ValueError if this is not a leaf of symbols, or their number is not known.
         """
         highs = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         if not self.is_symbol or None in highs or len(highs) != self.size or self.low not in _ZERO:
@@ -107,8 +107,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Spec:
-    """Observations by name, one action, the control period `dt` (s), the task vector if there is
-    one, and `text`: the sentence that says what the task is."""
+    """Observations by name, the action, the control period `dt` (s), the task vector (if any), and
+    `text`, the task instruction."""
 
     obs: Mapping[str, Leaf]
     act: Leaf
@@ -117,11 +117,11 @@ class Spec:
     text: str = field(default="", compare=False)
 
     def with_act(self, act: Leaf) -> Spec:
-        """The same world seen by something that acts in another space (latent noise, residual)."""
+        """This spec with another action space (latent noise, residual)."""
         return replace(self, act=act)
 
     def with_obs(self, **extra: Leaf) -> Spec:
-        """The same world with more observations."""
+        """This spec with additional observations."""
         return replace(self, obs={**self.obs, **extra})
 
     def to_json(self) -> dict[str, Any]:
@@ -146,10 +146,10 @@ class Spec:
 
 
 def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
-    """Raise SpecMismatch that prints both sides of every difference, or return.
+    """Raise SpecMismatch, which lists every difference, if the specs differ.
 
-    Names of elements and units are for people and are not compared, but a symbol is no number; a
-    task vector only matters to who hands out tasks. `dt` is compared to a part in a million.
+    Element names and units are not compared, except that symbols and numbers differ; task vectors
+    are not compared. `dt` is compared with a relative tolerance of 1e-6.
     """
     lines: list[str] = []
     for name in sorted({*here.obs, *there.obs}):

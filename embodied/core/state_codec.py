@@ -1,6 +1,6 @@
-"""State serialisation: pack states with numpy arrays and deques for a checkpoint, and unpack.
+"""State serialisation: convert numpy arrays and deques in a state for a checkpoint, and back.
 
-Checkpoints are loaded with weights only: numbers, text, tensors, and lists, tuples and dictionaries
+Checkpoints are loaded weights-only: they hold numbers, text, tensors, and lists, tuples and dicts
 of these.
 """
 
@@ -17,7 +17,8 @@ ARRAY, DEQUE = "ndarray", "deque"
 
 
 def pack(value: Any) -> Any:
-    """`value` without numpy arrays and deques; TypeError for what a checkpoint cannot hold."""
+    """`value` with numpy arrays and deques converted; TypeError for types that a checkpoint cannot
+    hold."""
     if isinstance(value, np.ndarray):
         array = cast(NDArray[Any], value)
         return {ARRAY: torch.tensor(np.ascontiguousarray(array).reshape(array.shape))}
@@ -38,7 +39,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What `pack` was given."""
+    """The inverse of `pack`."""
     if isinstance(value, dict):
         kept = cast(dict[Any, Any], value)
         if set(kept) == {ARRAY}:

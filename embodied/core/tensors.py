@@ -1,7 +1,7 @@
-"""Tensors: one flat dict of torch tensors that share their leading dimensions.
+"""Tensors: a flat dict of torch tensors with shared leading dimensions (a batch).
 
-Keys are paths (`obs/state`, `next_obs/wrist`), never nested; images stay uint8 HWC until a
-network reads them.
+Keys are paths (`obs/state`, `next_obs/wrist`), never nested; images stay uint8 HWC until a network
+encodes them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Tensors = dict[str, Tensor]
 
 
 def length(rows: Tensors) -> int:
-    """The shared first dimension of `rows`; ValueError when the leaves disagree or none exist."""
+    """The shared first dimension of `rows`; ValueError if they differ or `rows` is empty."""
     sizes = {value.shape[0] for value in rows.values()}
     if len(sizes) != 1:
         shapes = {key: tuple(value.shape) for key, value in rows.items()}
-        raise ValueError(f"rows need one shared length, got {shapes}")
+        raise ValueError(f"tensors of a batch need one shared length, got {shapes}")
     return sizes.pop()
 
 
@@ -29,18 +29,18 @@ def each(rows: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
 
 
 def take(rows: Tensors, index: Tensor) -> Tensors:
-    """Rows `index` [n] (int64) of every leaf, copied."""
+    """The elements `index` [n] (int64) of the first dimension of every leaf, copied."""
     return {key: value.index_select(0, index) for key, value in rows.items()}
 
 
 def put(rows: Tensors, index: Tensor, values: Tensors) -> None:
-    """Write `values` [n, ...] into rows `index` [n] of `rows`, in place."""
+    """Write `values` [n, ...] to the elements `index` [n] of `rows`, in place."""
     for key, value in values.items():
         rows[key].index_copy_(0, index, value.to(rows[key].dtype))
 
 
 def where(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
-    """Row-wise choice: `yes` where `mask` [n] is true, else `no`."""
+    """Select along the first dimension: `yes` where `mask` [n] is true, else `no`."""
     return {
         key: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), yes[key], value)
         for key, value in no.items()

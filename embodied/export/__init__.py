@@ -1,6 +1,5 @@
-"""Export: a trained policy as a file that runs where this project is not installed.
+"""Export a trained policy to ONNX, TorchScript, a C header or a Crazyflie app.
 
-One decision as a function of named arrays: observations in their own units and noise in, a chunk of
-actions in [-1, 1] out. Each format is one module, and each is checked against PyTorch as it is
-written.
+The exported function maps observations (in their own units) and noise to an action chunk in
+[-1, 1]. There is one module per format; every export is compared with PyTorch when it is written.
 """

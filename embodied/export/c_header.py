@@ -1,6 +1,6 @@
-"""C header: a policy of plain layers as one C99 file, for microcontrollers.
+"""C header export: an MLP policy as one C99 file, for microcontrollers.
 
-Weights are `static const float` arrays, nothing is allocated, nothing but <math.h> is needed.
+Weights are `static const float` arrays; it needs no allocation and only <math.h>.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 
 
 def write_header(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
-    """Write `path`: `policy_evaluate(obs, action)` without noise.
+    """Write the C function `policy_evaluate(obs, action)`, without noise, to `path`.
 
-    Compiled by this machine's `cc`, where it has one, and not written where it differs from PyTorch
-    by more than the tolerance (ConfigError). ConfigError for policies that are not plain layers.
+    If this machine has a compiler `cc`, the code is compiled and compared; ConfigError, and no
+    file, if it differs from PyTorch by more than the tolerance, or the policy is not an MLP.
     """
     layers = feedforward(decision)
     source = header(layers, decision, facts)
@@ -51,7 +51,7 @@ def write_header(decision: Decision, facts: dict[str, Any], path: Path) -> Expor
 
 
 def feedforward(decision: Decision) -> Feedforward:
-    """The policy as plain layers; ConfigError where it is more than that."""
+    """The policy as plain layers; ConfigError if it is anything else."""
     find: Callable[[], Feedforward] | None = getattr(decision.policy, "feedforward", None)
     if find is None:
         name = type(decision.policy).__name__
@@ -63,7 +63,7 @@ def feedforward(decision: Decision) -> Feedforward:
 
 
 def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> str:
-    """The text of the file."""
+    """The text of the C header."""
     spec, chunk = decision.policy.spec, decision.policy.chunk
     inputs = len(layers.norm.mean)
     leaves = [(name, spec.obs[name]) for name in layers.leaves]
@@ -114,7 +114,7 @@ def _described(leaf: Leaf, start: int) -> str:
 
 
 def comment(text: str) -> str:
-    """`text` with only what cannot end a comment or continue a line: it comes out of a file."""
+    """`text` without characters that could end a C comment or continue a line (untrusted)."""
     return re.sub(r"[^\w .,:;()\[\]+=<>%/'-]", " ", text, flags=re.ASCII)
 
 
@@ -160,7 +160,7 @@ static inline void policy_layernorm(float *v, int n, const float *scale, const f
 
 
 def _network(layers: Feedforward, inputs: int) -> list[str]:
-    """Arrays, and the function that goes through them; two buffers are swapped."""
+    """The weight arrays and the forward function, with two alternating buffers."""
     norm = layers.norm
     arrays = [array("policy_mean", norm.mean), array("policy_scale", 1 / norm.std)]
     steps = [
@@ -191,7 +191,7 @@ def _network(layers: Feedforward, inputs: int) -> list[str]:
 
 
 def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str]:
-    """An input with its output, and a function that compares: for the machine that it runs on."""
+    """A self-test: an example input and output, and a C function that compares them."""
     given = decision.example(1)
     obs = flatten(layers, decision, given)[0]
     action = decision(*given[:-1], torch.zeros_like(given[-1])).flatten()
@@ -211,7 +211,7 @@ def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str
 
 
 def clamped(value: str, limit: float) -> str:
-    """`value` between -limit and limit, or as it is where there is no limit."""
+    """A C expression that clamps `value` to [-limit, limit]; `value` itself without a limit."""
     if math.isinf(limit):
         return value
     return f"fminf(fmaxf({value}, -{number(limit)}), {number(limit)})"
@@ -224,7 +224,7 @@ def number(value: float) -> str:
 
 
 def array(name: str, values: Tensor) -> str:
-    """A constant array, row by row."""
+    """A constant C array in row-major order."""
     flat = values.detach().float().flatten().tolist()
     if not torch.isfinite(values).all():
         raise ConfigError(f"the policy has weights that are not finite ({name}): train it again")
@@ -255,14 +255,14 @@ def check(source: str, layers: Feedforward, decision: Decision, compiler: str) -
 
 
 class Calm(Decision):
-    """The same decision with the noise set to zero, whatever is given."""
+    """The same decision with zero noise; ignores the given noise."""
 
     def forward(self, *given: Tensor) -> Tensor:
         return super().forward(*given[:-1], torch.zeros_like(given[-1]))
 
 
 def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], None]:
-    """`policy_evaluate` of `source` as a function of two addresses."""
+    """Compile `source` and load `policy_evaluate` as a function of two addresses."""
     (folder / "policy.h").write_text(source)
     main = '#include "policy.h"\nvoid evaluate(const float *, float *);\n'
     main += "void evaluate(const float *obs, float *action) { policy_evaluate(obs, action); }\n"
@@ -271,7 +271,7 @@ def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], N
     words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(library), "main.c", "-lm"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{compiler} refuses the header:\n{done.stderr}")
+        raise RuntimeError(f"{compiler} cannot compile the header:\n{done.stderr}")
     function = ctypes.CDLL(str(library)).evaluate
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
     return function

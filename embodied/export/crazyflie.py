@@ -1,10 +1,10 @@
-"""Crazyflie app: a policy of rotor speeds as an out-of-tree controller of the firmware.
+"""Crazyflie app export: a rotor-speed policy as an out-of-tree controller of the firmware.
 
-The C header of the policy, a second one that makes its observation of the drone's own estimate
-(place relative to the set-point, rotation, velocity, turn rate, past actions) and thrusts of its
-actions, and the controller that the firmware calls: its own PID flies until `policy.enable` is set,
-and again where the policy strays. Thrusts leave as force and torque with the firmware's own
-constants, which its mixer takes apart again.
+It writes the policy's C header; a header that computes the policy's observation from the drone's
+state estimate (position relative to the set-point, rotation, velocity, angular velocity, past
+actions) and rotor thrusts from its actions; and the controller, which uses the firmware's PID until
+`policy.enable` is set, and falls back to it if the drone leaves the permitted region. Thrusts are
+passed as force and torque with the firmware's own constants, which its mixer inverts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SEEN = (
 def write_crazyflie(
     decision: Decision, about: dict[str, Any], vehicle: Vehicle, folder: Path
 ) -> Export:
-    """Write the app into `folder`; `vehicle` is what the policy was trained on. ConfigError for a
-    policy that is not of rotor speeds."""
+    """Write the app to `folder`; `vehicle`: parameters of the training simulation. ConfigError if
+    the policy's actions are not rotor speeds."""
     past = history(decision)
     source = folder / "src"
     source.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write_crazyflie(
 
 
 def export_app(run: Path, folder: Path) -> dict[str, Any]:
-    """Write the app of the policy `run` into `folder`; what the driver has to know of it."""
+    """Write the app of the policy of `run` to `folder`; returns metadata for the driver."""
     decision = Decision(checkpoint.load_policy(run))
     about = facts(decision, run)
     write_crazyflie(decision, about, trained_on(run), folder)
@@ -54,28 +54,29 @@ def export_app(run: Path, folder: Path) -> dict[str, Any]:
 
 
 def trained_on(run: Path) -> Vehicle:
-    """The vehicle of a run's world; of a checkpoint alone, the one that worlds begin with."""
+    """The vehicle of a run's environment; for a checkpoint without run, the default vehicle."""
     file = checkpoint.find(run).parent.parent / "run.yaml"
     env = yaml.safe_load(file.read_text())["env"] if file.exists() else {}
     return VEHICLES[env.get("vehicle", "paper")]
 
 
 def history(decision: Decision) -> int:
-    """How many past actions the policy sees; ConfigError where it is none of rotor speeds."""
+    """Number of past actions in the policy's observation; ConfigError if its actions are not rotor
+    speeds."""
     spec = decision.policy.spec
     names = spec.obs["state"].names if list(decision.leaves) == ["state"] else ()
     past = (len(names) - len(SEEN)) // len(MOTORS)
     wanted = [*SEEN, *(f"{m}_{age}" for age in range(past, 0, -1) for m in MOTORS)]
     if spec.act.names != MOTORS or list(names) != wanted or spec.dt != 1 / RATE:
         raise ConfigError(
-            "the Crazyflie's app is for policies of rotor speeds (experiment=quadrotor_hover); "
-            f"this one says {', '.join(spec.act.names) or 'something else'}: deploy it by radio"
+            "the Crazyflie app needs a rotor-speed policy (experiment=quadrotor_hover); this one's "
+            f"actions are {', '.join(spec.act.names) or 'unnamed'}: deploy it by radio"
         )
     return past
 
 
 def digits(about: dict[str, Any]) -> int:
-    """The first 32 bits of the policy's hash: what the drone says that it carries."""
+    """The first 32 bits of the policy's hash, by which the drone reports its policy."""
     return int(str(about.get("policy_sha256", "0"))[:8], 16)
 
 

@@ -1,4 +1,4 @@
-"""Decision: a policy's decision as one function of arrays, and comparison of two of them."""
+"""Decision: a policy's decision as one function of tensors for export; comparison with PyTorch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from embodied.core.spec import Leaf
 from policies.networks.encoders import hidden
 
 TOLERANCE = 1e-5
-SIZES = (1, 2, 64)  # rows of the comparisons; 2 is what is traced
+SIZES = (1, 2, 64)  # batch sizes of the comparison; 2 is traced
 
 
 class Decision(nn.Module):
-    """`forward(*observations, noise)`: actions [n, chunk, A]; the order is that of `inputs`.
+    """`forward(*observations, noise)` returns actions [n, chunk, A]; `inputs` gives the order.
 
-    Of the policy that is deployed: what only training adds to it stays behind.
-    Only for policies that decide from one observation: ConfigError where something is carried from
-    one decision to the next (what only describes a decision, below `row/`, or only serves
-    exploration, below `explore/`, is left out).
+    It uses the policy's `inference_policy()`. ConfigError for policies with a carry between
+    decisions; carry keys below `row/` (stored with the decision) and `explore/` (exploration) are
+    ignored.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -44,7 +43,7 @@ class Decision(nn.Module):
                 "next, and an exported policy has no memory: export the policy it is based on"
             )
         self.policy = policy.requires_grad_(False)
-        self.eval()  # the whole: exporters put the mode back that they found
+        self.eval()  # of this module too: exporters restore its mode
         self.leaves = {k: leaf for k, leaf in sorted(policy.spec.obs.items()) if not hidden(k)}
         self.noise = policy.sample_noise(1).shape[1:]
 
@@ -58,13 +57,13 @@ class Decision(nn.Module):
         return self.policy.act(seen, carry, noise)[0]
 
     def example(self, n: int) -> tuple[Tensor, ...]:
-        """Arrays that `forward` takes: observations within their bounds, noise that explores."""
+        """Example inputs of `forward`: observations within their bounds, exploration noise."""
         seen = [observation(leaf, n) for leaf in self.leaves.values()]
         return (*seen, self.policy.sample_noise(n, explore=True))
 
 
 def observation(leaf: Leaf, n: int) -> Tensor:
-    """Random values [n, *shape] that `leaf` allows; where it has no bounds, of deviation 3."""
+    """Random values [n, *shape] within the bounds of `leaf`; if unbounded, normal with std 3."""
     if leaf.is_symbol:
         count = torch.tensor(leaf.symbols)
         values = (torch.rand(n, leaf.size) * count).long().clamp(max=count - 1)
@@ -83,7 +82,7 @@ def observation(leaf: Leaf, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Export:
-    """A file, and the largest difference to PyTorch that was found (None: it could not run)."""
+    """An exported file and its largest difference to PyTorch (None: could not be run here)."""
 
     path: Path
     difference: float | None
@@ -91,7 +90,7 @@ class Export:
 
 
 def compare(decision: Decision, other: Callable[[tuple[Tensor, ...]], Tensor]) -> float:
-    """The largest difference over a few random batches; ConfigError above TOLERANCE."""
+    """The largest difference over a few random batches; ConfigError if above TOLERANCE."""
     worst = 0.0
     for n in SIZES:
         given = decision.example(n)
@@ -111,10 +110,10 @@ def compare(decision: Decision, other: Callable[[tuple[Tensor, ...]], Tensor]) -
 
 
 def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
-    """What who acts with the file has to know, as plain values.
+    """Metadata for users of the exported file, as plain values.
 
-    `noise`: "zeros" where that is acting without exploration, "normal" where every decision needs
-    fresh standard normal numbers; `execute`: steps of the chunk to play before deciding again.
+    `noise`: "zeros" if the policy acts with zero noise, "normal" if every decision needs new
+    standard normal noise; `execute`: steps of the chunk to execute before the next decision.
     """
     policy = decision.policy
     about: dict[str, Any] = {
@@ -140,7 +139,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """No gradients, and no warnings: what they warn of is looked for in the result."""
+    """Disable gradients and tracing warnings; the traced result is compared afterwards."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

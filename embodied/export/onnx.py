@@ -1,4 +1,4 @@
-"""ONNX export of a decision, for onnxruntime, TensorRT and others."""
+"""ONNX export of a policy, for onnxruntime, TensorRT and others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OPSET = 17
 
 
 def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
-    """Write `path`; inputs and the output `actions` have a free number of rows n.
+    """Write `path`; inputs and the output `actions` have a dynamic batch size n.
 
-    `facts` become metadata, as JSON where they are not text. The file is run by onnxruntime on
-    random inputs first and not written where it differs from PyTorch (ConfigError).
+    `facts` become metadata, as JSON if not text. The model is first run with onnxruntime on random
+    inputs; ConfigError, and no file, if it differs from PyTorch.
     """
     try:
         import onnx
@@ -65,5 +65,5 @@ def _trace(decision: Decision, path: Path) -> None:
             output_names=["actions"],
             dynamic_axes={name: {0: "n"} for name in [*names, "actions"]},
             opset_version=OPSET,
-            dynamo=False,  # the other exporter needs one more package and gains nothing here
+            dynamo=False,  # the dynamo exporter needs one more package and has no benefit here
         )

@@ -1,4 +1,4 @@
-"""TorchScript export of a decision for libtorch, with its metadata in `facts.json`."""
+"""TorchScript export of a policy for libtorch, with its metadata in `facts.json`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from embodied.export.decision import Decision, Export, compare, tracing
 
 
 def write_torchscript(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
-    """Write `path`; arguments in the order of `decision.inputs`, rows free.
+    """Write `path`; arguments in the order of `decision.inputs`, with a dynamic batch size.
 
-    Read from the file again and not kept where it differs from PyTorch (ConfigError).
+    The file is loaded again and compared; ConfigError, and no file, if it differs from PyTorch.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:

@@ -1,1 +1,1 @@
-"""Networks and numerics that several methods share: layers, ensembles, normalizers, optimizers."""
+"""Networks and numerics shared by several methods: MLPs, ensembles, normalizers, optimizers."""

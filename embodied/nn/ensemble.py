@@ -1,4 +1,4 @@
-"""Ensemble: E multi-layer perceptrons of one shape, as batched matrix products."""
+"""Ensemble: E MLPs of the same shape, computed as batched matrix products."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from embodied.nn.networks import ACTIVATIONS
 
 
 class Ensemble(nn.Module):
-    """E multi-layer perceptrons: [N, size] or [E, N, size] to [E, N, out].
+    """E MLPs: [N, size] or [E, N, size] to [E, N, out].
 
-    Weights are [E, in, out], initialised as torch's Linear is. `layer_norm` normalises every hidden
-    layer before its activation, which keeps Q-values of unseen actions bounded (Ball et al., 2023).
+    Weights are [E, in, out], initialised as in torch's Linear. `layer_norm` normalises every hidden
+    layer before its activation, which keeps Q-values of out-of-distribution actions bounded (Ball
+    et al., 2023).
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Ensemble(nn.Module):
                 self.shifts.append(torch.zeros(n, 1, width))
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
-        """All members, or only the `first` few (then E is that many)."""
+        """Outputs of all members, or of the first `first` ones (then E = `first`)."""
         if x.ndim == 2:
             x = x.unsqueeze(0).expand(first or self.n, -1, -1)
         weights, biases, scales, shifts = (
@@ -66,7 +67,7 @@ class Ensemble(nn.Module):
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W + b per network: [E, N, in], [E, in, out], [E, 1, out] to [E, N, out]."""
     if weight.shape[2] == 1:
-        # Batched matrix products are slow where a side is one wide: six times, on a CPU.
-        # Not mT, which cannot be exported.
+        # With one output, batched matrix products are six times slower on a CPU.
+        # Not mT: it cannot be exported.
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)

@@ -1,4 +1,4 @@
-"""Small networks that several methods share: MLPs, denoisers, time embeddings."""
+"""MLPs, the residual-MLP denoiser and sinusoidal time embeddings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def mlp(
     activation: str = "relu",
     layer_norm: bool = False,
 ) -> nn.Sequential:
-    """Linear layers, each but the last followed by LayerNorm (if asked) and an activation."""
+    """An MLP: linear layers, each but the last followed by LayerNorm (optional) and an
+    activation."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(nn.Linear(size, width))
@@ -40,7 +41,8 @@ def mlp(
 
 
 def orthogonal(net: nn.Sequential, last: float) -> None:
-    """Orthogonal weights, sqrt(2) in hidden layers and `last` in the last; biases are zero."""
+    """Orthogonal initialisation, gain sqrt(2) in hidden layers and `last` in the last; zero
+    biases."""
     layers: Sequence[nn.Linear] = [layer for layer in net if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, last if layer is layers[-1] else math.sqrt(2))
@@ -49,11 +51,10 @@ def orthogonal(net: nn.Sequential, last: float) -> None:
 
 @dataclass(frozen=True)
 class Feedforward:
-    """A whole decision as plain layers: tanh(net(norm(x))), x the `leaves` side by side.
+    """A policy as plain layers: tanh(net(norm(x))), x the concatenated `leaves`.
 
-    `net` alternates Linear, LayerNorm and the classes of ACTIVATIONS and ends with a Linear. A
-    policy that is such a network says so by a method `feedforward()`, and can then be written down
-    where there is no torch.
+    `net` is a sequence of Linear, LayerNorm and classes of ACTIVATIONS that ends with a Linear. A
+    policy of this form returns it from `feedforward()` and can be exported for use without torch.
     """
 
     leaves: tuple[str, ...]
@@ -77,7 +78,7 @@ def sinusoid(t: Tensor, size: int) -> Tensor:
 class Denoiser(nn.Module):
     """A residual MLP from (noisy chunk [n, D], time [n] in [0, 1], features [n, F]) to [n, D].
 
-    Diffusion and flow policies share it; what its output means is theirs to say.
+    Used by diffusion and flow policies, which define the meaning of the output.
     """
 
     def __init__(self, size: int, features: int, width: int, depth: int, time_dim: int) -> None:
@@ -96,11 +97,11 @@ class Denoiser(nn.Module):
         return self.at(x, self.embed(t), features)
 
     def embed(self, t: Tensor) -> Tensor:
-        """Features [n, time_dim] of times [n]; samplers take those of all their steps at once."""
+        """Time embeddings [n, time_dim] of times [n]; samplers compute all steps' at once."""
         return self.time(sinusoid(t, self.time_dim))
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """`forward` at embedded times: [time_dim] for all rows, or [n, time_dim]."""
+        """`forward` with embedded times: [time_dim] for all samples, or [n, time_dim]."""
         h = self.enter(torch.cat([x, time.expand(x.shape[0], -1), features], 1))
         for block in self.blocks:
             h = block(h)

@@ -1,4 +1,4 @@
-"""Observation and action normalisers; they are part of a policy and saved with it."""
+"""Observation and action normalisers (mean-std, min-max); part of a policy and saved with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from embodied.moved import attributes
 
 
 class MeanStdNormalizer(nn.Module):
-    """Zero mean, unit variance per element, clamped to +-`clip`; the identity until fitted.
-
-    An element that hardly varies in the data keeps scale 1: a constant must not become noise.
+    """Normalises to zero mean and unit variance per element, clamped to +-`clip`; the identity
+    until fitted. An element that hardly varies in the data keeps scale 1, so that its noise is not
+    amplified.
     """
 
     mean: Tensor
@@ -23,13 +23,13 @@ class MeanStdNormalizer(nn.Module):
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip
-        # Nothing is cut off in units of the environment: a cheetah's joints turn at 20 rad/s.
+        # No clipping before `fit`: raw observations can be large (HalfCheetah: 20 rad/s).
         self.register_buffer("limit", torch.tensor(math.inf))
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
-        """Take mean and (population) deviation of `values` [N, size]."""
+        """Set mean and (population) standard deviation from `values` [N, size]."""
         values = values.float()
         std = values.std(0, correction=0)
         self.limit.fill_(self.clip)
@@ -41,7 +41,7 @@ class MeanStdNormalizer(nn.Module):
 
 
 class MinMaxNormalizer(nn.Module):
-    """Minimum to maximum of the data onto [-1, 1] and back; the identity until fitted."""
+    """Maps the data's range [minimum, maximum] to [-1, 1] and back; the identity until fitted."""
 
     middle: Tensor
     radius: Tensor
@@ -52,7 +52,7 @@ class MinMaxNormalizer(nn.Module):
         self.register_buffer("radius", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
-        """Take the range of `values` [N, size]; an element that hardly moves keeps 1e-2."""
+        """Set the range from `values` [N, size]; the scale of an element is at least 1e-2."""
         low, high = values.float().amin(0), values.float().amax(0)
         self.middle.copy_((high + low) / 2)
         self.radius.copy_(((high - low) / 2).clamp(min=1e-2))

@@ -1,8 +1,7 @@
-"""Adam (Kingma and Ba, 2015): one fused kernel per step.
+"""Adam (Kingma and Ba, 2015) with one fused kernel per step.
 
-`torch.optim.Optimizer` imports `torch._dynamo` when it is used (1.5 to 2 s and 70 MB in every
-process) and does more bookkeeping; the numbers and the saved state are those of
-`torch.optim.Adam(fused=True)`.
+Results and saved state equal those of `torch.optim.Adam(fused=True)`, but `torch.optim.Optimizer`
+imports `torch._dynamo` when used (1.5 to 2 s and 70 MB per process) and has more overhead.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizer(Protocol):
-    """What a learner saves and restores of its optimisers; torch's are such."""
+    """The interface of optimisers that learners save and restore; torch's optimisers have it."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
@@ -29,7 +28,7 @@ class Adam:
     """Adam with one parameter group. `weight_decay` is L2: added to the gradient, unlike AdamW.
 
     `step` sets the gradients to None, so `zero_grad` is not needed; with several processes it uses
-    the mean gradient. It never waits for the device, so it can be captured in a CUDA graph.
+    the mean gradient. It never synchronises with the device, so a CUDA graph can record it.
     """
 
     def __init__(
@@ -51,7 +50,9 @@ class Adam:
         parameters: list[Tensor] = group["params"]
         grads = [p.grad for p in parameters if p.grad is not None]
         if len(grads) < len(parameters):
-            raise RuntimeError("Adam got a parameter without a gradient: give it only what learns")
+            raise RuntimeError(
+                "Adam got a parameter without a gradient: pass only parameters that the loss uses"
+            )
         distributed.average(grads)
         if not self.state:
             count = torch.zeros((), device=parameters[0].device)
@@ -80,7 +81,7 @@ class Adam:
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch writes it: tensors by the place of their parameter."""
+        """The state in the format of `torch.optim.Adam`: tensors by parameter index."""
         group = self.param_groups[0]
         places = list(range(len(group["params"])))
         return {
@@ -92,7 +93,7 @@ class Adam:
         """Restore a state of this class or of `torch.optim.Adam`."""
         group, saved = self.param_groups[0], state_dict["param_groups"][0]
         if len(saved["params"]) != len(group["params"]):
-            raise ValueError("the saved Adam state has another number of parameters")
+            raise ValueError("the saved Adam state has a different number of parameters")
         for key in group.keys() & saved.keys() - {"params"}:
             value = saved[key]
             group[key] = value.clone() if isinstance(value, Tensor) else value

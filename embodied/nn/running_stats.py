@@ -14,8 +14,8 @@ from embodied.core.tensors import each
 
 
 class RunningMeanStd:
-    """Statistics of vectors [N, size], in float64. With a `memory`, older samples are discounted:
-    all samples together weigh at most as much as `memory` of them."""
+    """Running mean and std of vectors [N, size], in float64. With a `memory`, older samples are
+    discounted: the total weight is at most that of `memory` samples."""
 
     def __init__(
         self, size: int, device: torch.device | str = "cpu", memory: int | None = None
