@@ -2,6 +2,6 @@
 
 import os
 
-# MuJoCo chooses its drawing back-end when it is first imported; without a screen only EGL works.
+# MuJoCo selects its rendering backend at first import; without a display only EGL works.
 if "DISPLAY" not in os.environ:
     os.environ.setdefault("MUJOCO_GL", "egl")

@@ -123,7 +123,7 @@ class Gym(VecEnv):
         world = [saved_state.read(env, self.config.id) for env in self.envs]
         stacked = {key: np.stack([row[key] for row in world]) for key in world[0]}
         state = {key: torch.from_numpy(value) for key, value in stacked.items()}
-        # An observation may come from quantities that the simulator has already moved past.
+        # The observation cannot be recomputed: the simulator state has already advanced.
         return state | {f"obs/{key}": value.clone() for key, value in self._now.items()}
 
     def set_state(self, state: Tensors) -> Tensors:

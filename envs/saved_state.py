@@ -112,7 +112,7 @@ def _write_mujoco(world: Any, row: Arrays) -> None:
 
     kind = mujoco.mjtState.mjSTATE_INTEGRATION.value
     mujoco.mj_setState(world.model, world.data, row["physics"], kind)
-    # A forward pass fills what is not listed (contacts); it moves the warm start, so set that last.
+    # A forward pass fills the other fields (contacts); it changes the warm start, so set that last.
     mujoco.mj_forward(world.model, world.data)
     mujoco.mj_setState(world.model, world.data, row["physics"], kind)
     for key in DERIVED:

@@ -36,7 +36,7 @@ def solve(matrix: Floats, right: Floats) -> Floats:
     """x of `matrix` [B, n, n] x = `right` [B, n, k]; the matrices have to be invertible."""
     if isinstance(matrix, np.ndarray):
         return np.linalg.solve(matrix, right)
-    # Looking for singular matrices would make the host wait for the device.
+    # A check for singular matrices would synchronise with the device.
     return namespace(matrix).linalg.solve_ex(matrix, right, check_errors=False)[0]
 
 

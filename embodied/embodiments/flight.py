@@ -59,7 +59,7 @@ class Flight:
         ahead = reference["q"][:, :3] + config.speed * config.dt * action - q[:, :3]
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
         place = q[:, :3] + ahead * xp.clip(config.lead / length, None, 1.0)
-        # Outside already (on the ground): what an action of zero leaves there stays there.
+        # Already outside the box (on the ground): an action of zero does not move it.
         before = reference["q"][:, :3]
         low = xp.minimum(constant(config.low, q), before)
         high = xp.maximum(constant(config.high, q), before)

@@ -120,7 +120,7 @@ class Crafter(VecEnv):
         if not self._now:
             raise ValueError("call reset() before get_state()")
         world = {key: torch.from_numpy(value) for key, value in self._pool.read().items()}
-        # A picture of the night has noise that the generator has left behind.
+        # The noise of a night image cannot be drawn again from the generator.
         return world | {f"obs/{name}": value.clone() for name, value in self._now.items()}
 
     def set_state(self, state: Tensors) -> Tensors:

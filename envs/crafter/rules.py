@@ -44,7 +44,7 @@ PATH, SAND, TREE, LAVA = (MATERIAL[name] for name in ("path", "sand", "tree", "l
 COAL, IRON, DIAMOND = MATERIAL["coal"], MATERIAL["iron"], MATERIAL["diamond"]
 TABLE, FURNACE = MATERIAL["table"], MATERIAL["furnace"]
 
-# What stands on a cell, as it is drawn: 0 is nobody.
+# The sprite of the object on a cell; 0: none.
 LOOKS = (
     *("", "player-left", "player-right", "player-up", "player-down", "player-sleep"),
     *("cow", "zombie", "skeleton", "arrow-left", "arrow-right", "arrow-up", "arrow-down"),

@@ -28,7 +28,7 @@ Kind = Literal["symbols", "inventory", "image"]
 
 @dataclass(frozen=True)
 class Field:
-    """One observation: shape, type, and what its numbers mean."""
+    """One observation: shape, type, and the meaning of its values."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,12 +56,12 @@ _SYMBOL_OF_LOOK = np.array(
 
 
 def fields(kinds: tuple[Kind, ...]) -> dict[str, Field]:
-    """The observations that `kinds` stand for, by name."""
+    """The observations for `kinds`, by name."""
     return {name: field for kind in kinds for name, field in FIELDS[kind].items()}
 
 
 def seen(world: World) -> NDArray[np.uint8]:
-    """The 7 x 9 cells in view as symbols, rows from the top; creatures hide the ground."""
+    """The 7 x 9 cells in view as symbols, from the top row; creatures hide the ground."""
     player = world.player
     left, top = player.x - WIDE // 2, player.y - HIGH // 2
     window = slice(left, left + WIDE), slice(top, top + HIGH)

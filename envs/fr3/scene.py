@@ -46,7 +46,7 @@ def _arm(spec: mujoco.MjSpec) -> None:
     for body in spec.bodies:
         body.gravcomp = 1.0 if body.name != "world" else 0.0
     for name, stiffness, damping in zip(fr3.JOINTS, fr3.STIFFNESS, fr3.DAMPING, strict=True):
-        # The real controller compensates joint friction too.
+        # As the real controller, it also compensates joint friction.
         spec.joint(name).frictionloss = 0.0
         actuator = spec.actuator(name)
         actuator.gainprm[0] = stiffness
@@ -148,7 +148,7 @@ def _cameras(spec: mujoco.MjSpec) -> None:
     place = (1.50, -0.80, 0.85)
     front = looking(place, (0.36, 0.0, 0.24), (0.0, 0.0, 1.0))
     spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
-    # On the hand, looking down past the fingers, which stand at the picture's lower edge.
+    # On the hand, looking down past the fingers, which are at the lower edge of the image.
     place = (0.085, 0.0, 0.01)
     wrist = looking(place, (0.035, 0.0, 0.14), (1.0, 0.0, 0.0))
     spec.body("hand").add_camera(name="wrist", pos=place, quat=wrist, fovy=75)

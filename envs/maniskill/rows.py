@@ -158,7 +158,7 @@ class Batch:
         self.counts += 1
         obs, reward, over, _, info = self.env.step(actions)
         told = worth(reward, over, info, self.settings)
-        # What the simulator shows is overwritten by its next step or reset.
+        # The simulator overwrites its output buffers in the next step or reset.
         seen = {key: value.clone() for key, value in flat(obs, self.settings.cameras).items()}
         return seen, {key: value.clone() for key, value in told.items()}
 

@@ -22,9 +22,9 @@ from envs.maze.shortest_paths import distances
 from envs.maze.tokens import spell
 
 Floats = NDArray[np.float64]
-MARKS = 3  # numbers of a vector that are not cells
+MARKS = 3  # elements of a vector that are not cells
 EDIT_GOAL = 0.1  # share of edits that move the goal instead of a wall
-HELD_OUT = 20_611  # the seed of the mazes that are for evaluation only
+HELD_OUT = 20_611  # seed of the held-out evaluation mazes
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MazeLevels:
         self.blocks, self.size = blocks, self.cells + MARKS
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
-        self.lots = self.cells + 2  # uniform numbers that make one level
+        self.lots = self.cells + 2  # uniform numbers per level
         # In words (maze_words.py): goal, start, and walls or nothing.
         self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
         self.held_out_names, self.held_out = self._held_out()

@@ -134,7 +134,7 @@ class Rows(VecEnv):
 
     def _begin(self, rows: np.ndarray, seed: int | None, task: Tensor | None) -> Tensors:
         seen = []
-        # BabyAI prints each level that it throws away.
+        # BabyAI prints each rejected level.
         with contextlib.redirect_stdout(io.StringIO()) if self._noisy else contextlib.nullcontext():
             for row in rows:
                 options = {} if task is None else {"options": {"task": task[row].numpy()}}

@@ -77,8 +77,9 @@ class Guide:
 
 
 def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
-    """What to ask a language model for about one level. Only cells need a map; else what there is
-    says enough, and levels alike are one question."""
+    """The question to a language model about one level. Only position subgoals need a map;
+    otherwise the list of objects is enough, and levels with the same list share one question.
+    """
     grid, agent = whole["grid"][row].cpu().numpy(), whole["agent"][row].cpu().numpy()
     things = sorted({listed(cell) for cell in grid.reshape(-1, 3) if _matters(cell.tolist())})
     there = described_whole(grid, agent) if kind == "position" else f"There is {', '.join(things)}."
@@ -88,21 +89,21 @@ def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
 
 
 def told_by_planner(kind: Kind, whole: Tensors, row: int, mission: str) -> list[str]:
-    """The subgoals that a planner of the whole level gives; none where it finds no way."""
+    """The subgoals from a planner on the whole level; empty if it finds no plan."""
     grid, agent = whole["grid"][row].tolist(), whole["agent"][row].tolist()
     said = [_said(aim, kind) for aim in plan(grid, agent, mission)]
     return [text for text in said if text]
 
 
 def understood(text: str, whole: Tensors, row: int) -> Code | None:
-    """The subgoal that `text` names in this level; None: it names nothing that is there."""
+    """The subgoal that `text` names in this level; None if no such object exists."""
     code = parsed(text)
     there = code is not None and _there(code, whole["grid"][row], whole["agent"][row])
     return code if there else None
 
 
 def parsed(text: str) -> Code | None:
-    """The subgoal that `text` is in any level; None: it is none of the forms."""
+    """The subgoal that `text` is in any level; None if the form is unknown."""
     for pattern, form in FORMS:
         found = re.fullmatch(pattern, text.strip().rstrip(".").lower())
         if found is not None:
@@ -111,7 +112,9 @@ def parsed(text: str) -> Code | None:
 
 
 def mistaken(kind: Kind, text: str, whole: Tensors, row: int, chance: random.Random) -> str:
-    """Another subgoal than `text`: a cell some steps off (perhaps a wall), or another thing."""
+    """A wrong subgoal instead of `text`: a cell some steps away (perhaps a wall), or another
+    object.
+    """
     if kind == "position":
         x, y = (int(number) for number in re.findall(r"\d+", text))
         off = max(1, round(chance.gauss(3.0, 1.0)))
@@ -125,8 +128,9 @@ def mistaken(kind: Kind, text: str, whole: Tensors, row: int, chance: random.Ran
 
 
 def reached(codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
-    """Whether each row's subgoal `codes` [B, 3] happens between `before` and `after` (`grid`
-    [B, W, H, 3] and `agent` [B, 5] of whole levels): [B] (bool)."""
+    """Whether the subgoal `codes` [B, 3] of each env is reached between `before` and `after`
+    (`grid` [B, W, H, 3] and `agent` [B, 5] of whole levels): [B] (bool).
+    """
     old, new = before["grid"], after["grid"]
     held, holds = before["agent"][:, 3:], after["agent"][:, 3:]
     form, thing = codes[:, 0], codes[:, 1:]

@@ -92,7 +92,7 @@ class DataPool:
         self._threads.shutdown()
 
     def _run(self, rows: list[int], advance: Callable[[mujoco.MjData], None]) -> None:
-        # One iterator for all threads: a thread that is held up takes fewer rows.
+        # One iterator shared by all threads balances the load.
         todo = iter(rows)
         others = [
             self._threads.submit(self._serve, data, todo, advance) for data in self._datas[1:]

@@ -120,7 +120,7 @@ class Locomotion(MujocoVecEnv):
             self.batch: Any = pool
         low, high = model.actuator_ctrlrange.T
         self._middle, self._half = (low + high) / 2, (high - low) / 2
-        # Where a row was at the end of its last step: part of its state, as `xpos` lags `qpos`.
+        # Position at the end of the last step; part of the state, because `xpos` lags `qpos`.
         self._before = np.zeros(config.num_envs)
         self.memory = {"before": self._before}
 

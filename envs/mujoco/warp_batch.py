@@ -58,7 +58,7 @@ class WarpBatch:
                 model, nworld=rows, nconmax=contacts, njmax=constraints
             )
         option: Any = self._model.opt
-        # An overflow is found by us (`lost`), with a line that says what to do.
+        # Overflows are reported by `lost`.
         option.warn_overflow = 0
         if self.warp_device.is_cuda:
             option.graph_conditional = warp.is_conditional_graph_supported()

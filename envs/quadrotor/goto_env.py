@@ -38,10 +38,11 @@ NOISE = (0.001,) * 4 + (0.01,) * 4
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps of `flight.dt`; `near` (m) of the goal counts as there; `lag`: most time
-    constant (s) of what smooths set-points on their way (a safety chain, a radio), drawn for each
-    flight. `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `flight` is the robot's
-    own controller: starts and goals are inside of its box."""
+    """`horizon` in steps of `flight.dt`; `near` (m): distance at which the goal counts as reached;
+    `lag`: largest time constant (s) of the smoothing of set-points (a safety chain, a radio), drawn
+    per episode. `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `flight` is the
+    robot's own controller: initial positions and goals are inside its box.
+    """
 
     num_envs: int = 16
     horizon: int = 100

@@ -45,13 +45,16 @@ START = 0.5
 
 @dataclass(frozen=True)
 class Config:
-    """`history`: how many past actions the policy sees; `horizon` in steps of 10 ms; `guidance`:
-    share of the flights that start level at the target; `noise` and `disturbance` multiply the
+    """Settings of the hover environment.
+
+    `history`: number of past actions in the observation; `horizon` in steps of 10 ms; `guidance`:
+    share of the episodes that start level at the target; `noise` and `disturbance` multiply the
     sensor noise and the constant force and torque; `weights`: of the reward (position, velocity,
-    action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomises it
-    and makes task parameters: multipliers of mass, inertia, thrust, torque, lag, disturbance,
-    and `blend`, the way (0 to 1) to the vehicle `other`. `compile` fuses the physics
-    (half their time on a CPU, after most of a minute)."""
+    action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomizes it
+    and adds task parameters: multipliers of mass, inertia, thrust, torque, lag and disturbance, and
+    `blend`, the interpolation (0 to 1) to the vehicle `other`. `compile` fuses the physics (half
+    the time on a CPU, after most of a minute of compilation).
+    """
 
     num_envs: int = 16
     history: int = 32
@@ -69,9 +72,11 @@ class Config:
 
 
 class Quadrotor(VecEnv):
-    """`state` [18 + 4 history]: place, rotation, velocity, turn rate (all noisy), actions (oldest
-    first); `critic/state` [28]: the same 18 without noise, force, torque, rotor speeds;
-    `privileged/vehicle`: the task parameters, where there are any. Actions are rotor commands."""
+    """Observations: `state` [18 + 4 history]: position, rotation, velocity, angular velocity (all
+    noisy), actions (oldest first); `critic/state` [28]: the same 18 without noise, force, torque,
+    rotor speeds; `privileged/vehicle`: the task parameters, if there are any. Actions are rotor
+    commands.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs

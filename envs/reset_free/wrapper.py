@@ -115,7 +115,7 @@ class ResetFreeWrapper(Wrapper):
         manual = states.rows(Mode.ERRORED)
         obs, aside, following = step.obs, torch.zeros(self.num_envs), step.next_obs
         if bool(ended.any()) or bool(facts.reached.any()):
-            following = copied(step.next_obs)  # on its way to the goal that it had
+            following = copied(step.next_obs)  # observed with the previous goal
             if bool((ended & ~step.ended).any()):
                 self._notify_before_reset(ended & ~step.ended)
             obs, aside, more = self._between(ended, facts.reached)

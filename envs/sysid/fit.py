@@ -58,7 +58,7 @@ class Identified:
 
     @property
     def arm(self) -> dict[str, list[float]]:
-        """As `envs.fr3.joint_model.write` takes it."""
+        """The result in the format of `envs.fr3.joint_model.write`."""
         return {name: self.value[name].tolist() for name in joint_model.QUANTITIES}
 
 
@@ -98,7 +98,7 @@ def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats
     x, damping = x0.copy(), 1e-2
     for _ in range(config.rounds):
         error, jacobian = _differences(replay, x)
-        # What no value explains (a contact, a load) must not push values to their bounds.
+        # Unmodelled effects (a contact, a load) must not push values to their bounds.
         s = max(config.noise, float(np.sqrt(np.mean(error**2))))
         weight = 1 / (replay.samples * s**2)
         cost = weight * error @ error + PRIOR * np.sum((x - x0) ** 2)

@@ -31,7 +31,7 @@ def nominal() -> mujoco.MjModel:
 
 
 class Replay:
-    """What was sent in `windows`, played to simulated arms: errors of many candidates at once."""
+    """Simulates the commands in `windows` on many arms at once: errors of many candidates."""
 
     def __init__(self, windows: Sequence[Window], threads: int) -> None:
         self.windows, self.threads = windows, threads
@@ -56,7 +56,7 @@ class Replay:
 
     @property
     def start(self) -> Floats:
-        """The simulation as it is, in [0, 1]."""
+        """The initial values of the parameters, in [0, 1]."""
         now = {**self.nominal, "delay": np.zeros(1)}
         values = [np.ones(7) if k in FACTORS else now[k] for k, _ in self.sizes]
         return self._unit(np.concatenate(values))

@@ -33,8 +33,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a trace: it starts from `q` [7], `dq` [7], and `seen` [k, 7] is where the arm was
-    `after` [k] (s) that, at the latest after `length`."""
+    """A part of a trace: it starts from `q` [7], `dq` [7]; `seen` [k, 7] are the positions measured
+    `after` [k] (s) the start, at most `length`.
+    """
 
     trace: Trace
     start: float
@@ -60,7 +61,7 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def cut(traces: list[Trace], length: float, history: float) -> list[Window]:
-    """Windows of `length` s, one after the other, each with `history` s of targets before it."""
+    """Consecutive windows of `length` s, each with `history` s of targets before it."""
     made: list[Window] = []
     for trace in traces:
         step = float(np.median(np.diff(trace.t)))

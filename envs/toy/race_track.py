@@ -33,7 +33,7 @@ class Track:
         return -3 * self.size * self.bend * torch.sin(3 * angle)
 
     def off(self, place: Tensor) -> Tensor:
-        """How far places [..., 2] are outside of (negative: inside of) the middle line (m)."""
+        """Signed distance of positions [..., 2] from the centre line (m, positive outside)."""
         angle = torch.atan2(place[..., 1], place[..., 0])
         radius, slope = self.radius(angle), self.slope(angle)
         return (place.norm(dim=-1) - radius) / torch.sqrt(1 + (slope / radius).square())
@@ -61,7 +61,8 @@ class Track:
 
     def sight(self, place: Tensor, heading: Tensor, rays: Tensor, reach: float) -> Tensor:
         """Distances [n, k] (m, at most `reach`) to the walls along `rays` [k] (rad from the
-        heading), to 0.2 m."""
+        heading), to a precision of 0.2 m.
+        """
         steps = torch.arange(1, round(reach / 0.2) + 1) * 0.2
         angle = heading[:, None] + rays
         ways = torch.stack([angle.cos(), angle.sin()], -1)

@@ -21,8 +21,9 @@ Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 
 @dataclass(frozen=True)
 class Config(depth_points.Config):
-    """And which cameras measure, with `size` x `size` pixels each; `by`: "open3d" (one cloud after
-    the other), "torch" (all at once), or a torch device ("cuda")."""
+    """Point cloud settings and the cameras, `size` x `size` pixels each. `by`: "open3d" (one cloud
+    at a time), "torch" (one batch), or a torch device ("cuda").
+    """
 
     cameras: tuple[str, ...] = ("front", "wrist")
     size: int = 64
@@ -30,7 +31,7 @@ class Config(depth_points.Config):
 
 
 class Clouds(Cameras):
-    """Pictures by camera name, and the leaf `points` [N, 3 or 6]: metres in the base frame."""
+    """Depth images by camera name, and the leaf `points` [N, 3 or 6]: metres in the base frame."""
 
     def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
         super().__init__(names, size)

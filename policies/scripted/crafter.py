@@ -16,7 +16,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-# The world's numbers: symbols, actions; directions are left, right, up, down.
+# Symbols and actions of the environment; directions are left, right, up, down.
 FREE, TREE, TABLE = (2, 4, 5), 6, 11  # grass, path, sand
 NOOP, MOVE, DO, PLACE_TABLE, MAKE_PICKAXE = 0, 1, 5, 8, 11
 WAYS = ((0, -1), (0, 1), (-1, 0), (1, 0))  # (down, right)

@@ -143,7 +143,7 @@ class Scripted(Policy):
         }
 
     def _advanced(self, plan: Plan, tool: Tensor, carry: Tensors, noise: Tensor) -> Tensors:
-        """Move on, start over, or pause."""
+        """Advance to the next phase, start over, or pause."""
         phase, clock = carry["phase"], carry["clock"]
         rows = torch.arange(len(phase))
         there = (plan.place[rows, phase] - tool).norm(dim=1) < plan.close[phase]
@@ -154,7 +154,7 @@ class Scripted(Policy):
         hesitates = torch.special.ndtr(noise[:, -4]) < self.pause
         length = (2 + 4 * torch.special.ndtr(noise[:, -5])).long()
         pause = torch.where(hesitates, length, (carry["pause"] - 1).clamp(min=0))
-        # A second try is more careful than the first.
+        # Retries have half the aiming error of the first attempt.
         again = 0.5 * self.miss * noise[:, TRAITS : TRAITS + 3]
         return {
             **carry,

@@ -79,7 +79,7 @@ class ProgressIntervener:
         blunder = torch.rand(len(far), generator=self.random) < self.config.blunder
         takes = ((self.waited >= self.config.patience) | blunder) & (self.left == 0) & ~first
         self.left = torch.where(takes, self.config.hold, self.left)
-        # Who lets go looks at it anew.
+        # Progress is measured anew after control is released.
         self.waited = torch.where(self.left > 0, 0, self.waited)
         self.best = torch.where(self.left > 0, far, self.best)
         return self.left > 0

@@ -24,7 +24,7 @@ EMPTY, FLOOR, DOOR, KEY, BALL, BOX, GOAL = 1, 3, 4, 5, 6, 7, 8
 OPEN, CLOSED, LOCKED = range(3)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 MOST = 200_000  # states of one search
-KEPT = 100_000  # answers that are remembered
+KEPT = 100_000  # size of the cache of answers
 
 
 @dataclass(frozen=True)

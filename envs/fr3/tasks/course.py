@@ -35,7 +35,7 @@ NEAR = (0.375, -0.125)
 HALF = (0.023, 0.023, 0.025)
 LAYER, LID = 0.025, 0.045
 """Height of the tool point where it belongs, and where the episode is lost."""
-AWAY = -1.0  # where boxes are that are not there
+AWAY = -1.0  # position of unused boxes, below the table
 CLOSE = 0.02
 CELLS = tuple((row, column) for row in range(SIDE) for column in range(SIDE))
 BOXES = tuple(f"box_{row}_{column}" for row, column in CELLS)
