@@ -91,8 +91,8 @@ class Dppo(ppo_on_chain.PpoOnChain):
         return torch.zeros_like(value), value, after, {}
 
     def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
-        """Log-densities [N] of single denoising steps, averaged over elements, and entropies
-        (constant, as the noise is not learned)."""
+        """Log-densities [N] of single denoising steps, averaged over elements; entropies are
+        reported as 0, as the noise is not learned."""
         x, following = rows["action"].unbind(1)
         each_element = self.policy.log_prob(under(rows, "obs"), x, following, rows["step"])
         log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
