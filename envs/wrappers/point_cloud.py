@@ -31,7 +31,7 @@ class Config(depth_points.Config):
 
 
 class Clouds(Cameras):
-    """Depth images by camera name, and the leaf `points` [N, 3 or 6]: metres in the base frame."""
+    """Camera images by name, and the leaf `points` [N, 3 or 6]: metres in the base frame."""
 
     def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
         super().__init__(names, size)
