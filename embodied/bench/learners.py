@@ -25,9 +25,10 @@ PICTURES = (256, 84, 84, 9)  # of DrQ: 256 stacks of three frames
 POLICIES: dict[str, dict[str, Any]] = {
     "sac": {"_target_": "policies.gaussian.Gaussian"},
     "td3": {"_target_": "policies.deterministic.Deterministic"},
-    "dsact": {"_target_": "policies.gaussian.Gaussian"},
+    "dsac_t": {"_target_": "policies.gaussian.Gaussian"},
     "flashsac": {"_target_": "policies.block_gaussian.BlockGaussian"},
 }
+CLASSES = {"sac": "Sac", "td3": "Td3", "dsac_t": "DsacT", "flashsac": "Flashsac"}
 
 
 def run(
@@ -97,7 +98,7 @@ def faster(name: str, flag: str, replay: ReplayBuffer, repeats: int) -> Comparis
 def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
     """The learner with its default settings."""
     spec = world()
-    node = {"_target_": f"embodied.learners.{name}.{name.capitalize()}", **settings}
+    node = {"_target_": f"embodied.learners.off_policy.{name}.{CLASSES[name]}", **settings}
     return build(node, policy=build(POLICIES[name], spec=spec), spec=spec).to(device)
 
 

@@ -104,5 +104,5 @@ def _require_estimates(config: RunConfig, learner: Learner) -> None:
     if not isinstance(config.data, OnPolicy) or learner.estimates is None:
         raise ConfigError(
             "this teacher needs advantages and values in units of the environment's reward: an "
-            "on-policy learner that provides them, such as learner=ppo learner.scale_rewards=false"
+            "on-policy learner that provides them (where it scales rewards, turn that off)"
         )

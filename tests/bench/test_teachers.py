@@ -18,7 +18,7 @@ def test_a_row_for_every_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = teachers.run(tmp_path, repeats=1, episodes=20)
     written = json.loads((tmp_path / "teachers.json").read_text())["rows"]
     names = {row["name"] for row in written}
-    assert names == {path.stem for path in teachers.files()} - {"surprise"}  # a game
+    assert names == {path.stem for path in teachers.files()} - {"adversarial_surprise"}  # a game
     assert len(rows) == len(written)
     for row in written:
         notes, seconds = row["notes"], 1 / row["ours_rate"]
@@ -31,14 +31,14 @@ def test_an_episode_of_a_run_costs_something() -> None:
 
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
-    teacher = made("uniform.Uniform")
+    teacher = made("tasks.uniform.Uniform")
     block = teachers.teaching(teacher, 30)
     assert [block(), block()] == [30, 30]
     assert teacher.issued == teachers.ROWS + 60 and len(teacher.pending) == teachers.ROWS
 
 
 def test_a_classroom_is_made_where_one_is_read(tmp_path: Path) -> None:
-    node = yaml.safe_load(Path("configs/teacher/again.yaml").read_text())
+    node = yaml.safe_load(Path("configs/teacher/meta_acl.yaml").read_text())
     ready = teachers.ready(node, teachers.SPEC, tmp_path)
     assert sorted(records(Path(ready["archive"]))) == ["seed-1", "seed-2"]
     assert teachers.ready({"_target_": "x"}, teachers.SPEC, tmp_path) == {"_target_": "x"}

@@ -53,7 +53,7 @@ def test_a_policy_of_the_setpoint_world_fits(
     run = tmp_path / "run"
     save(run / "checkpoints" / "00000000", policy, 0)
     world = {"_target_": "envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}
-    (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
+    (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     code, text = robot(capsys, "check", "robot=crazyflie_sim", f"policy={run}")
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
     fine = ("policy", "rate", "actions", "observations", "parity", "limits", "workspace")

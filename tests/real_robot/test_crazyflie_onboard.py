@@ -116,7 +116,7 @@ def test_deploy_puts_it_where_it_belongs(run: Path, tmp_path: Path) -> None:
     with site(node, str(run), tmp_path) as here:
         made = here.deployment
         assert made.onboard is not None and made.onboard.policy == str(run.resolve())
-        assert "policy/checkpoints" in made.policy and here.played
+        assert "policy/checkpoints" in made.policy and here.simulated
         with build_driver(made) as arm:
             assert isinstance(arm, Crazyflie) and len(arm.config.onboard) == 8
     assert (tmp_path / "onboard" / "src" / "policy_controller.c").exists()

@@ -94,7 +94,7 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
         {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 4}, spec=env.spec
     )
     save(tmp_path / "checkpoints" / "00000000", policy, 0)
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "normalize": False}))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     with pytest.raises(SystemExit) as left:
         main(["robot", "check", "robot=sim", f"policy={tmp_path}"])
     text = capsys.readouterr().out

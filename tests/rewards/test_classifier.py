@@ -313,7 +313,7 @@ def test_the_command_writes_what_training_reads(
     with pytest.raises(SystemExit) as stop:
         main(["reward", "classifier", *data, *settings])
     assert stop.value.code == 0
-    assert "held out 3 moments of success" in capsys.readouterr().out
+    assert "held-out frames: 3 positive" in capsys.readouterr().out
     reward = made(tmp_path / "run", trained=str(tmp_path / "eyes"))
     assert reward.version == 1
 

@@ -152,7 +152,7 @@ def test_ends_are_hidden_from_the_learner() -> None:
         ({"picture": "back"}, "there are \\['front'\\]"),
         ({"alpha": 1.5}, "between 0 and 1"),
         ({"prompt": None}, "no goal"),
-        ({"model": "/no/such"}, "there is no model"),
+        ({"model": "/no/such"}, "no model at /no/such"),
     ],
 )
 def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: str) -> None:

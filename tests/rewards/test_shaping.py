@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.buffers.n_step import NStepBuffer
 from embodied.core.build import ConfigError
 from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor, alignment, closeness, proximity
 from embodied.rewards.handcrafted.shaping import Shaping
 from embodied.rewards.handcrafted.weighted_sum import WeightedSum
-from embodied.training.collector import Window
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
 SHAPING = {
@@ -84,7 +84,7 @@ def test_n_steps_telescope() -> None:
     """Shaping a 3-step row is the sum of shaping its steps: Phi(s_0) and g^3 Phi(s_3) are left."""
     reward, states = make(SHAPING), torch.stack([state(float(x)) for x in (4, 2, 3, 1)])
     each = [rows(states[i : i + 1], states[i + 1 : i + 2]) for i in range(3)]
-    window, ended = Window(3), torch.tensor([False])
+    window, ended = NStepBuffer(3), torch.tensor([False])
     whole: Tensors = {}
     for row in each:
         whole = window.push(row, None, ended)

@@ -99,7 +99,7 @@ def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
     from tests.training.test_teaching import NODE as FR3
     from tests.training.test_teaching import PPO
 
-    with pytest.raises(ConfigError, match="made of levels"):
+    with pytest.raises(ConfigError, match="environment with levels"):
         run(tmp_path / "a", {**FR3, **PPO}, teacher=node("plr")["teacher"])
 
 
@@ -122,7 +122,7 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     from embodied.teachers.plots.level_gallery import chosen
 
     run(tmp_path / "run", node("domain_randomization"))
-    assert "where the teacher sampled" in write(tmp_path / "run").read_text()
+    assert "that the teacher sampled" in write(tmp_path / "run").read_text()
     picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20

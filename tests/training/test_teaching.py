@@ -76,4 +76,4 @@ def test_the_report_shows_where_the_teacher_sampled(tmp_path: Path) -> None:
 
     run(tmp_path / "run", NODE)
     page = write(tmp_path / "run").read_text()
-    assert "where the teacher sampled" in page and (tmp_path / "run" / "tasks.png").stat().st_size
+    assert "that the teacher sampled" in page and (tmp_path / "run" / "tasks.png").stat().st_size
