@@ -151,7 +151,7 @@ def test_an_outcome_that_is_no_number_teaches_nothing(
     play(world, teacher, 60)
     _, tickets = teacher.sample(12)
     before = learned(teacher)
-    with pytest.warns(UserWarning, match="not finite") as warned:
+    with pytest.warns(UserWarning, match="is NaN") as warned:
         for part, bad in zip(tickets.split(4), (np.nan, np.inf, -np.inf), strict=True):
             teacher.update(part, Outcome(*(torch.full((4,), bad),) * 6))
     assert len(warned) == 1 and alike(before, learned(teacher))
