@@ -126,5 +126,5 @@ def test_weights_without_data_are_refused(tmp_path: Path, demos: list[str]) -> N
     weighting = {"_target_": "embodied.buffers.weighted.Return"}
     with pytest.raises(ConfigError, match="demos=DIR"):
         parts(settings(tmp_path, weighting=weighting))
-    with pytest.raises(ConfigError, match="separate"):
+    with pytest.raises(ConfigError, match="own buffer"):
         parts(settings(tmp_path, weighting=weighting, demos=demos, demo_fraction=None))

@@ -113,7 +113,7 @@ def test_without_a_vector_the_seed_decides(env: MiniGrid) -> None:
 
 
 def test_a_wrong_vector_is_refused(env: MiniGrid) -> None:
-    with pytest.raises(ValueError, match=r"a task of Levels is 6 numbers in \[0, 1\] \(size"):
+    with pytest.raises(ValueError, match=r"a task of Levels must be 6 numbers in \[0, 1\] \(size"):
         env.reset(0, task=torch.full((8, 6), 1.5))
     plain = MiniGrid(Config("MiniGrid-Empty-5x5-v0", "gymnasium", num_envs=1))
     with pytest.raises(ValueError, match="no task vector"):

@@ -49,7 +49,7 @@ def test_it_blunders_as_often_as_it_is_told() -> None:
     made = watcher(patience=10**6, blunder=0.1, hold=1)
     rows = [made.over(seen(1.0, 1.0), ~FIRST) for _ in range(2000)]
     assert torch.stack(rows).float().mean().item() == pytest.approx(0.1, abs=0.02)
-    with pytest.raises(ConfigError, match="e_x, which is not in"):
+    with pytest.raises(ConfigError, match="e_x is not an element of"):
         ProgressIntervener(WatcherConfig(HAND, distance="e"), FAR, 2)
 
 

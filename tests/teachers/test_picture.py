@@ -50,5 +50,5 @@ def test_a_png_for_people(d: int, tmp_path: Path) -> None:
 
 def test_no_episode_is_said_in_a_line(tmp_path: Path) -> None:
     none = np.empty((0, 2))
-    with pytest.raises(ConfigError, match="at least one episode"):
+    with pytest.raises(ConfigError, match="no episode has finished"):
         draw(tmp_path / "tasks.png", none[:, 0], none, none[:, 0], ("x", "y"))
