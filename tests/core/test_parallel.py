@@ -159,6 +159,7 @@ def worker(kind: str, folder: Path) -> None:
     distributed.start()
     rank = distributed.rank()
     torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{rank}.pt")
+    distributed.stop()  # threads of the process group that outlive it abort the process
 
 
 def run(folder: Path) -> None:
