@@ -1,5 +1,55 @@
-"""Train robot policies, improve them by reinforcement learning, and put them on robots."""
+"""Train robot policies, improve them by reinforcement learning, and put them on robots.
+
+import embodied as em
+
+agent = em.train(env="Pendulum-v1", learner="sac", steps=10_000)
+print(em.evaluate(agent))
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from embodied import moved
 
 moved.install()
+
+if TYPE_CHECKING:
+    from embodied.api import (
+        Agent,
+        collect,
+        evaluate,
+        list,
+        load,
+        make_env,
+        make_learner,
+        make_policy,
+        rollout,
+        save,
+        train,
+    )
+
+__all__ = [
+    "Agent",
+    "collect",
+    "evaluate",
+    "list",
+    "load",
+    "make_env",
+    "make_learner",
+    "make_policy",
+    "rollout",
+    "save",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported at the first use: `import embodied.cli` must not import PyTorch.
+    if name in __all__:
+        from embodied import api
+
+        return getattr(api, name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("embodied-rl")
+    raise AttributeError(f"module 'embodied' has no attribute {name!r}")

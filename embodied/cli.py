@@ -118,13 +118,13 @@ def mistake(error: Exception) -> str | None:
     """The error message of a user error, in one line; None for a bug (which gets a traceback)."""
     from embodied.core.checkpoint import CheckpointError
     from embodied.core.env import NotFinite
-    from embodied.core.errors import RobotError
+    from embodied.core.errors import RemoteError, RobotError
     from embodied.core.spec import SpecMismatch
     from embodied.datasets.lerobot.schema import DatasetError
     from embodied.llm.chat import ChatError
 
     ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | RobotError | ChatError
-    if isinstance(error, ConfigError | ours):
+    if isinstance(error, ConfigError | RemoteError | ours):
         return " ".join(str(error).split())
     if isinstance(error, ValueError) and (where := _refused(error)) is not None:
         return f"{where}{' '.join(str(error).split())}"

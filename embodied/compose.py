@@ -22,6 +22,7 @@ import yaml
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.core.saved_node import require_inside
 from embodied.user_packages import import_from_here
 from embodied.user_yaml import with_present_names
 
@@ -71,12 +72,16 @@ def compose(
 ) -> Composition:
     """`configs/PRIMARY.yaml` with its groups and `overrides` ("learner=NAME", "learner.lr=1e-4").
 
-    `given`: options that are not files ("env/as_trained": node). `allow=[package]` permits
-    `_target_` classes of the user's own packages, also from the current folder. Every user error
-    raises a ConfigError of one line.
+    `given`: options that are not files of ours ("env/as_trained": node, read from a run); they may
+    not name what reaches beyond this process, unless the command line allows it. `allow=[package]`
+    permits `_target_` classes of the user's own packages, also from the current folder; only
+    `overrides` may say it. Every user error raises a ConfigError of one line.
     """
-    search = search_folders(folders)
-    with _written(given or {}, search) as extra:
+    search, given = search_folders(folders), given or {}
+    for name, saved in given.items():
+        if found := {"defaults", "hydra"} & saved.keys():
+            raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
+    with _written(given, search) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
         node, choices = _composed(primary, words, found)
@@ -84,8 +89,11 @@ def compose(
         if not any(word.startswith(f"++{group}.") for word in words):
             node[group] = None  # drops what an experiment sets in it
     import_from_here()
-    for package in node.pop("allow", None) or []:
-        allow(str(package))
+    _allow(node.pop("allow", None) or [], overrides)
+    for name, saved in given.items():
+        group, _, option = name.partition("/")
+        if not option or choices.get(group) == option:
+            require_inside(saved, f"the saved {group}")
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), words, search)
     _bound(node, node.pop("at_most", {}))
@@ -94,6 +102,24 @@ def compose(
         if isinstance(value, dict) and group:
             _check(name, value)
     return Composition(node, choices)
+
+
+def allow_from(words: Sequence[str]) -> None:
+    """Allow the packages of the words `allow=[...]`, where nothing else is composed."""
+    import_from_here()
+    for word in words:
+        named = yaml.safe_load(word.partition("=")[2]) if word.startswith("allow=") else []
+        for package in [named] if isinstance(named, str) else named:
+            allow(str(package))
+
+
+def _allow(packages: Sequence[Any], overrides: Sequence[str]) -> None:
+    """Allow `packages`; ConfigError if a YAML file says so instead of the command line."""
+    if packages and not any(text.lstrip("+").startswith("allow") for text in overrides):
+        names = ",".join(map(str, packages))
+        raise ConfigError(f'a file sets allow; only the command line may: "allow=[{names}]"')
+    for package in packages:
+        allow(str(package))
 
 
 def _fill_data(
@@ -107,7 +133,9 @@ def _fill_data(
     data = node.get("data") or {}
     regime = data.get("regime", "auto")
     if regime == "auto":
-        regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
+        from embodied.learners.learner import Learner
+
+        regime = moved.option("data", str(resolve(node["learner"]["_target_"], Learner).data))
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
     typed = {word.split("=", 1)[0].lstrip("+") for word in words}
@@ -255,7 +283,7 @@ def _check(name: str, node: Node) -> None:
             f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
         )
     target = str(node["_target_"])
-    cls = resolve(target)
+    cls = resolve(target, object)  # only its settings are read here; `build` knows its role
     if "config" in inspect.signature(cls).parameters:
         config = typing.get_type_hints(cls.__init__)["config"]
         known = [field.name for field in fields(config)]

@@ -44,7 +44,8 @@ class Study:
     `variants` are command lines with the fields {work}, {out} and {seed}; `prepare` lines run once
     before. `metric` is read from the last line of each variant's metrics.jsonl that has it.
     `baseline` and `result` name variants; `also` names further variants that are compared with the
-    same baseline, with the method's name in the table.
+    same baseline, with the method's name in the table. `further_metrics` are read and compared in
+    the same way, each in rows of its own.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Study:
     result: str
     prepare: tuple[str, ...] = ()
     also: Mapping[str, str] = field(default_factory=dict)
+    further_metrics: tuple[str, ...] = ()
 
 
 def main() -> None:
@@ -111,10 +113,7 @@ def finished(study: Study, work: Path) -> tuple[int, ...]:
 
 def write_down(name: str, study: Study, work: Path) -> None:
     """Write a study's JSON and print its rows."""
-    scores = {
-        variant: [last_value(work / f"{variant}-{seed}", study.metric) for seed in study.seeds]
-        for variant in study.variants
-    }
+    scores = scores_of(study, work, study.metric)
     minutes = {
         variant: float(np.median([seconds_of(work / f"{variant}-{seed}") for seed in study.seeds]))
         / 60
@@ -131,6 +130,7 @@ def write_down(name: str, study: Study, work: Path) -> None:
         "scores": scores,
         "minutes": minutes,
         "also": dict(study.also),
+        "further": {each: scores_of(study, work, each) for each in study.further_metrics},
         "commit": git_revision(),
         "date": date.today().isoformat(),
     }
@@ -138,6 +138,14 @@ def write_down(name: str, study: Study, work: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(rows(facts)), flush=True)
+
+
+def scores_of(study: Study, work: Path, metric: str) -> dict[str, list[float]]:
+    """Of each variant, the last value of `metric` of each seed."""
+    return {
+        variant: [last_value(work / f"{variant}-{seed}", metric) for seed in study.seeds]
+        for variant in study.variants
+    }
 
 
 def run_seed(study: Study, work: Path, seed: int) -> None:
@@ -178,12 +186,16 @@ def seconds_of(out: Path) -> float:
 
 
 def rows(facts: dict[str, Any]) -> list[str]:
-    """The table rows of a study: its result, and one per further method."""
+    """The table rows of a study: its result, and one per further method, for each metric."""
     others = facts.get("also", {}).items()
-    return [
-        row(facts),
-        *[row({**facts, "result": variant, "method": name}) for variant, name in others],
+    results = [facts, *[{**facts, "result": name, "method": says} for name, says in others]]
+    further = facts.get("further", {}).items()
+    by_metric = [
+        {**each, "scores": scores, "task": f"the same; {metric}"}
+        for metric, scores in further
+        for each in results
     ]
+    return [row(each) for each in [*results, *by_metric]]
 
 
 def row(facts: dict[str, Any]) -> str:

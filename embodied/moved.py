@@ -50,7 +50,7 @@ def target(dotted: str) -> str:
 
 def _full(module: str, name: str) -> str:
     """`name` is one of `module`, or dotted where it has moved to another one."""
-    return name if "." in name else f"{module}.{name}"
+    return name if "." in name or not module else f"{module}.{name}"
 
 
 def option(group: str, name: str) -> str:

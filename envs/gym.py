@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from envs.gym_id import PREFIX, require_known_id
 
 try:
     import gymnasium
@@ -38,8 +40,8 @@ EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as in `gymnasium.make` ("package.module:Name-v0" imports the module first), `kwargs` for
-    it.
+    """`id` as in `gymnasium.make`, `kwargs` for it. "package.module:Name-v0" imports the module
+    first, which `allow=[package]` has to permit.
 
     `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation that
     has no name of its own.
@@ -93,7 +95,7 @@ class Gym(VecEnv):
         return self._now
 
     def step(self, action: Tensor) -> Step:
-        native = self._actions.native(action)
+        native = self.native_actions(action)
         n = self.num_envs
         rows = self._arrays(n)
         reward = np.empty(n, np.float32)
@@ -116,6 +118,10 @@ class Gym(VecEnv):
             truncated=torch.from_numpy(truncated),
             log={"success": torch.from_numpy(success)} if self._knows_success else {},
         )
+
+    def native_actions(self, action: Tensor) -> np.ndarray:
+        """The environment's own actions, for policy actions [B, A] in [-1, 1] (or int64 [B])."""
+        return self._actions.native(action)
 
     def get_state(self) -> Tensors:
         if not self._now:
@@ -192,6 +198,7 @@ def make(config: Config) -> gymnasium.Env:
     """Make one Gymnasium environment, with rendering if its class supports it; errors
     are one line.
     """
+    require_known_id(config.id, config.kwargs)
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -203,6 +210,11 @@ def make(config: Config) -> gymnasium.Env:
     except (DependencyNotInstalled, ImportError) as error:
         raise missing(config.id, error) from error
     except gymnasium.error.UnregisteredEnv as error:
+        if config.id.startswith(PREFIX):
+            raise ConfigError(
+                f"{config.id} was an object of the Python program that trained this run; give it "
+                "again: em.load(RUN, env=...)"
+            ) from error
         raise ValueError(
             f"cannot find the Gymnasium environment {config.id!r}: {_line(error)}"
         ) from error

@@ -14,16 +14,18 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
-from embodied.embodiments import so101, so101_delta
-from embodied.embodiments.so101_delta import So101Delta
+from embodied.embodiments import so101
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.named_controllers import controller_node
 from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from envs.mujoco.cameras import looking
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most
 NEAR = 0.015  # m
+DT = 0.05  # s of a control step
 RANGES: Mapping[str, tuple[float, float]] = {
     "goal_x": (0.18, 0.32),  # m
     "goal_y": (-0.16, 0.16),
@@ -40,11 +42,13 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`ranges` narrows or widens task parameters by name; `horizon` is in control steps (20 Hz)."""
+    """`ranges` narrows or widens task parameters by name; `horizon` is in control steps (20 Hz).
+    `controller`: what actions mean: cartesian_delta, cartesian_pose, joint_position, or a node."""
 
     num_envs: int = 16
     reward: Literal["sparse", "shaped"] = "sparse"
     horizon: int = 60
+    controller: str | Node = "cartesian_delta"
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     threads: int = 2
     seed: int = 0
@@ -63,17 +67,17 @@ class So101(MujocoVecEnv):
     draws = JOINTS
 
     def __init__(self, config: Config) -> None:
-        self.config, self.controller = config, So101Delta(so101_delta.Config())
+        self.config = config
+        self.controller = build(controller_node(config.controller, "so101", DT), Controller)
         ranges = {**RANGES, **config.ranges}
         self._low = np.array([low for low, _ in ranges.values()])
         self._span = np.array([high for _, high in ranges.values()]) - self._low
-        dt = self.controller.config.dt
         model = _model()
         super().__init__(
             model,
             _spec(self.controller),
             config.num_envs,
-            substeps=round(dt / model.opt.timestep),
+            substeps=round(DT / model.opt.timestep),
             horizon=config.horizon,
             threads=config.threads,
             seed=config.seed,
@@ -140,12 +144,12 @@ def _words(place: Floats) -> str:
     return f"x {x:.1f}, y {y:.1f}, z {z:.1f} cm"
 
 
-def _spec(controller: So101Delta) -> Spec:
+def _spec(controller: Controller) -> Spec:
     vector = tuple(RANGES)
     return Spec(
         obs={"state": Leaf((len(NAMES),), names=NAMES)},
         act=action_leaf(controller.names),
-        dt=controller.config.dt,
+        dt=DT,
         task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
         text="move the tool to the green ball",
     )

@@ -61,6 +61,7 @@ class BlockGaussian(Gaussian):
             raise ConfigError(f"hold={config.hold} must be at least 1 (decision)")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
+        self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = Blocks(
             1,
@@ -99,7 +100,7 @@ class BlockGaussian(Gaussian):
         carry = self._hold(carry, noise)
         mean, log_std = self(obs)
         used = carry.get("explore/noise", noise[:, : self.size])
-        action = torch.tanh(mean + log_std.exp() * used)
+        action = self.squash(mean + log_std.exp() * used)
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
 
     def _hold(self, carry: Tensors, noise: Tensor) -> Tensors:

@@ -19,6 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
+from policies.gaussian import require_squashed
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
 from policies.random import Config as RandomConfig
@@ -55,6 +56,7 @@ class Deterministic(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
+        self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
@@ -62,7 +64,8 @@ class Deterministic(Policy):
 
     def forward(self, obs: Tensors) -> Tensor:
         """The action [n, size] without noise; differentiable."""
-        return torch.tanh(self.net(self.encoder(obs)))
+        raw = self.net(self.encoder(obs))
+        return torch.tanh(raw) if self.squashes else raw
 
     def initial(self, n: int) -> Tensors:
         if self.config.std_range is None:
@@ -80,7 +83,7 @@ class Deterministic(Policy):
         else:
             carry, std = self._std(carry, noise[:, self.size :], *self.config.std_range)
             action = torch.addcmul(self(obs), noise[:, : self.size], std)
-        return action.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape), carry
+        return self.spec.act.bounded(action).view(-1, self.chunk, *self.spec.act.shape), carry
 
     def _std(self, carry: Tensors, e: Tensor, low: float, high: float) -> tuple[Tensors, Tensor]:
         """The carry and the std [n, 1]: that of the carry, or a new one from noise [n, 1]."""
@@ -93,6 +96,7 @@ class Deterministic(Policy):
 
     def feedforward(self) -> Feedforward:
         """The action without noise as plain layers; ConfigError if an observation is no vector."""
+        require_squashed(self.spec.act)
         return Feedforward(self.encoder.only_vectors(), self.encoder.norm, self.net)
 
     def loss(self, batch: Tensors) -> Tensor:

@@ -74,7 +74,7 @@ class DiagonalGaussian(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         u = torch.addcmul(self(obs), self.log_std.exp(), noise)
-        action = u.clamp(-1, 1).view(-1, self.chunk, *self.spec.act.shape)
+        action = self.spec.act.bounded(u).view(-1, self.chunk, *self.spec.act.shape)
         return action, {**carry, "row/action": u}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
 from policies.networks.encoders import Encoder, ImageConfig
@@ -55,6 +55,7 @@ class Gaussian(Policy):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
+        self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size,
@@ -82,13 +83,18 @@ class Gaussian(Policy):
         make = torch.randn if explore else torch.zeros
         return make(n, self.size, device=device)
 
+    def squash(self, u: Tensor) -> Tensor:
+        """tanh(u); `u` itself where a wrapper normalises actions, some of which are beyond 1."""
+        return torch.tanh(u) if self.squashes else u
+
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         mean, log_std = self(obs)
-        action = torch.tanh(mean + log_std.exp() * noise)
+        action = self.squash(mean + log_std.exp() * noise)
         return action.view(-1, self.chunk, *self.spec.act.shape), carry
 
     def feedforward(self) -> Feedforward:
         """The mean action as plain layers; ConfigError if an observation is no vector."""
+        require_squashed(self.spec.act)
         *body, head = self.net
         assert isinstance(head, torch.nn.Linear)
         mean = torch.nn.Linear(head.in_features, self.size, device="meta")
@@ -101,7 +107,7 @@ class Gaussian(Policy):
         """Action [n, size] and its log-probability [n], both differentiable."""
         mean, log_std = self(obs)
         u = mean + log_std.exp() * noise
-        return torch.tanh(u), _density(u, noise, log_std).sum(1)
+        return self.squash(u), self._density(u, noise, log_std).sum(1)
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of actions [n, size], clipped to [-1 + 1e-5, 1 - 1e-5]."""
@@ -109,8 +115,15 @@ class Gaussian(Policy):
         return self._log_prob(mean, log_std, action).sum(1)
 
     def _log_prob(self, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-        u = torch.atanh(action.clamp(-1 + 1e-5, 1 - 1e-5))
-        return _density(u, (u - mean) * torch.exp(-log_std), log_std)
+        if self.squashes:
+            action = torch.atanh(action.clamp(-1 + 1e-5, 1 - 1e-5))
+        return self._density(action, (action - mean) * torch.exp(-log_std), log_std)
+
+    def _density(self, u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
+        """log p of each element of the action of `u`, which is z standard deviations from its
+        mean."""
+        normal = 0.5 * z.square() + log_std + 0.5 * LOG_2PI
+        return -(normal + _log_slope(u)) if self.squashes else -normal
 
     def loss(self, batch: Tensors) -> Tensor:
         """Imitation loss (`imitate`) per action element, averaged over the valid steps, [n]."""
@@ -119,7 +132,7 @@ class Gaussian(Policy):
         if self.config.imitate == "nll":
             error = -self._log_prob(mean, log_std, action)
         else:
-            error = (torch.tanh(mean) - action).square()
+            error = (self.squash(mean) - action).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
     def warmup_policy(self) -> Policy:
@@ -130,8 +143,13 @@ class Gaussian(Policy):
         self.encoder.fit(rows)
 
 
-def _density(u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
-    """log p of each element of a = tanh(u), where u is z standard deviations from its mean."""
-    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
-    squash = 2 * (math.log(2) - u - functional.softplus(-2 * u))
-    return -(0.5 * z.square() + log_std + 0.5 * LOG_2PI + squash)
+def _log_slope(u: Tensor) -> Tensor:
+    """log d tanh(u) / du = log(1 - tanh(u)^2)."""
+    # = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
+    return 2 * (math.log(2) - u - functional.softplus(-2 * u))
+
+
+def require_squashed(act: Leaf) -> None:
+    """ConfigError for an action that a wrapper normalises: it is not squashed by tanh."""
+    if act.is_normalized:
+        raise ConfigError("plain layers end in tanh, and normalised actions do not")

@@ -88,7 +88,7 @@ class Recurrent(Policy):
         self.spec, self.chunk, self.width = spec, config.chunk, config.width
         self.memory = Memory(Encoder(spec.obs, config.images, points=config.points), config.width)
         inside = Spec({"memory": Leaf((config.width,))}, spec.act, spec.dt)
-        self.inner: Policy = build({**config.inner, "chunk": config.chunk}, spec=inside)
+        self.inner = build({**config.inner, "chunk": config.chunk}, Policy, spec=inside)
         if not callable(getattr(self.inner, "evaluate_actions", None)):
             raise ConfigError(
                 "the inner policy needs a density (log-probabilities): policies.diagonal_gaussian "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
-from embodied.core.build import ConfigError, build, resolve
+from embodied.core.build import ConfigError, Node, build, printable, shown
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.arms_file import forward_of
 from real_robot.control.arm_state import Floats
 from real_robot.control.chunk_follower import ChunkFollower
 from real_robot.control.homing import Homing
@@ -21,20 +23,37 @@ from real_robot.ipc.messages import state_record
 from real_robot.ipc.ring_buffer import BlackBox
 from real_robot.safety.chain import Chain, Stage
 from real_robot.safety.checks import Enabled, Finite, Fresh, Torque, TorqueRate, Tracking
-from real_robot.safety.energy_tank import Energy
+from real_robot.safety.energy_stage import Energy
+from real_robot.safety.geometry import Geometry
 from real_robot.safety.learned_reflex import Reflex
 from real_robot.safety.limits import Limiter
+from real_robot.safety.region import Region
+from real_robot.safety.silence import DaemonAlive, HoldToRun
 from real_robot.safety.workspace import Workspace
+
+T = TypeVar("T")
+MOST = 300  # characters of a message of another library
 
 
 def forward_kinematics(deployment: Deployment) -> Callable[[Floats], Floats]:
     """The function of the tool's positions [k, 3] (m) at joint positions [k, n]."""
-    solve: Any = resolve(deployment.kinematics)
+    solve = forward_of(deployment.kinematics)
 
     def positions(q: Floats) -> Floats:
         return solve(q)[0]
 
     return positions
+
+
+def tool_poses(deployment: Deployment) -> Callable[[Floats], Floats]:
+    """The function of the tool's poses [k, 12] (m; rotation matrices) at joint positions [k, n]."""
+    solve = forward_of(deployment.kinematics)
+
+    def poses(q: Floats) -> Floats:
+        place, turn = solve(q)[:2]
+        return np.concatenate([place, turn.reshape(len(q), 9)], 1)
+
+    return poses
 
 
 def tool_target(deployment: Deployment) -> Callable[[Floats], Floats]:
@@ -43,23 +62,40 @@ def tool_target(deployment: Deployment) -> Callable[[Floats], Floats]:
     return lambda q: np.asarray(positions(q[None])[0])
 
 
+def build_regions(deployment: Deployment) -> list[Region]:
+    """What the arm is kept in: the tool's workspace, and the whole arm's geometry."""
+    regions: list[Region] = []
+    forward = forward_kinematics(deployment)
+    if deployment.geometry is not None:
+        regions.append(geometry := Geometry(deployment.geometry, deployment.joints))
+        forward = geometry.kinematics.point(forward) or forward  # computed once for both
+    if deployment.workspace is not None:
+        regions.insert(0, Workspace(deployment.workspace, forward))
+    return regions
+
+
 def build_chain(deployment: Deployment) -> Chain:
     """The safety chain: all stages that have settings, and the hard limits."""
     limits, dt = deployment.limits, 1 / deployment.hertz
-    stages: list[Stage] = [Finite(), Fresh(deployment.fresh), Enabled()]
-    guard: Callable[[Floats], float] | None = None
-    if deployment.workspace is not None:
-        workspace = Workspace(deployment.workspace, forward_kinematics(deployment))
-        stages, guard = [*stages, workspace], workspace.depth
+    stages: list[Stage] = [
+        Finite(),
+        Fresh(deployment.fresh),
+        Enabled(),
+        DaemonAlive(deployment.heartbeat),
+    ]
+    if deployment.hold_to_run:
+        stages.append(HoldToRun())
+    regions = build_regions(deployment)
+    stages += regions
     if deployment.reflex is not None:
         stages.append(Reflex(deployment.reflex, deployment.joints, dt))
     if deployment.energy is not None:
-        stages.append(Energy(deployment.energy, limits, dt))
+        stages.append(Energy(deployment.energy, limits, dt, tool_poses(deployment)))
     stages.append(Torque(limits))
     if deployment.torque_rate is not None:
         stages.append(TorqueRate(deployment.torque_rate, dt))
     stages.append(Tracking(limits))
-    return Chain(stages, Limiter(limits, dt, guard))
+    return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]))
 
 
 def open_flight_recorder(
@@ -80,31 +116,42 @@ def open_channels(deployment: Deployment, folder: Path, create: bool = False) ->
 
 def build_control(deployment: Deployment, folder: Path) -> Control:
     """The control loop on the mailboxes in `folder`; nothing is connected yet."""
-    driver, controller = build_driver(deployment), build(deployment.controller)
+    driver, controller = build_driver(deployment), _built(deployment.controller, Controller)
     if len(driver.joints) != deployment.joints:
         raise ConfigError(
             f"limits are given for {deployment.joints} joints, the driver has {len(driver.joints)}"
         )
     chain = build_chain(deployment)
-    home = np.asarray(deployment.home)
+    home, retreat = np.asarray(deployment.home), [np.asarray(q) for q in deployment.retreat]
     return Control(
         driver,
         chain,
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
         open_channels(deployment, folder),
         ring=open_flight_recorder(deployment, folder, len(chain.names), create=False),
-        homing=Homing(home, deployment.limits) if deployment.home else None,
+        homing=Homing(home, deployment.limits, build_regions(deployment), retreat)
+        if deployment.home
+        else None,
         open_at_home=deployment.home_width,
     )
 
 
 def build_driver(deployment: Deployment) -> Driver:
     """The driver, as a dry run where the deployment says so; nothing is connected yet."""
-    driver = build(deployment.driver)
-    if not isinstance(driver, Driver):
-        raise ConfigError(f"{deployment.driver.get('_target_')} is no driver")
+    driver = _built(deployment.driver, Driver)
     if driver.sensed != deployment.sensed:
         raise ConfigError(
-            f"sensed is {list(deployment.sensed)}, the driver senses {list(driver.sensed)}"
+            f"sensed is {shown(list(deployment.sensed))}, the driver senses {list(driver.sensed)}"
         )
     return DryRunDriver(driver) if deployment.dry else driver
+
+
+def _built(node: Node, role: type[T]) -> T:
+    """ConfigError also where the class itself refuses a setting that has the right type."""
+    try:
+        return build(node, role)
+    except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{printable(str(node.get('_target_')))}: {reason[:MOST]}") from error

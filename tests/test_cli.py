@@ -21,7 +21,7 @@ from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
-from embodied.core.policy import PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.training.logger import read_metrics
 
 EXPERIMENTS = list(options("experiment", [PACKAGED]))
@@ -281,7 +281,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     if data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:
         words.append(f"demos={inputs.demos(env)}")
     wrapper = node.get("finetune") or node.get("policy")
-    if issubclass(resolve(wrapper["_target_"]), PolicyWrapper):
+    if issubclass(resolve(wrapper["_target_"], Policy), PolicyWrapper):
         diffusion = {"_target_": "policies.generative.diffusion.Diffusion"}
         flow = {"_target_": "policies.generative.flow.Flow"}
         base = wrapper.get("base", diffusion if "Diffusion" in wrapper["_target_"] else flow)

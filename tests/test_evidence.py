@@ -34,7 +34,8 @@ def test_a_small_study_from_command_to_table(
     """Variants that write their score; the difference is paired by seed."""
     code = (
         "import sys, json, pathlib; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True);"
-        "(p / 'metrics.jsonl').write_text(json.dumps({'eval/x': float(sys.argv[2])}) + chr(10))"
+        "scores = {'eval/x': float(sys.argv[2]), 'y': -1};"
+        "(p / 'metrics.jsonl').write_text(json.dumps(scores) + chr(10))"
     )
     (tmp_path / "score.py").write_text(code)
     study = {
@@ -51,6 +52,7 @@ def test_a_small_study_from_command_to_table(
         "baseline": "one",
         "result": "two",
         "also": {"half": "half as much"},
+        "further_metrics": ["y"],
     }
     tiny: evidence.Study = parse(evidence.Study, study, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
@@ -60,11 +62,13 @@ def test_a_small_study_from_command_to_table(
     evidence.write_down("tiny", tiny, tmp_path / "work")
     facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
     assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0], "half": [5.0, 5.0]}
+    assert facts["further"] == {"y": {name: [-1.0, -1.0] for name in ("one", "two", "half")}}
     evidence.write_table()
     table = (tmp_path / "evidence.md").read_text()
     assert "| 10 [10, 10] |" in table
     assert "one: 0.5 (0, 1)" in table
     assert "| half as much | writing numbers | 2 | one: 0.5 (0, 1) | half: 5 (5, 5) |" in table
+    assert "| more | the same; y | 2 | one: -1 (-1, -1) | two: -1 (-1, -1) |" in table
 
 
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ LAYERS = (
     {"embodied.core"},
     {"embodied.nn"},
     {"embodied.embodiments", "embodied.datasets"},
+    {"embodied.serve"},
     {"embodied.buffers", "embodied.llm", "embodied.vision", "embodied.sandbox", "policies"},
     {
         "envs",
@@ -27,6 +28,7 @@ LAYERS = (
         "embodied.rewards",
         "embodied.teachers",
         "embodied.export",
+        "embodied.adopt",
     },
     {"embodied.evaluation"},
     {"embodied.training"},
@@ -35,6 +37,7 @@ LAYERS = (
     {"embodied.compose", "embodied.reward_design", "embodied.evidence"},
     {"embodied.bench", "embodied.viewer", "embodied.deploy"},
     {"embodied.commands"},
+    {"embodied.api"},
     {"embodied.cli"},
 )
 ROBOT_SEES = {

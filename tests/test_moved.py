@@ -11,6 +11,7 @@ import pytest
 
 from embodied import moved
 from embodied.core.build import resolve
+from embodied.core.env import VecEnv
 
 MODULES = sorted(moved.table()["modules"].items())
 
@@ -48,8 +49,8 @@ def test_no_old_name_is_a_name_of_today() -> None:
 
 def test_an_old_target_resolves_with_one_warning() -> None:
     with pytest.warns(moved.MovedWarning, match="is now envs") as caught:
-        first = resolve("envs.crafter.Crafter")
-        assert resolve("envs.crafter.Crafter") is first
+        first = resolve("envs.crafter.Crafter", VecEnv)
+        assert resolve("envs.crafter.Crafter", VecEnv) is first
     assert len(caught) == 1
 
 

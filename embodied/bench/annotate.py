@@ -96,6 +96,7 @@ def training(folder: Path, words: list[str]) -> Block:
     if "reward=null" not in words:
         words.append(f"reward.labeller.latency={LATENCY}")
     config = read_config(compose("train", words).node | {"output": str(folder), "name": "bench"})
+    assert config.env is not None
     torch.manual_seed(0)
     loop = RunComponents(replace(config, device="cpu")).loop
     batch = int(config.env["num_envs"]) * int(config.learner["horizon"])
@@ -142,7 +143,7 @@ def synchronous() -> Comparison:
 def world() -> tuple[VecEnv, dict[str, Any]]:
     """The experiment's environment and its reward configuration."""
     node = compose("train", [f"experiment={EXPERIMENT}"]).node
-    return build(node["env"]), node["reward"]
+    return build(node["env"], VecEnv), node["reward"]
 
 
 def saved(what: str, stride: int, steps: int = 600) -> Comparison:
@@ -150,8 +151,9 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
     one label for each step."""
     env, node = world()
     with tempfile.TemporaryDirectory() as folder:
-        reward: Annotate = build(
+        reward = build(
             {**node, "stride": stride, "synchronous": True, "labeller": rules()},
+            Annotate,
             spec=env.spec,
             folder=Path(folder),
             seed=0,

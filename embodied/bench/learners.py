@@ -18,6 +18,7 @@ from embodied.bench.sac import ACT, BATCH, OBS, calling, filled, world
 from embodied.buffers.augment import random_shift
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.learners.learner import Learner
 
 STORED, HIDDEN = 100_000, (256, 256)
@@ -99,7 +100,9 @@ def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
     """The learner with its default settings."""
     spec = world()
     node = {"_target_": f"embodied.learners.off_policy.{name}.{CLASSES[name]}", **settings}
-    return build(node, policy=build(POLICIES[name], spec=spec), spec=spec).to(device)
+    return build(node, Learner, policy=build(POLICIES[name], Policy, spec=spec), spec=spec).to(
+        device
+    )
 
 
 def updating(learner: Learner, replay: ReplayBuffer, count: int = 30) -> Block:

@@ -41,7 +41,7 @@ from real_robot.drivers.servos.driver import Joint, ServoBus
 from real_robot.emulators.servos.bus import FakeBus, Faults
 from real_robot.ipc.mailbox import memory_folder
 from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.checks import FreshConfig
+from real_robot.safety.checks import FreshConfig, Heartbeat
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
@@ -110,8 +110,8 @@ class Stalling(Policy):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.flow: Policy = build(
-            {"_target_": "policies.generative.flow.Flow", "chunk": 8}, spec=spec
+        self.flow = build(
+            {"_target_": "policies.generative.flow.Flow", "chunk": 8}, Policy, spec=spec
         )
         self.chunk, self.turn = self.flow.chunk, int(time.monotonic() / EVERY)
         self.node = {"_target_": f"{__name__}.{type(self).__name__}"}
@@ -221,12 +221,14 @@ def deployment(hertz: int, folder: Path) -> Deployment:
         step=STEP,
         limits=LIMITS,
         fresh=FreshConfig(5.0, 30.0, 30.0),
+        heartbeat=Heartbeat(3600.0, 3600.0),
     )
 
 
 def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
     """Wait until the policy moves the arm. RuntimeError if it never does."""
     rate, deadline = Rate(50), time.monotonic() + patience
+    control.channels.beat(time.monotonic())  # as the daemon does
     request = control.channels.request
     while control.mode != Mode.RUNNING:
         rate.wait()

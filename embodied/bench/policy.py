@@ -163,9 +163,9 @@ def measure(path: Path, repeats: int, calls: int) -> Comparison:
 def made(node: dict[str, Any]) -> Policy:
     """The policy of `node` for continuous actions or, if it refuses them, discrete ones."""
     try:
-        return build(node, spec=SPEC)
+        return build(node, Policy, spec=SPEC)
     except ConfigError:
-        return build(node, spec=DISCRETE)
+        return build(node, Policy, spec=DISCRETE)
 
 
 def deciding(policy: Policy) -> Callable[[], object]:

@@ -9,6 +9,7 @@ import torch
 
 from embodied.bench.measure import Block, Comparison, compare, table, write_json
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.on_policy.ppo import Ppo
@@ -130,7 +131,8 @@ def flagged(flag: str, repeats: int) -> Comparison:
 
 
 def learner_for(spec: Spec, **settings: object) -> Ppo:
-    return build({**LEARNER, **settings}, policy=build(POLICY, spec=spec), spec=spec)
+    policy = build(POLICY, Policy, spec=spec)
+    return build({**LEARNER, **settings}, Ppo, policy=policy, spec=spec)
 
 
 def world() -> Spec:

@@ -13,6 +13,7 @@ import torch
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.sac import Sac
@@ -177,7 +178,8 @@ def calling(work: Callable[[], object], count: int) -> Block:
 
 
 def learner_for(spec: Spec, **settings: object) -> Sac:
-    return build({**LEARNER, **settings}, policy=build(POLICY, spec=spec), spec=spec)
+    policy = build(POLICY, Policy, spec=spec)
+    return build({**LEARNER, **settings}, Sac, policy=policy, spec=spec)
 
 
 def world() -> Spec:

@@ -13,9 +13,11 @@ from embodied.bench.peers.sb3 import updating
 from embodied.bench.sac import calling
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
+from embodied.learners.learner import Learner
 
 OBS, ACT, BATCH, STORED = 146, 4, 256, 100_000
 SPEC = Spec({"state": Leaf((OBS,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.01)
@@ -49,9 +51,9 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
 
 
 def our_updates(count: int = 200) -> Block:
-    policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, spec=SPEC)
+    policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, Policy, spec=SPEC)
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **SMALL}
-    learner = build(node, policy=policy, spec=SPEC)
+    learner = build(node, Learner, policy=policy, spec=SPEC)
     replay = ReplayBuffer(STORED)
     replay.add(
         {
@@ -69,7 +71,7 @@ def deciding(repeats: int, threads: int) -> Comparison:
     """A flow policy (chunk 8, four steps) at batch size 1: exported to ONNX against PyTorch."""
     import onnxruntime
 
-    policy = build({"_target_": "policies.generative.flow.Flow"}, spec=SPEC)
+    policy = build({"_target_": "policies.generative.flow.Flow"}, Policy, spec=SPEC)
     decision = Decision(policy)
     given = decision.example(1)
     options = onnxruntime.SessionOptions()

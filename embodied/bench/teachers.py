@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from embodied.bench.simulators.envs import fr3
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.teacher import Outcome, Teacher
+from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.maze.env import Config as MazeConfig
@@ -73,7 +73,8 @@ def measure(
     """Episodes per second of one teacher alone; None for one that selects no tasks."""
     node: dict[str, Any] = yaml.safe_load(path.read_text())
     try:
-        teacher: Teacher = build(ready(node, SPEC, folder), **given(node), seed=0)
+        built = build(ready(node, SPEC, folder), Curriculum, **given(node), seed=0)
+        teacher = cast(Teacher, built)  # or it samples as one
     except ConfigError as error:
         Console().print(f"{path.stem}: not measured: {error}", markup=False)
         return None
@@ -86,7 +87,7 @@ def measure(
 def given(node: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a teacher is built with, by its requirements on the environment (default:
     a box of tasks). ConfigError for a two-agent teacher."""
-    needs = resolve(node["_target_"]).needs
+    needs = resolve(node["_target_"], Curriculum).needs
     if "counts" in needs:
         raise ConfigError("it trains a second agent and selects no tasks")
     if "levels" in needs:
@@ -106,7 +107,7 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     if not room.exists():
         for seed in (1, 2):
             past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
-            teaching(build(past, spec=spec, seed=seed), 600)()
+            teaching(build(past, Teacher, spec=spec, seed=seed), 600)()
     return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
 
 

@@ -15,11 +15,13 @@ class NStepBuffer:
     """n-step returns over the last `n` decisions of every environment.
 
     `held` [n, B, ...] keeps the pending decisions; the discounted reward of each new decision is
-    added to all of them. A decision is returned after n decisions, or when its episode ends.
+    added to all of them. A decision is returned after n decisions, or when its episode ends. With
+    `keep_single`, a transition also has the columns of its own decision alone: `single/next_obs/*`
+    and `single/discount`.
     """
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    def __init__(self, n: int, keep_single: bool = False) -> None:
+        self.n, self.keep_single = n, keep_single
         self.held: Tensors = {}
         self.used = torch.empty(0)
         self.slot = 0
@@ -37,6 +39,9 @@ class NStepBuffer:
                 "learner.n_step=1"
             )
         kept = {k: v for k, v in rows.items() if not k.startswith("next_obs/")}
+        if self.keep_single:
+            single = (k for k in rows if k.startswith("next_obs/") or k == "discount")
+            kept |= {f"single/{k}": rows[k] for k in single}
         if not self.held:
             self.held = {k: v.new_zeros(self.n, *v.shape) for k, v in kept.items()}
             self.used = torch.zeros(self.n, len(ended), dtype=torch.bool, device=ended.device)

@@ -23,6 +23,7 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 
@@ -55,7 +56,7 @@ class Weighted:
         """`n` transitions by torch's default generator."""
         lot = torch.rand(n, dtype=torch.float64, device=self.device) * self.sums[-1]
         index = torch.searchsorted(self.sums, lot, right=True).clamp(max=self.length - 1)
-        return tt.take(self.rows, index)
+        return load(tt.take(self.rows, index))
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Config:
     quantile: float = 1.0
 
 
-class Return:
+class Return(Weights):
     """w_i = exp(G_i / alpha), G min-max normalised ("RW")."""
 
     def __init__(self, config: Config) -> None:
@@ -114,7 +115,7 @@ class TopConfig:
     share: float = 0.1
 
 
-class Top:
+class Top(Weights):
     """Weight 1 for the best trajectories and 0 for the others."""
 
     def __init__(self, config: TopConfig) -> None:

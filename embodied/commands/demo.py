@@ -53,16 +53,17 @@ def go(experiment: str, output: Path, seed: int, *words: str) -> None:
 def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
     """Write film strips of both policies from an initial state in which only `after` succeeds."""
     import torch
-    import yaml
 
     from embodied.core.build import build
     from embodied.core.checkpoint import load_policy
+    from embodied.core.env import VecEnv
+    from embodied.core.saved_node import read_saved
     from embodied.datasets.lerobot.video import encode_png
     from embodied.evaluation.evaluate import evaluate, film
     from embodied.evaluation.video import strip, write_mp4
 
-    settings: dict[str, Any] = yaml.safe_load((after / "run.yaml").read_text())["env"]
-    env = build(settings | {"num_envs": rows})
+    settings: dict[str, Any] = read_saved(after / "run.yaml")["env"]
+    env = build(settings | {"num_envs": rows}, VecEnv)
     policies = [load_policy(run) for run in (before, after)]
     won = [evaluate(policy, env, rows, HELD_OUT).success for policy in policies]
     assert won[0] is not None and won[1] is not None

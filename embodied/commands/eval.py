@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from embodied.commands import add_overrides, device_of, require_at_least
 from embodied.core.build import ConfigError, Node
+from embodied.core.saved_node import read_saved, require_inside
 
 if TYPE_CHECKING:
     from torch import nn
 
     from embodied.core.policy import Policy
+    from embodied.core.spec import Spec
+    from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import Evaluation
 
 
@@ -26,9 +27,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied eval outputs/bc outputs/steered\n"
         "  embodied eval outputs/bc episodes=500 seed=3 env.num_envs=100\n"
         "  embodied eval outputs/bc env=fr3_push\n"
+        "  embodied eval outputs/cloned env=fr3_push mapping=fr3.yaml\n"
         "  embodied eval outputs/bc policy.steps=10\n"
         "  embodied eval outputs/steered policy=best_of_n policy.n=16\n"
-        "  embodied eval outputs/bc policy=real_time_chunking policy.delay=3 execute=4"
+        "  embodied eval outputs/bc policy=real_time_chunking policy.delay=3 execute=4\n"
+        "  embodied eval ws://127.0.0.1:8000 env=two_gap    a policy server (docs/remote.md)"
     )
 
 
@@ -37,8 +40,51 @@ def run(args: argparse.Namespace) -> None:
     words = [word for word in args.words if word not in runs]
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
-    rows = [evaluate_run(Path(path), words, args.config_dir) for path in runs]
+    rows = [_evaluated(path, words, args.config_dir) for path in runs]
     print_table(rows)
+
+
+def _evaluated(path: str, words: list[str], folders: list[str]) -> dict[str, Any]:
+    from policies.remote.address import allow_typed, is_address
+
+    if not is_address(path):
+        return evaluate_run(Path(path), words, folders)
+    allow_typed([path])
+    return evaluate_served(path, words, folders)
+
+
+def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
+    """Evaluate the policy of a server in an environment that the command line names."""
+    import torch
+
+    from embodied.compose import compose
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.core.policy import Policy
+    from embodied.evaluation.evaluate import evaluate
+    from embodied.evaluation.task_grid import TaskGridEval, held_out
+    from policies.remote.address import remote_node
+
+    if not any(word.startswith("env=") for word in words):
+        raise ConfigError(f"name the environment: embodied eval {address} env=NAME")
+    given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": {}}
+    node = compose("eval", words, folders, given).node
+    if node["output"] is not None:
+        raise ConfigError("output= is for runs, not for a policy server")
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
+    torch.set_num_threads(node["threads"])
+    env = build(node["env"] | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
+    try:
+        tasks = held_out(env)
+        if tasks is not None:
+            env = TaskGridEval(env, tasks[: node["episodes"]])
+            node["episodes"] = len(env.tasks)
+        policy = build(node["policy"], Policy, spec=env.spec).eval()
+        execute = None if node["execute"] == "as_trained" else node["execute"]
+        result = evaluate(policy, env, node["episodes"], node["seed"], execute)
+    finally:
+        env.close()
+    return result_row(address, 0, node, result)
 
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
@@ -48,26 +94,37 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import evaluate
     from embodied.evaluation.task_grid import TaskGridEval, held_out
     from embodied.reports import run_report
 
     saved = checkpoint.find(path)
-    trained = trained_with(saved)
-    acting = yaml.safe_load((saved / "policy.yaml").read_text())
-    given = {"env/as_trained": trained["env"], "policy/as_trained": acting}
+    acting = read_saved(saved / "policy.yaml")
+    named = any(word.startswith("env=") for word in words)
+    trained = trained_with(saved, named)
+    given = {"policy/as_trained": acting}
+    if trained.get("env"):
+        given["env/as_trained"] = trained["env"]
+    elif not named:
+        raise ConfigError(
+            f"{path} was trained without an environment: env=NAME, and mapping=FILE where its "
+            "names or units are others"
+        )
     node = compose("eval", words, folders, given).node
+    mapping = None if node["mapping"] is None else Mapping.load(node["mapping"])
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
-    env = build(node["env"] | {"num_envs": count})
+    env = build(node["env"] | {"num_envs": count}, VecEnv)
     tasks = held_out(env)
     if tasks is not None:
         tasks = tasks[: node["episodes"]]
         node["episodes"], env = len(tasks), TaskGridEval(env, tasks)
     try:
-        policy = checkpoint.load_policy(saved, env.spec)
-        policy = asked_for(policy, node["policy"], saved, trained).to(device_of(node["device"]))
+        policy = fitted(saved, env.spec, mapping, node["policy"], trained)
+        policy = policy.to(device_of(node["device"]))
         execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:
@@ -89,23 +146,40 @@ def add_line(path: Path, row: dict[str, Any]) -> None:
         sink.write(json.dumps(row) + "\n")
 
 
-def trained_with(saved: Path) -> Node:
-    """The run.yaml of the run that a checkpoint is in."""
+def trained_with(saved: Path, named: bool = False) -> Node:
+    """The run.yaml of the run that a checkpoint is in; it may be missing if env= is `named`."""
     file = saved.parent.parent / "run.yaml"
-    if not file.exists():
-        raise ConfigError(f"{file} is missing; it holds the training environment of {saved}")
-    return yaml.safe_load(file.read_text())
+    if file.exists():
+        return read_saved(file)
+    if named:
+        return {}
+    raise ConfigError(f"{file} is missing; name the environment of {saved}: env=NAME")
+
+
+def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained: Node) -> Policy:
+    """The policy of a checkpoint for an environment with `spec`, as `node` asks for it."""
+    from embodied.core import checkpoint
+    from embodied.core.build import resolve
+    from embodied.core.policy import Policy
+    from policies.wrappers.mapped import Mapped, load_mapped
+
+    if mapping is None:
+        return asked_for(load_mapped(saved, spec), node, saved, trained)
+    policy = checkpoint.load_policy(saved)
+    if resolve(node["_target_"], Policy) is type(policy):  # other settings, before the mapping
+        return Mapped.of(asked_for(policy, node, saved, trained), spec, mapping)
+    return asked_for(Mapped.of(policy, spec, mapping), node, saved, trained)
 
 
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
     sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
     from embodied.core.build import build, resolve
-    from embodied.core.policy import PolicyWrapper
+    from embodied.core.policy import Policy, PolicyWrapper
 
-    kind: Any = resolve(node["_target_"])
+    kind: Any = resolve(node["_target_"], Policy)
     if type(policy) is kind:
-        other = build(node, spec=policy.spec)
+        other = build(node, Policy, spec=policy.spec)
         try:
             other.load_state_dict(policy.state_dict())
         except RuntimeError as error:
@@ -129,12 +203,14 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.learners.learner import Learner
 
+    require_inside(trained["learner"], f"the learner of {saved}")
     part: Any = policy
     if trained.get("finetune"):
         part = part.trainable()  # the part that its learner trained
     context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
-    learner = build(trained["learner"], policy=part, **context)
+    learner = build(trained["learner"], Learner, policy=part, **context)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
@@ -144,9 +220,14 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
 
 def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
     """One line of evaluations.jsonl."""
+    return result_row(str(saved.parent.parent), int(saved.name), node, result)
+
+
+def result_row(run: str, step: int, node: Node, result: Evaluation) -> dict[str, Any]:
+    """The result of one policy."""
     row: dict[str, Any] = {
-        "run": str(saved.parent.parent),
-        "step": int(saved.name),
+        "run": run,
+        "step": step,
         "episodes": len(result.returns),
         "seed": node["seed"],
         "env": node["env"],

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run folder, or a checkpoint in one")
+    parser.add_argument(
+        "words", nargs="*", metavar="allow=[PACKAGE]", help="packages of your own in the run"
+    )
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write to")
     parser.add_argument("--onnx", action="store_true", help="DIR/policy.onnx (the default)")
     parser.add_argument("--header", action="store_true", help="DIR/policy.h: C99, plain layers")
@@ -23,13 +26,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied export outputs/bc --to exported\n"
         "  embodied export outputs/hover --to exported --onnx --header\n"
-        "  embodied export outputs/hover --to app --crazyflie"
+        "  embodied export outputs/hover --to app --crazyflie\n"
+        '  embodied export outputs/mine "allow=[my_lab]" --to exported'
     )
 
 
 def run(args: argparse.Namespace) -> None:
     import torch
 
+    from embodied.compose import allow_from
     from embodied.core import checkpoint
     from embodied.export.c_header import write_header
     from embodied.export.crazyflie import trained_on, write_crazyflie
@@ -37,6 +42,9 @@ def run(args: argparse.Namespace) -> None:
     from embodied.export.onnx import write_onnx
     from embodied.export.torchscript import write_torchscript
 
+    if unknown := [word for word in args.words if not word.startswith("allow=")]:
+        raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
+    allow_from(args.words)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     decision = Decision(checkpoint.load_policy(args.path))

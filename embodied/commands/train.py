@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, device_of
 from embodied.core.build import ConfigError, Node, nearest
@@ -25,6 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
         "  embodied train experiment=fr3_lift_flow demos=outputs/demos output=outputs/bc\n"
         "  embodied train experiment=fr3_lift_dsrl init=outputs/bc size=debug\n"
+        "  embodied train policy=flow learner=imitate demos=hf://lerobot/pusht\n"
+        "  embodied train experiment=fr3_lift_dsrl init=ws://127.0.0.1:8000   a served policy\n"
         "  embodied train resume=outputs/bc steps=8000"
     )
 
@@ -33,8 +33,14 @@ def run(args: argparse.Namespace) -> None:
     train(args.words, args.config_dir)
 
 
-def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
-    """Compose the configuration, train and write a report; returns the run folder."""
+def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True) -> Path:
+    """Compose the configuration, train and write a report; returns the run folder.
+
+    Prints the settings, progress and what to type next, unless `verbose` is false.
+    """
+    from policies.remote.address import allow_typed
+
+    allow_typed(words)
     resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
     if resume and resume[-1] not in ("", "null"):
         node, step = resumed(Path(resume[-1]), words, folders)
@@ -49,10 +55,14 @@ def train(words: Sequence[str], folders: Sequence[str] = ()) -> Path:
     folder = Path(config.output)
     others = distributed.rank() > 0  # only one process of torchrun prints
     with Log(folder, node["wandb"], silent=others) as log:
-        log.begin(facts(config), config.total_steps, step, node)
+        log.begin(facts(config), config.total_steps, step, node, verbose)
         _train(node, log)
     if not others:
-        _last_lines(folder)
+        from embodied.reports import run_report
+
+        written = run_report.write(folder)
+        if verbose:
+            _last_lines(folder, written)
     return folder
 
 
@@ -77,18 +87,24 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     """A new run's configuration, with its name and folder filled in."""
     from embodied.compose import compose, options, search_folders
 
-    if not any(word.startswith(("experiment=", "env=")) for word in words):
+    if not any(word.startswith(("experiment=", "env=", "demos=")) for word in words):
         known = ", ".join(options("experiment", search_folders(folders)))
         raise ConfigError(
             f"no experiment is given: experiment=NAME (known: {known}), "
-            "or env=NAME policy=NAME learner=NAME"
+            "or env=NAME policy=NAME learner=NAME, or demos=DIR policy=NAME learner=imitate"
         )
     made = compose("train", words, folders)
     node, choices = made.node, made.choices
+    if node.get("env") is None and node.get("demos") is None:
+        known = options("env", search_folders(folders))
+        raise ConfigError(f"env is not given: env=NAME{nearest('', known)}")
     if node.get("policy") is None and node.get("finetune") is None:
         known = options("policy", search_folders(folders))
         raise ConfigError(f"policy is not given: policy=NAME{nearest('', known)}")
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
+    if parts[0] == "gym":  # any Gymnasium environment: its id says more
+        parts[0] = str(node["env"]["id"]).replace("/", "_").replace(":", "_")
+    parts[0] = parts[0] or dataset_name(node["demos"])
     name = choices.get("experiment") or "-".join(part for part in parts if part)
     node["name"] = node["name"] or name
     size = choices.get("size") or "full"
@@ -103,17 +119,24 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     return node
 
 
+def dataset_name(demos: Any) -> str:
+    """A short name of the dataset of a run without an environment: its folder's, or the hub's."""
+    first = demos if isinstance(demos, str) else str(demos[0])
+    return first.partition("@")[0].rstrip("/").rpartition("/")[2] or "dataset"
+
+
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
     """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
     from embodied.compose import compose
     from embodied.core import checkpoint
+    from embodied.core.saved_node import read_saved
     from embodied.training.config import saved_config
 
     saved = checkpoint.find(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = saved_config(yaml.safe_load((folder / "run.yaml").read_text()))
+    settings = saved_config(read_saved(folder / "run.yaml"))
     settings |= {"allow": [], "output": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
@@ -128,13 +151,14 @@ def facts(config: RunConfig) -> dict[str, str]:
     paths = [demos] if isinstance(demos, str) else demos or ()
     return {
         "run": f"{config.name}, seed {config.seed}",
-        "env": described(config.env),
+        **({"env": described(config.env)} if config.env else {}),
         **({"policy": described(config.policy)} if config.policy else {}),
         **({"finetune": f"{described(finetune)} of {config.init}"} if finetune else {}),
         **({"from": config.init} if config.init and not finetune else {}),
         "learner": described(config.learner),
         "training": config.data.regime.replace("_", "-"),
         **({"demos": ", ".join(paths)} if paths else {}),
+        **({"mapping": config.mapping} if config.mapping else {}),
         "device": f"{device_of(config.device)}, {config.threads} thread(s)",
         "steps": f"{before}{config.steps:,} {unit}",
         "folder": config.output,
@@ -149,13 +173,24 @@ def described(node: Node) -> str:
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
 
 
-def _last_lines(folder: Path) -> None:
+def _last_lines(folder: Path, written: Path) -> None:
     from embodied.reports import run_report
 
-    written = run_report.write(folder)
     print(f"\n{run_report.summary(folder)}")
     print(f"  report      {written}")
     print(f"  checkpoint  {folder}/checkpoints")
     for film in sorted(folder.glob("videos/*.mp4")):
         print(f"  video       {film}")
-    print(f"next: embodied view {folder}\n      embodied eval {folder} episodes=500")
+    print(next_lines(folder))
+
+
+def next_lines(folder: Path) -> str:
+    """What to type after the run in `folder`."""
+    from embodied.core.saved_node import read_saved
+
+    if read_saved(folder / "run.yaml").get("env"):
+        return f"next: embodied view {folder}\n      embodied eval {folder} episodes=500"
+    return (
+        f"next: embodied eval {folder} env=NAME mapping=FILE.yaml\n"
+        f"      embodied deploy robot=NAME policy={folder} mapping=FILE.yaml"
+    )

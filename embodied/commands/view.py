@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embodied.commands import add_overrides, take
 from embodied.core.build import ConfigError
+from embodied.core.saved_node import read_saved
 
 ROBOT = "robot"  # instead of a run
+OWN = ("port", "seed", "episode", "against", "export", "out", "host", "folder")
 ROBOT_SETTINGS = ("port", "host", "folder")
 OUTCOME = {True: "success", False: "no success", None: "success not reported"}
 
@@ -35,7 +35,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied view outputs/bc env.task=push port=8081\n"
         "  embodied view outputs/bc host=0.0.0.0                  for other machines\n"
         "  embodied view env=fr3_insert\n"
-        "  embodied view robot                                    monitor the running deployment"
+        "  embodied view robot                                    monitor the running deployment\n"
+        "  embodied view robot robot=so101                        the one of that robot"
     )
 
 
@@ -44,8 +45,8 @@ def run(args: argparse.Namespace) -> None:
     from embodied.viewer.launch import HOST
 
     own, given = _own(args.words)
-    if given == [ROBOT]:
-        return _monitor(own, args.port)
+    if ROBOT in given:
+        return _monitor(own, [word for word in given if word != ROBOT], args.port)
     if own["folder"] is not None:
         raise ConfigError("folder= is only for embodied view robot folder=DIR")
     if args.compare:
@@ -69,17 +70,25 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def _monitor(own: dict[str, str | None], port: int) -> None:
+def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
+    from real_robot.daemon.folders import FolderError, default_folder
 
+    robot, words = take(words, ROBOT)
     others = [name for name in own if own[name] is not None and name not in ROBOT_SETTINGS]
+    others += [word.partition("=")[0] for word in words]
     if others:
         raise ConfigError(
-            f"{others[0]}= is not a setting of embodied view robot (settings: port, host, folder)"
+            f"{others[0]}= is not a setting of embodied view robot (settings: port, host, folder, "
+            "robot)"
         )
-    folder = None if own["folder"] is None else Path(own["folder"])
-    monitor(folder, _number(own, "port", port), own["host"] or HOST)
+    place = default_folder(robot) if robot else None
+    folder = place if own["folder"] is None else Path(own["folder"])
+    try:
+        monitor(folder, _number(own, "port", port), own["host"] or HOST)
+    except FolderError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _export(
@@ -114,7 +123,7 @@ def _compare(folders: list[Path], file: Path) -> None:
 def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     """The values of this command's own settings (None: not given), and the remaining words."""
     own: dict[str, str | None] = {}
-    for name in ("port", "seed", "episode", "against", "export", "out", "host", "folder"):
+    for name in OWN:
         own[name], words = take(words, name)
     return own, words
 
@@ -139,5 +148,5 @@ def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, A
     if (path / "meta" / "info.json").exists():
         return compose("eval", words, folders).node["env"]
     file = checkpoint.find(path).parent.parent / "run.yaml"
-    trained = yaml.safe_load(file.read_text())["env"]
+    trained = read_saved(file)["env"]
     return compose("eval", words, folders, {"env/as_trained": trained}).node["env"]

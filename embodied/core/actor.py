@@ -7,6 +7,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.cuda_graph import Captured
+from embodied.core.history import remembered
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -62,6 +63,7 @@ class Actor:
             self.cursor = torch.zeros_like(self.cursor)
         elif self.decided.any():
             self._decide_some(obs, first)
+        self.carry = remembered(self.carry, obs)
         actions = self.plan[self.every, self.cursor]
         self.cursor = self.cursor + 1
         return actions.to(home)

@@ -1,4 +1,9 @@
-"""build: instantiate a YAML node's `_target_` with a strict frozen dataclass as its config."""
+"""build: instantiate a YAML node's `_target_` with a strict frozen dataclass as its config.
+
+A node is data and may come from another person, so it cannot choose what is called: the caller says
+which role it wants (`build(node, Policy)`), and only a class of an allowed package that is a
+subclass of the role is built. Functions have roles too: `@registered("kinematics")`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,22 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, cast
 
 from embodied import moved
 
-ALLOWED = ["embodied.", "envs.", "policies.", "real_robot.", "torch.optim."]
+ALLOWED = ["embodied.", "envs.", "policies.", "real_robot."]
+"""What `_target_` may begin with; extended by `allow`."""
+ASKED: list[str] = []
+"""What `allow` added: packages that the command line or Python code of this process named."""
+FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}
+"""Registered functions by their role and dotted name."""
+LONGEST = 100  # characters of a value in a message
+MOST = 10**30  # larger integers are not written out: Python refuses to write those of 4,300 digits
 Node = dict[str, Any]  # a nested `_target_` node, built by the class that has it as a setting
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ConfigError(ValueError):
@@ -22,30 +36,99 @@ class ConfigError(ValueError):
 
 
 def allow(prefix: str) -> None:
-    """Allow `_target_` to name classes and functions in the package `prefix` (a user's own)."""
-    ALLOWED.append(prefix.rstrip(".") + ".")
+    """Allow `_target_` to name classes in the package `prefix` (a user's own), and files that came
+    with data to name those of `prefix` that reach beyond this process (`core.saved_node`)."""
+    package = prefix.rstrip(".") + "."
+    ALLOWED.append(package)
+    ASKED.append(package)
+
+
+def asked_packages() -> tuple[str, ...]:
+    """The packages that `allow` added in this process, each once: for processes that it starts."""
+    return tuple(dict.fromkeys(package.rstrip(".") for package in ASKED))
+
+
+def require_allowed(module: str, what: str) -> None:
+    """ConfigError unless settings may make this process import `module`, for `what`."""
+    if not f"{module}.".startswith(tuple(ALLOWED)):
+        raise ConfigError(
+            f"{what} is not in an allowed package ({', '.join(ALLOWED)}); "
+            f'add its package with allow=["{module.split(".")[0][:LONGEST]}"]'
+        )
+
+
+def shown(value: object) -> str:
+    """A value of unknown type and size, shortened for a message."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < MOST else "a huge number"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def printable(word: str) -> str:
+    """`word` in one line, shortened."""
+    return word[:LONGEST] if word.isprintable() else shown(word)
 
 
 def nearest(word: str, words: typing.Iterable[str]) -> str:
     """The text ' (did you mean "x"?)' with the closest of `words`, else with all of them."""
     words = sorted(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:LONGEST], words, n=1, cutoff=0.5)
     if close:
         return f' (did you mean "{close[0]}"?)'
     return f" (known: {', '.join(words)})" if words else " (none are known)"
 
 
-def resolve(target: str) -> Any:
-    """The class or function that `target` ("policies.gaussian.Gaussian") names, if allowed."""
-    if not target.startswith(tuple(ALLOWED)):
-        raise ConfigError(
-            f"_target_ {target} is not in an allowed package ({', '.join(ALLOWED)}); "
-            f'add its package with allow=["{target.split(".")[0]}"]'
-        )
+def resolve(target: str, role: type[T]) -> type[T]:
+    """The class that `target` ("policies.gaussian.Gaussian") names; ConfigError unless it is a
+    subclass of `role` that is defined in that module, in an allowed package."""
     target = moved.target(target)
-    module_name, _, name = target.rpartition(".")
+    module, name = _module_of(target), target.rpartition(".")[2]
+    found = vars(module).get(name)
+    if not inspect.isclass(found):
+        classes = [n for n, value in vars(module).items() if inspect.isclass(value)]
+        raise ConfigError(f"{module.__name__} has no class {name}{nearest(name, classes)}")
+    if found.__module__ != module.__name__:
+        raise ConfigError(
+            f"_target_ {target} is defined elsewhere: write {found.__module__}.{found.__qualname__}"
+        )
+    if role not in found.__mro__:
+        raise ConfigError(
+            f"_target_ {target} is no {role.__name__}; if it should be one, write "
+            f"`class {name}({role.__name__})` (from {role.__module__} import {role.__name__})"
+        )
+    return cast(type[T], found)
+
+
+def registered(role: str) -> Callable[[F], F]:
+    """Decorator: settings may name this function where a `role` ("kinematics") is asked for."""
+
+    def register(function: F) -> F:
+        FUNCTIONS[role, f"{function.__module__}.{function.__qualname__}"] = function
+        return function
+
+    return register
+
+
+def named_function(target: str, role: str) -> Callable[..., Any]:
+    """The function `target` of an allowed package, registered for `role`; ConfigError."""
+    target = moved.target(target)
+    _module_of(target)
+    if (role, target) not in FUNCTIONS:
+        known = [name for kind, name in FUNCTIONS if kind == role]
+        raise ConfigError(
+            f'{target} is no function for "{role}"{nearest(target, known)}; write '
+            f'@registered("{role}") above it (from embodied.core.build import registered)'
+        )
+    return FUNCTIONS[role, target]
+
+
+def _module_of(target: str) -> types.ModuleType:
+    """Import the module of `target`, if its package is allowed."""
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise ConfigError(f"_target_ {printable(target)} is no dotted name of Python")
+    module_name = target.rpartition(".")[0]
+    require_allowed(module_name, f"_target_ {printable(target)}")
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
             raise ConfigError(f"_target_ {target}: there is no module {error.name}") from error
@@ -53,25 +136,23 @@ def resolve(target: str) -> Any:
             f"{target} needs the package {error.name}: pip install {error.name} "
             '(or pip install "embodied-rl[all]")'
         ) from error
-    if not hasattr(module, name):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f"{module_name} has no {name}{nearest(name, public)}")
-    return getattr(module, name)
 
 
-def build(node: Mapping[str, Any], **context: Any) -> Any:
-    """Instantiate the class of `node`.
+def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
+    """Instantiate the class of `node`, a subclass of `role` (see `resolve`).
 
     `node["_target_"]` names a class whose `__init__` takes `config: Config`, a frozen dataclass,
     and, by name, any of `context` (spec, policy, device, ...). All other keys of the node are
     fields of that dataclass; an unknown key or a value of the wrong type raises ConfigError. A
-    class without a `config` parameter (torch.optim.Adam) gets the keys as keyword arguments. The
-    object's `.node` is a plain copy of the node.
+    class without a `config` parameter gets the keys as keyword arguments. The object's `.node` is
+    a plain copy of the node.
     """
     if "_target_" not in node:
-        raise ConfigError(f"a node with keys {sorted(node)} has no _target_")
-    target = moved.target(str(node["_target_"]))
-    cls = resolve(target)
+        raise ConfigError(f"a node with keys {shown(sorted(node))} has no _target_")
+    if not isinstance(node["_target_"], str):
+        raise ConfigError(f"_target_={shown(node['_target_'])} should be a dotted name")
+    target = moved.target(node["_target_"])
+    cls: Any = resolve(target, role)
     given_settings = {key: value for key, value in node.items() if key != "_target_"}
     settings = moved.settings(target, given_settings)
     parameters = inspect.signature(cls).parameters
@@ -98,7 +179,7 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in settings:
         if key not in fields:
-            raise ConfigError(f'{where} has no setting "{key}"{nearest(key, fields)}')
+            raise ConfigError(f'{where} has no setting "{printable(key)}"{nearest(key, fields)}')
     values = {k: _typed(hints[k], v, f"{where}: {k}") for k, v in settings.items()}
     missing = [
         name
@@ -132,7 +213,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if value in args:
             return value
         words = [str(arg) for arg in args]
-        raise ConfigError(f"{where}={value!r} is not allowed{nearest(str(value), words)}")
+        raise ConfigError(
+            f"{where}={shown(value)} is not allowed{nearest(str(value)[:LONGEST], words)}"
+        )
     if isinstance(value, Mapping):
         settings = cast(Mapping[str, Any], value)
         if dataclasses.is_dataclass(hint):
@@ -146,25 +229,32 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if origin is list:
             return [_typed(args[0], item, where) for item in items]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float(value, where)
     if hint is float and isinstance(value, str):
         # YAML 1.1 reads 1e-3 as a string.
         try:
             return float(value)
         except ValueError as error:
-            raise ConfigError(f"{where}={value!r} is not a number") from error
+            raise ConfigError(f"{where}={shown(value)} is not a number") from error
     kind: Any = origin or hint
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
-        raise ConfigError(f"{where}={value!r} should be {name}")
+        raise ConfigError(f"{where}={shown(cast(Any, value))} should be {name}")
     return cast(Any, value)
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{where}={shown(value)} is too large for a number") from error
 
 
 def _typed_tuple(hints: tuple[Any, ...], items: Sequence[Any], where: str) -> tuple[Any, ...]:
     if hints[-1] is Ellipsis:
         hints = (hints[0],) * len(items)
     if len(hints) != len(items):
-        raise ConfigError(f"{where} needs {len(hints)} values, got {list(items)!r}")
+        raise ConfigError(f"{where} needs {len(hints)} values, got {shown(list(items))}")
     return tuple(_typed(hint, item, where) for hint, item in zip(hints, items, strict=True))
 
 

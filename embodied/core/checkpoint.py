@@ -2,13 +2,13 @@
 
 checkpoints/00020000/
     policy.yaml  spec.json  policy.safetensors     the policy, for inference
+    references.json                                files of a large frozen base, by path and hash
     learner.pt  loop.pt                            training state, for resume (loaded weights-only)
     about.json                                     format, versions, step, metrics, hashes
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,10 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core.build import build
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, policies_in
+from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
 FORMAT = 1
+COPY_BASE_MB = 16.0
+"""Frozen bases whose files are at least that large (MB) are saved by path and hash."""
 
 
 class CheckpointError(RuntimeError):
@@ -41,18 +45,23 @@ def save(
     learner: Mapping[str, Any] | None = None,
     loop: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
+    copy_base_mb: float = COPY_BASE_MB,
 ) -> Path:
     """Write a checkpoint under a temporary name, fsync it, then rename it to `folder`.
 
-    `learner` and `loop` are nested dicts of tensors and plain values. If the disk is full, raises
-    CheckpointError; earlier checkpoints are unchanged.
+    `learner` and `loop` are nested dicts of tensors and plain values. A frozen base that was loaded
+    from a file of `copy_base_mb` MB or more is saved by the path and hash of that file. If the disk
+    is full, raises CheckpointError; earlier checkpoints are unchanged.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        weights = {k: v.detach().cpu().contiguous().clone() for k, v in policy.state_dict().items()}
-        save_file(weights, partial / "policy.safetensors")
+        parts = referable(policy, copy_base_mb)
+        _write_weights(partial / WEIGHTS, policy, parts)
+        if parts:
+            entries = [file.reference(name, folder) for name, file in parts.items()]
+            (partial / "references.json").write_text(json.dumps(entries, indent=1))
         (partial / "policy.yaml").write_text(yaml.safe_dump(policy.node, sort_keys=False))
         (partial / "spec.json").write_text(json.dumps(policy.spec.to_json(), indent=1))
         for name, state in {"learner": learner, "loop": loop}.items():
@@ -75,6 +84,31 @@ def save(
     return folder
 
 
+def referable(policy: Policy, copy_base_mb: float = COPY_BASE_MB) -> dict[str, SavedFile]:
+    """The submodules of `policy`, by name, whose parameters are those of a file of at least
+    `copy_base_mb` MB, and that file."""
+    found: dict[str, SavedFile] = {}
+    for name, part in policies_in(policy):
+        file = part.saved_file if name else None
+        if file is None or not file.path.is_file():
+            continue
+        large = file.path.stat().st_size >= copy_base_mb * 1e6
+        if large and file.holds(part.state_dict()):
+            found[name] = file
+    return found
+
+
+def _write_weights(file: Path, policy: Policy, parts: Mapping[str, SavedFile]) -> None:
+    """The parameters of `policy`, without those in the files of its `parts`."""
+    elsewhere = {f"{name}.{key}" for name, saved in parts.items() for key in saved.names()}
+    weights = {
+        key: value.detach().cpu().contiguous().clone()
+        for key, value in policy.state_dict().items()
+        if key not in elsewhere
+    }
+    save_file(weights, file)
+
+
 def find(path: Path | str) -> Path:
     """The checkpoint folder of `path`: itself, or the last checkpoint of a run folder."""
     path = Path(path)
@@ -93,21 +127,63 @@ def find(path: Path | str) -> Path:
 def load_policy(
     path: Path | str, spec: Spec | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
-    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`."""
+    """Load the policy of a run or checkpoint folder; SpecMismatch if its spec is not `spec`.
+
+    The folder may be another person's: only classes that are a `Policy`, and the networks of one,
+    are built (`core.build`, `core.saved_node`). ConfigError for any other.
+    """
     folder = find(path)
     try:
         saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
-        node = yaml.safe_load((folder / "policy.yaml").read_text())
-        weights = load_file(folder / "policy.safetensors", device="cpu")
+        node = read_saved(folder / "policy.yaml")
+        weights = load_file(folder / WEIGHTS, device="cpu")
     except Exception as error:  # damaged files raise many kinds of errors
         raise CheckpointError(
             f"{folder} is damaged ({error}); use an earlier checkpoint"
         ) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
-    policy: Policy = build(node, spec=saved)
-    policy.load_state_dict(weights)
+    require_inside(node, folder / "policy.yaml")
+    parts = references(folder)
+    policy = build(node, Policy, spec=saved)
+    _load_weights(policy, weights, parts, folder)
     return policy.to(device).eval()
+
+
+def references(path: Path | str) -> dict[str, SavedFile]:
+    """The files that a checkpoint refers to, by the submodule of its policy; CheckpointError if one
+    is missing or has changed."""
+    folder = find(path)
+    file = folder / "references.json"
+    if not file.exists():
+        return {}
+    try:
+        entries: list[Any] = list(json.loads(file.read_text()))
+        return {str(entry["part"]): referred(entry, folder) for entry in entries}
+    except BaseFileError as error:
+        raise CheckpointError(str(error)) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
+
+
+def _load_weights(
+    policy: Policy, weights: dict[str, Any], parts: Mapping[str, SavedFile], folder: Path
+) -> None:
+    """Load `weights` and those of the files of `parts`, and note where they are from."""
+    try:
+        for name, file in parts.items():
+            found = load_file(file.path, device="cpu")
+            weights = {**weights, **{f"{name}.{key}": value for key, value in found.items()}}
+        policy.load_state_dict(weights)
+        for name, file in {"": SavedFile(folder / WEIGHTS), **parts}.items():
+            part = policy.get_submodule(name)
+            if isinstance(part, Policy):
+                part.saved_file = file
+    except (RuntimeError, AttributeError, SafetensorError) as error:
+        line = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its policy.yaml ({line}); use another checkpoint"
+        ) from error
 
 
 def load_spec(path: Path | str) -> Spec:
@@ -121,11 +197,6 @@ def load_state(path: Path | str, name: str) -> dict[str, Any]:
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
     return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file, for `about.json`."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _about(folder: Path, step: int) -> dict[str, Any]:

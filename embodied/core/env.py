@@ -209,6 +209,15 @@ class HasScene(Protocol):
 
 
 @runtime_checkable
+class HasNativeActions(Protocol):
+    """Adapts an environment whose actions have units and bounds of their own (Gymnasium)."""
+
+    def native_actions(self, action: Tensor) -> Any:
+        """Actions [B, A] in [-1, 1] (int64 [B] if discrete) in that environment's own units."""
+        ...
+
+
+@runtime_checkable
 class HasSapienScene(Protocol):
     """Simulated by SAPIEN (ManiSkill)."""
 
@@ -236,6 +245,15 @@ class HasTaskParameters(Protocol):
 
     @property
     def parameters(self) -> Sequence[TaskParameter]: ...
+
+
+@runtime_checkable
+class HasInstructions(Protocol):
+    """Every parallel env has an instruction of its own (`Spec.text` is one for all)."""
+
+    def instructions(self) -> list[str]:
+        """The instruction of each env's running episode, B sentences."""
+        ...
 
 
 @runtime_checkable

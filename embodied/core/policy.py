@@ -6,11 +6,13 @@ A policy is deterministic given its arguments: all randomness enters through `no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, build, plain
+from embodied.core.saved_file import SavedFile
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import renamed
@@ -45,15 +47,32 @@ class Policy(nn.Module):
     made and are stored with its transition; `row/action` replaces the executed chunk as the action
     that a learner sees. If the carry has the key `executed_steps` [n] (int64), the caller sets it
     before each decision to the number of executed actions of the previous plan.
+
+    Keys `history/NAME` [n, k, ...] of the carry (also below the prefix of an inner policy) are the
+    observations NAME of the k control steps before this one, oldest first; `fresh` [n] (bool)
+    beside them marks rows that have none yet. The caller updates them at every step, also between
+    decisions (`core.history`). `observe` adds them to the decision's observation under the
+    same keys; a decision whose observation has them already does not depend on the carry.
     """
 
     spec: Spec
     chunk: int = 1
+    noise_steps: int = 0
+    """If > 0, the noise [n, ...] of a decision is one vector for each of that many time steps."""
+    saved_file: SavedFile | None = None
+    """The file that the parameters were loaded from; set by `checkpoint.load_policy`."""
     requires_base: ClassVar[bool] = False
     """True if training needs a trained base policy (`init=RUN`)."""
-    node: dict[
-        str, Any
-    ]  # the configuration it was built from; set by `build`, saved in policy.yaml
+    node: dict[str, Any]
+    """The configuration it was built from, saved in policy.yaml."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        config = kwargs.get("config", args[0] if args else None)
+        if is_dataclass(config) and not isinstance(config, type):  # built without a node
+            target = f"{cls.__module__}.{cls.__qualname__}"
+            self.__dict__["node"] = {"_target_": target, **plain(asdict(config))}
+        return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -73,6 +92,11 @@ class Policy(nn.Module):
         returns zeros unless `explore`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement sample_noise")
+
+    @property
+    def augments(self) -> bool:
+        """Whether `observe` adds to the observation."""
+        return type(self).observe is not Policy.observe
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         """The observation of this decision, and the carry; a residual policy adds its base's
@@ -96,6 +120,11 @@ class Policy(nn.Module):
         same as this policy without exploration. By default this policy."""
         return self
 
+    def without_reflex(self) -> Policy:
+        """The policy that a robot's policy process runs: without a reflex, which runs in the
+        robot's safety chain. By default this policy."""
+        return self
+
     def with_real_time_chunking(self, mode: str) -> Policy:
         """This policy with chunks that continue the chunk being executed (real-time chunking).
 
@@ -106,6 +135,25 @@ class Policy(nn.Module):
             f"{type(self).__name__} has no sampler that could be guided (flow and diffusion "
             "policies have)"
         )
+
+    def require_noise(self) -> None:
+        """ConfigError if noise that a caller chooses does not decide on the actions; by default a
+        policy is taken to depend on its noise."""
+
+    @property
+    def feature_size(self) -> int:
+        """The number of `features`; 0 if the policy has none.
+
+        By default those of the attribute `encoder`, a module with `size`.
+        """
+        return int(getattr(getattr(self, "encoder", None), "size", 0))
+
+    def features(self, obs: Tensors) -> Tensor:
+        """Features [n, feature_size] of the observations, which a steering policy may use instead
+        of them. ConfigError if the policy has none."""
+        if not self.feature_size:
+            raise ConfigError(f"{type(self).__name__} has no encoder whose features could be used")
+        return cast(nn.Module, getattr(self, "encoder"))(obs)  # noqa: B009
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers from data (`obs/*`, `action`); by default does nothing."""
@@ -140,13 +188,19 @@ class PolicyWrapper(Policy):
     def build_around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
         """Build `node` with the node and chunk of `base`, and load the base's parameters."""
         own = {key: value for key, value in node.items() if key != "chunk"}
-        policy: Self = build({**own, "base": base.node}, spec=base.spec)
+        policy = build({**own, "base": base.node}, cls, spec=base.spec)
         policy.load_base(base)
         return policy
 
     def load_base(self, base: Policy) -> None:
         """Copy the parameters and normalisers of a trained base policy."""
-        self.get_submodule("base").load_state_dict(base.state_dict())
+        own = self.get_submodule("base")
+        own.load_state_dict(base.state_dict())
+        for name, part in policies_in(base):
+            if part.saved_file is not None:
+                copy = own.get_submodule(name)
+                assert isinstance(copy, Policy)
+                copy.saved_file = part.saved_file
 
     def trainable(self) -> Policy:
         """The policy that the learner trains and whose actions are stored; by default this one."""
@@ -155,3 +209,9 @@ class PolicyWrapper(Policy):
     def with_trained(self, trained: Policy) -> Policy:
         """The whole policy after training; `trained` is the learner's version of `trainable()`."""
         return trained
+
+
+def policies_in(policy: Policy) -> list[tuple[str, Policy]]:
+    """The policy itself and those inside of it, by the name of their submodule."""
+    modules = cast(list[tuple[str, nn.Module]], list(policy.named_modules()))  # pyright: ignore
+    return [(name, part) for name, part in modules if isinstance(part, Policy)]

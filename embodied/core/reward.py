@@ -1,7 +1,8 @@
 """Reward functions: the contract between a reward and training.
 
-A `Reward` maps transitions to numbers. The other protocols are optional: a reward that implements
-one of them, by its methods alone, takes part in that stage of training as well.
+A `Reward` maps transitions to numbers; a class that settings name has it as a base class. The other
+protocols are optional: a reward that implements one of them, by its methods alone, takes part in
+that stage of training as well.
 
 | protocol | method or member | called |
 |---|---|---|
@@ -43,7 +44,7 @@ class Reward(Protocol):
 
     def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
-        ...
+        return {}
 
 
 @runtime_checkable

@@ -12,7 +12,9 @@ from torch import Tensor
 
 Bound = float | tuple[float, ...] | None
 SYMBOL = "symbol"  # unit of categorical integers
+TEXT = "text"  # unit of sentences as UTF-8 bytes (embodied.core.text)
 POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
+NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _ZERO = (None, 0)
 
@@ -37,8 +39,15 @@ class Leaf:
     flattened leaf. Symbols have no order: they are never treated as images or normalised, and
     encoders use one-hot vectors.
 
+    A uint8 leaf [N] with the unit "text" is a sentence as UTF-8 bytes, zero after its end
+    (`embodied.core.text`): for policies that understand language; encoders of numbers ignore it.
+
     A float32 leaf [N, 3 or 6] with the unit "points" is a point cloud: x, y, z in metres, then
     optionally red, green, blue in [0, 1]. Encoders ignore the order of points.
+
+    A leaf with the unit "normalized" holds values that a wrapper normalised (policies.wrappers.
+    physical_units): most of them are in [-1, 1], but not all. Encoders do not normalise them again,
+    and policies do not clamp such actions; `low` and `high` then tell how far the data reach.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +75,19 @@ class Leaf:
         return self.unit == POINTS and self.dtype == "float32" and self.shape[1:] in ((3,), (6,))
 
     @property
+    def is_normalized(self) -> bool:
+        return self.unit == NORMALIZED and self.dtype == "float32"
+
+    def bounded(self, x: Tensor) -> Tensor:
+        """`x`, clamped to [-1, 1] as an action of a policy is; normalised values are not clamped
+        (a wrapper turns them into physical ones)."""
+        return x if self.is_normalized else x.clamp(-1, 1)
+
+    @property
+    def is_text(self) -> bool:
+        return self.unit == TEXT and self.dtype == "uint8" and len(self.shape) == 1
+
+    @property
     def symbols(self) -> tuple[int, ...]:
         """The number of symbols of each element of the flattened leaf: its high + 1.
 
@@ -82,6 +104,24 @@ class Leaf:
     def zeros(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """A zero tensor [n, *shape] of this leaf's dtype."""
         return torch.zeros(n, *self.shape, dtype=getattr(torch, self.dtype), device=device)
+
+    def sample(self, n: int) -> Tensor:
+        """Random values [n, *shape] within the bounds; if unbounded, normal with std 3."""
+        kind: torch.dtype = getattr(torch, self.dtype)
+        if self.is_symbol:
+            count = torch.tensor(self.symbols)
+            values = (torch.rand(n, self.size) * count).long().clamp(max=count - 1)
+            return values.view(n, *self.shape).to(kind)
+        if self.is_image:
+            return torch.randint(256, (n, *self.shape)).to(torch.uint8)
+        low, high = (
+            torch.tensor(end if end is not None else sign * torch.inf)
+            for end, sign in ((self.low, -1), (self.high, 1))
+        )
+        wide = (3 * torch.randn(n, self.size)).clamp(low, high)
+        between = low + (high - low) * torch.rand(n, self.size)
+        values = torch.where((high - low).isfinite(), between, wide)
+        return values.view(n, *self.shape).to(kind)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -7,7 +7,7 @@ each parallel env depend only on the seed, so the dataset does too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,14 @@ import yaml
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import Node, build
-from embodied.core.env import VecEnv, require_finite
+from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
+
+Played = tuple[Tensors, str | None]
+"""An episode, and its instruction."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,13 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
     settings is completed: its episodes are simulated again, but not written again. Raises
     DatasetError if the folder has other settings, or if hardly any episode succeeds.
     """
-    env: VecEnv = build(config.env | {"num_envs": config.num_envs})
+    env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     try:
-        demonstrator: Policy = build(config.demonstrator, spec=env.spec).eval()
+        demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
         _require_same_settings(config)
+        episodes = play_with_text(demonstrator, env, config.seed)
         with EpisodeWriter(config.out, env.spec, images=config.images) as writer:
-            return _fill(writer, config, play(demonstrator, env, config.seed), tell)
+            return _fill(writer, config, episodes, tell)
     finally:
         env.close()
 
@@ -59,19 +64,19 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
 def _fill(
     writer: EpisodeWriter,
     config: CollectConfig,
-    episodes: Iterator[Tensors],
+    episodes: Iterator[Played],
     tell: Callable[[int, int], None],
 ) -> tuple[int, int]:
     kept = played = 0
     there = len(writer)
     while kept < config.episodes:
-        episode = next(episodes)
+        episode, text = next(episodes)
         played += 1
         if not config.success_only or bool(episode["success"].any()):
             kept += 1
             if kept > there:
                 note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                writer.add(episode, info=note)
+                writer.add(episode, text, info=note)
         tell(kept, played)
         if played >= 100 and kept < played / 50:
             raise DatasetError(
@@ -103,27 +108,35 @@ def _require_same_settings(config: CollectConfig) -> None:
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-@torch.no_grad()
 def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
     """Infinitely many episodes in the order of their numbers, as `EpisodeWriter.add` expects them.
 
     `success` [T] is always false if the environment does not report it. The policy's noise has a
     generator state of its own, so that the caller's random numbers do not change the episodes.
     """
-    done: dict[int, Tensors] = {}
+    return (episode for episode, _ in play_with_text(policy, env, seed))
+
+
+@torch.no_grad()
+def play_with_text(policy: Policy, env: VecEnv, seed: int) -> Iterator[Played]:
+    """As `play`, each episode with its instruction (None: the one of the Spec)."""
+    done: dict[int, Played] = {}
     number = 0
-    for place, episode in _as_they_end(policy, env, seed):
-        done[place] = episode
+    for place, episode, text in _as_they_end(policy, env, seed):
+        done[place] = episode, text
         while number in done:
             yield done.pop(number)
             number += 1
 
 
-def _as_they_end(policy: Policy, env: VecEnv, seed: int) -> Iterator[tuple[int, Tensors]]:
-    rows = env.num_envs
+def _as_they_end(
+    policy: Policy, env: VecEnv, seed: int
+) -> Iterator[tuple[int, Tensors, str | None]]:
+    rows, instructed = env.num_envs, find_protocol(env, HasInstructions)
     actor = Actor(policy, rows)
     obs, first = env.reset(seed), torch.ones(rows, dtype=torch.bool, device=env.device)
     random = torch.Generator().manual_seed(seed).get_state()
+    texts = _texts(instructed, rows)
     tape: list[Tensors] = []
     begin, turn = [0] * rows, [0] * rows
     dropped = 0
@@ -148,8 +161,15 @@ def _as_they_end(policy: Policy, env: VecEnv, seed: int) -> Iterator[tuple[int, 
             window = tape[begin[row] - dropped :]
             episode = tt.stack([{k: v[row] for k, v in frame.items()} for frame in window])
             last = {f"next_obs/{name}": value[row].clone() for name, value in step.next_obs.items()}
-            yield turn[row] * rows + row, {**episode, **last}
+            yield turn[row] * rows + row, {**episode, **last}, texts[row]
             begin[row], turn[row] = dropped + len(tape), turn[row] + 1
+        if first.any():
+            texts = _texts(instructed, rows)
         old = min(begin) - dropped
         del tape[:old]
         dropped += old
+
+
+def _texts(instructed: HasInstructions | None, rows: int) -> Sequence[str | None]:
+    """The instruction of each row's running episode; None: that of the Spec."""
+    return [None] * rows if instructed is None else instructed.instructions()

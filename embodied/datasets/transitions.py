@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 
@@ -113,7 +114,7 @@ class Dataset:
     def sample(self, n: int) -> Tensors:
         """`n` samples, uniformly and with replacement, by torch's default generator."""
         index = torch.randint(self.length, (n,), device=self.device)
-        return tt.take(self.rows, index)
+        return load(tt.take(self.rows, index))
 
 
 def _windows(episodes: Episodes, width: int) -> _Windows:

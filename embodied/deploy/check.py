@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from real_robot.cameras.policy_images import PolicyImages, image_sizes
 from real_robot.cameras.sources import FIRST_IMAGE
 from real_robot.control.arm_state import Floats
 from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.mailbox import keeps_order
 from real_robot.policy.compatibility import (
     observer,
     require_actions,
@@ -30,9 +29,9 @@ from real_robot.policy.compatibility import (
 )
 from real_robot.recording.recorder import recorded_spec
 
-UNORDERED = "shared memory between the robot's processes needs x86-64 (docs/safety.md)"
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
+DECISIONS = 5  # of a policy server, to see how long they take
 SLACK = 0.04  # rad that limits may reach beyond a calibrated range
 
 
@@ -55,10 +54,8 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     moves)."""
     from embodied.core.checkpoint import CheckpointError, load_policy
 
-    if not keeps_order():
-        yield Line("machine", None, f"{platform.machine()} is not supported: {UNORDERED}")
     try:
-        policy = load_policy(site.deployment.policy)
+        policy = load_policy(site.deployment.policy).without_reflex()
     except CheckpointError as error:
         yield Line("policy", False, str(error))
         return
@@ -72,7 +69,9 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("parity", _parity),
         ("limits", _limits),
         ("workspace", _workspace),
+        ("geometry", _geometry),
         ("freshness", _freshness),
+        ("server", _server),
         ("range", _range),
     ):
         yield _line(name, look, site, policy)
@@ -221,6 +220,19 @@ def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
 
 
+def _geometry(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    made = site.deployment
+    if made.geometry is None:
+        return None, "not set: nothing keeps the arm off the table and off itself (robot.geometry)"
+    from real_robot.safety.geometry import Geometry
+
+    geometry, margin = Geometry(made.geometry, made.joints), made.geometry.margin
+    if not made.home:
+        return True, f"set, {len(geometry.names)} capsules"
+    depth, what = geometry.nearest(np.asarray(made.home))
+    return depth > 0, f"at home {what} are nearest: {depth + margin:.3f} m (margin {margin:g} m)"
+
+
 def _freshness(site: Site, policy: Policy) -> tuple[bool | None, str]:
     fresh, step = site.deployment.fresh, site.deployment.step
     words = f"held after {fresh.hold:g} s without news, stopped after {fresh.stop:g} s"
@@ -229,8 +241,25 @@ def _freshness(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, words
 
 
+def _server(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    """How long a policy server takes for a decision, against what counts as old."""
+    if not site.deployment.served:
+        return True, "none is asked: the policy runs on this machine"
+    obs = {name: leaf.zeros(1) for name, leaf in policy.spec.obs.items()}
+    noise, carry, took = policy.sample_noise(1), policy.initial(1), list[float]()
+    for _ in range(DECISIONS):
+        began = time.perf_counter()
+        policy.act(obs, carry, noise)
+        took.append(time.perf_counter() - began)
+    hold, worst = site.deployment.fresh.hold, max(took)
+    words = f"decides in {1e3 * min(took):.0f} to {1e3 * worst:.0f} ms"
+    if worst > hold:
+        return False, f"{words}: later than fresh.hold, {hold:g} s, so the arm would always rest"
+    return True, words
+
+
 def _range(site: Site, policy: Policy) -> tuple[bool | None, str]:
-    driver: Driver = build(site.deployment.driver)
+    driver = build(site.deployment.driver, Driver)
     reach = driver.reach()
     if reach is None:
         return None, "the driver knows of no calibrated range"

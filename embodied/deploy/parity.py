@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
 from real_robot.cameras.policy_images import image_sizes
@@ -24,7 +24,11 @@ def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
     through the robot's kinematics and observer to the same policy, with the same noise.
     """
     assert site.trained is not None
-    env: Any = build(site.trained["env"] | {"num_envs": 1})
+    try:
+        require_inside(site.trained["env"], "its run.yaml")
+    except ConfigError as error:
+        return str(error)
+    env = build(site.trained["env"] | {"num_envs": 1}, VecEnv)
     try:
         obs: Tensors = env.reset(SEED)
     finally:

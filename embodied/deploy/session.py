@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,17 +16,23 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, call
-from real_robot.daemon.requests import RequestError, Verb
-from real_robot.daemon.server import private
+from real_robot.control.main import lock_arm
+from real_robot.daemon.client import ClientError
+from real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
+from real_robot.daemon.emergency import press
+from real_robot.daemon.requests import Reply, RequestError, Verb
 from real_robot.deployment import Deployment
+from real_robot.drivers.driver import DriverError
 from real_robot.policy.success import Success
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
+ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine
+SILENT = 5.0  # s without a tick of the control process after which the session ends
 LOOK = 0.1  # s
 LONGEST = 15.0  # s of an episode whose success is measured, unless seconds= is given
 LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
 AT_REST = ("IDLE", "ESTOP", "DISCONNECTED")
+SUCCESS, TIME = "success", "time"
 INTERRUPTED = "stopped from the keyboard"
 Status = dict[str, Any]
 Show = Callable[[Status, float, bool | None], None]
@@ -50,7 +59,10 @@ class Episode:
 
 @dataclass
 class Session:
-    """A context with a daemon in `folder` that ends when this process does."""
+    """A context with a daemon in `folder` that ends when this process does.
+
+    Every request carries the token of this daemon: one that another session started refuses it.
+    """
 
     folder: Path
     deployment: Deployment
@@ -60,12 +72,11 @@ class Session:
 
     def __post_init__(self) -> None:
         self.success = Success(self.deployment)
+        self.served = self.lost = False  # whether our daemon has answered; and does no longer
 
     def __enter__(self) -> Self:
-        private(self.folder)
-        self.deployment.write(self.folder)
         self.deployment.write(self.output)
-        self.daemon = DaemonProcess(self.folder)
+        self.daemon = DaemonProcess(self.folder, self.deployment)
         return self
 
     def __exit__(
@@ -75,7 +86,9 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         """Bring the arm to rest and hold it, close the recording, end all processes."""
-        self.daemon.stop(PATIENCE)
+        self.daemon.stop(ANSWER if self.lost else PATIENCE)
+        if not self.served:
+            return  # what is in the folder may be another session's
         cameras = [log.stem for log in self.folder.glob("camera-*.log")]
         for name in (*LOGS, *cameras):
             log = self.folder / f"{name}.log"
@@ -84,8 +97,8 @@ class Session:
 
     @property
     def status(self) -> Status:
-        """The daemon's status. ClientError where it is gone."""
-        return call(self.folder, Verb.STATUS, PATIENCE).status
+        """The daemon's status. Stopped where it is gone or does not answer."""
+        return self._ask(Verb.STATUS).status
 
     def ready(self) -> Status:
         """Wait until the arm is held and policy and recorder are ready; Stopped."""
@@ -98,23 +111,28 @@ class Session:
         for _ in range(episodes):
             if home and self.deployment.home:
                 self._do(Verb.HOME)
-                self._until(self._is_idle, "the arm to reach its home pose")
+                # A hand may let go for as long as it likes.
+                patience = math.inf if self.deployment.hold_to_run else PATIENCE
+                self._until(self._is_idle, "the arm to reach its home pose", patience=patience)
                 self._require_home()
             self._do(Verb.ARM)
-            self._start()
-            self._episode(seconds)
+            self._start(seconds)
+            self._episode()
             self._until(self._is_idle, "the arm to come to rest")
             self._recorded()
 
     def stop(self) -> None:
         """Bring the arm to rest, from any mode; a second Ctrl-C is an emergency stop."""
         try:
-            call(self.folder, Verb.STOP, PATIENCE)
+            self._ask(Verb.STOP)
             self._until(lambda s: s["mode"] in AT_REST, "the arm to come to rest", watch=False)
             self._recorded()
         except KeyboardInterrupt:
-            call(self.folder, Verb.ESTOP, PATIENCE)
-        except (ClientError, RequestError, Stopped):
+            if self.served:
+                press(self.folder)  # whatever the daemon does
+            with suppress(Stopped, RequestError):
+                self._ask(Verb.ESTOP)
+        except (RequestError, Stopped):
             return  # the daemon is gone: closing waits for the control process
 
     def summary(self) -> dict[str, Any]:
@@ -129,16 +147,39 @@ class Session:
             "successes": sum(known) if known else None,
         }
 
-    def _start(self) -> None:
-        """Start as soon as the policy has posted an action for the armed arm."""
+    def _ask(self, verb: Verb, seconds: float | None = None) -> Reply:
+        """RequestError; Stopped where our daemon is gone or does not answer."""
+        try:
+            reply = self.daemon.call(verb, ANSWER, seconds)
+        except ClientError as error:
+            self.lost = True
+            raise Stopped(self._why_gone(error)) from error
+        self.served = True
+        return reply
+
+    def _why_gone(self, error: ClientError) -> str:
+        """The reason in a line, once the arm is at rest: the control process sees it as well."""
+        with suppress(DaemonEnded):
+            self.daemon.wait_until(lambda: False, 1.0, LOOK, lambda: error)
+        if self.daemon.returncode is None:
+            return str(error)
+        try:
+            os.close(lock_arm(self.folder))
+        except DriverError:
+            return f"{self.daemon.cause()}; the arm may still move: use the robot's own stop"
+        return f"{self.daemon.cause()}; the control process brought the arm to rest and ended"
+
+    def _start(self, seconds: float | None) -> None:
+        """Start as soon as the policy has posted an action for the armed arm. The control process
+        ends the episode after `seconds`, whatever becomes of this process."""
         deadline = time.monotonic() + PATIENCE
-        while not (reply := call(self.folder, Verb.START, PATIENCE)).ok:
+        while not (reply := self._ask(Verb.START, seconds)).ok:
             self._alive(reply.status)
             if reply.status["mode"] != "ARMED" or time.monotonic() > deadline:
                 raise Stopped(f"the arm does not start: {reply.reason}")
             time.sleep(LOOK)
 
-    def _episode(self, seconds: float | None) -> None:
+    def _episode(self) -> None:
         began, first = time.monotonic(), self.status
         self.before = first.get("recorder", {}).get("ended")
         status, end, success = first, "", self._success(first)
@@ -148,24 +189,31 @@ class Session:
                 status, ran = self.status, time.monotonic() - began
                 success = self._success(status)
                 self.show(relative(status, first), ran, success)
+                end = _end(status, success)
             except KeyboardInterrupt:
                 end = INTERRUPTED
-                continue
-            if status["mode"] != "RUNNING":
-                end = status["fault"] or status["control"]["died"] or "stopped by an operator"
-            elif success:
-                end = "success"
-            elif seconds is not None and ran >= seconds:
-                end = "time"
+            except Stopped as error:
+                end = str(error)
         ran = time.monotonic() - began
         since = relative(status, first)
         counts = {name: stage["count"] for name, stage in since["stages"].items()}
-        self.episodes.append(Episode(ran, success, end, counts, since["control"]["missed"]))
+        missed = since["control"]["missed"]
+        self.episodes.append(Episode(ran, success, end, counts, missed, unkept=self._unkept()))
         if end == INTERRUPTED:
             raise KeyboardInterrupt
-        if status["mode"] != "RUNNING":
+        if end not in (SUCCESS, TIME):
             raise Stopped(end)
-        self._do(Verb.STOP)
+        if status["mode"] == "RUNNING":
+            self._end_episode()
+
+    def _unkept(self) -> str:
+        return "the daemon ended before it said whether it was recorded" if self.lost else ""
+
+    def _end_episode(self) -> None:
+        """Stop the arm; its time may just have run out."""
+        reply = self._ask(Verb.STOP)
+        if not reply.ok and reply.status["mode"] not in ("STOPPING", "IDLE"):
+            raise Stopped(f"{Verb.STOP} was refused: {reply.reason}")
 
     def _success(self, status: Status) -> bool | None:
         numbers = [*status["q"], *status["sensed"]]
@@ -189,7 +237,7 @@ class Session:
         return gone or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
-        reply = call(self.folder, verb, PATIENCE)
+        reply = self._ask(verb)
         if not reply.ok:
             raise Stopped(f"{verb} was refused: {reply.reason}")
 
@@ -212,28 +260,37 @@ class Session:
     def _is_idle(self, status: Status) -> bool:
         return status["mode"] == "IDLE"
 
-    def _until(self, so: Callable[[Status], bool], what: str, watch: bool = True) -> Status:
-        """The status once `so` is True of it. Stopped after `PATIENCE` s, and (`watch`) where a
+    def _until(
+        self,
+        so: Callable[[Status], bool],
+        what: str,
+        watch: bool = True,
+        patience: float = PATIENCE,
+    ) -> Status:
+        """The status once `so` is True of it. Stopped after `patience` s, and (`watch`) where a
         process died or the arm stopped."""
         found: list[Status] = []
 
         def reached() -> bool:
             try:
-                status = self.status
+                found[:] = [self.daemon.call(Verb.STATUS, ANSWER).status]
             except ClientError:
-                return False  # the daemon does not listen yet
-            found[:] = [status]
-            if so(status):
+                return False  # our daemon does not listen yet, or is gone
+            self.served = True
+            if so(found[0]):
                 return True
             if watch:
-                self._alive(status)
+                self._alive(found[0])
             return False
 
-        late = Stopped(f"timed out after {PATIENCE:.0f} s waiting for {what}")
+        late = Stopped(f"timed out after {patience:.0f} s waiting for {what}")
         try:
-            self.daemon.wait_until(reached, PATIENCE, LOOK, lambda: late)
+            self.daemon.wait_until(reached, patience, LOOK, lambda: late)
         except DaemonEnded as error:
-            raise ConfigError(str(error) or "the daemon died") from error
+            if not self.served:
+                raise ConfigError(str(error) or self.daemon.cause()) from error
+            self.lost = True
+            raise Stopped(self._why_gone(ClientError(str(error)))) from error
         return found[0]
 
     def _alive(self, status: Status) -> None:
@@ -242,6 +299,19 @@ class Session:
                 raise Stopped(status[name]["died"])
         if status["mode"] == "ESTOP":
             raise Stopped(status["fault"])
+
+
+def _end(status: Status, success: bool | None) -> str:
+    """Why the episode ended; empty while it goes on."""
+    if success:
+        return SUCCESS
+    if status["control"]["silent"] and status["control"]["age"] > SILENT:
+        return status["fault"]
+    if status["mode"] == "RUNNING":
+        return ""
+    if status["fault"] or status["control"]["died"]:
+        return status["fault"] or status["control"]["died"]
+    return TIME if status["ended"] == "TIME" else status["stopped"] or "stopped by an operator"
 
 
 def relative(status: Status, first: Status) -> Status:

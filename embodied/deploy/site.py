@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embodied.core.build import ConfigError, Node, build, resolve
-from real_robot.deployment import TARGET, Deployment, Onboard, renamed_settings
+from embodied.core.build import ConfigError, Node, build, named_function
+from embodied.core.policy import Policy
+from embodied.core.saved_node import read_saved
+from embodied.deploy.mapped import mapped_checkpoint
+from embodied.embodiments.controller import Controller
+from policies.remote.address import PACKAGE, is_address, remote_policy
+from real_robot.deployment import TARGET, Deployment, Onboard, renamed_settings, with_allowed
+from real_robot.drivers.driver import Driver
+from real_robot.emulators.process import Emulator
 
 AS_TRAINED = "as_trained"
 
@@ -33,33 +38,49 @@ class Site:
 def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     """The site of a composed `deploy` node, with its emulator running; ConfigError.
 
-    Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`.
+    Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`, and so
+    is the address of a policy server (ws://HOST:PORT), which the robot's policy process asks.
     """
     robot = renamed_settings(node["robot"])
     if robot.pop("_target_", "") != TARGET:
         raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+    robot = with_allowed(robot)
+    served = is_address(policy)
+    if policy is not None and served:
+        # Not for policies that are loaded later: those are files, and reach no address.
+        robot["allow"] = [each for each in robot["allow"] if each.rstrip(".") != PACKAGE]
+        policy = _served(policy, output)
+    if policy is not None and node.get("mapping") is not None:
+        policy = mapped_checkpoint(Path(policy), node["mapping"], robot, output)
     script: Node = {"env": node.get("demonstrator")}
     trained = script if policy is None else trained_with(Path(policy))
-    robot = _as_trained(robot, trained)
+    robot = as_trained(robot, trained)
     # Check all settings before anything starts.
     onboard = Deployment.parse({**robot, "policy": ""}).onboard
     if policy is not None and onboard is not None and _action_names(policy) == onboard.names:
         robot = _with_onboard_policy(onboard, robot, policy, output)
         node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
-    emulator: Any = build(robot["emulator"]) if robot.get("emulator") else None
-    try:
-        if emulator is not None:
-            robot["driver"] = {**robot["driver"], **emulator.start()}
-        driver = build(robot["driver"])
-        robot["sensed"] = list(driver.sensed)
+    with emulated(robot) as (robot, emulator):
+        driver = build(robot["driver"], Driver)
         if policy is None:
             policy = _scripted(node, robot, output)
-        made = Deployment.parse({**robot, "policy": str(Path(policy).resolve())})
+        made = Deployment.parse({**robot, "policy": str(Path(policy).resolve()), "served": served})
         trained = None if trained is script else trained
         if emulator is None:
             yield Site(made, trained, hasattr(driver, "world"))
         else:
             yield Site(made, trained, True, emulator.behind)
+
+
+@contextmanager
+def emulated(robot: Node) -> Iterator[tuple[Node, Emulator | None]]:
+    """`robot` with its emulator running, where it has one, with what the driver has to know of it,
+    and with the names of what the driver senses. DriverError, ConfigError."""
+    emulator = build(robot["emulator"], Emulator) if robot.get("emulator") else None
+    try:
+        began = {} if emulator is None else emulator.start()
+        driver = {**robot["driver"], **began}
+        yield {**robot, "driver": driver, "sensed": list(build(driver, Driver).sensed)}, emulator
     finally:
         if emulator is not None:
             emulator.stop()
@@ -75,7 +96,7 @@ def _action_names(policy: str) -> tuple[str, ...]:
 
 def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
     """`robot` with that policy on its own computer (where a emulator plays it, on that)."""
-    folder, export = output / "onboard", resolve(onboard.export)
+    folder, export = output / "onboard", named_function(onboard.export, "onboard export")
     made = {**robot, "driver": {**robot["driver"], **export(Path(policy), folder)}}
     made["onboard"] = {**robot["onboard"], "policy": str(Path(policy).resolve())}
     if robot.get("emulator"):
@@ -84,14 +105,16 @@ def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Pat
 
 
 def trained_with(policy: Path) -> Node | None:
-    """The run.yaml of the run that the policy comes from; None where there is none."""
+    """The run.yaml of the run that the policy comes from; None where there is none, or no
+    environment in it."""
     from embodied.core import checkpoint
 
     file = checkpoint.find(policy).parent.parent / "run.yaml"
-    return yaml.safe_load(file.read_text()) if file.exists() else None
+    node = read_saved(file) if file.exists() else {}
+    return node if node.get("env") else None
 
 
-def _as_trained(robot: Node, trained: Node | None) -> Node:
+def as_trained(robot: Node, trained: Node | None) -> Node:
     """Replace the task "as_trained" by the task and ranges of the policy's run; ranges that the
     robot's own settings name take precedence."""
     made = dict(robot)
@@ -116,16 +139,24 @@ def _task_of(trained: Node | None, part: str) -> Node:
     return {"task": env["task"], "ranges": dict(env.get("ranges") or {})}
 
 
+def _served(address: str, output: Path) -> str:
+    """A checkpoint of the policy at a server's address, with its spec and without any weights."""
+    from embodied.core.checkpoint import save
+
+    policy = remote_policy(address, wait=0.0)
+    return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))
+
+
 def _scripted(node: Node, robot: Node, output: Path) -> str:
     """A checkpoint of the demonstrator, for this robot's observations and actions."""
     from embodied.core.checkpoint import save
     from embodied.core.spec import Leaf, Spec
     from real_robot.policy.observer import names_of
 
-    controller: Any = build(robot["controller"])
+    controller = build(robot["controller"], Controller)
     # All observations that the robot can provide, by name.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
     act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
     spec = Spec(obs={"state": Leaf((len(names),), names=names)}, act=act, dt=robot["step"])
-    policy = build(node["demonstrator"], spec=spec)
+    policy = build(node["demonstrator"], Policy, spec=spec)
     return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))

@@ -40,6 +40,13 @@ def solve(matrix: Floats, right: Floats) -> Floats:
     return namespace(matrix).linalg.solve_ex(matrix, right, check_errors=False)[0]
 
 
+def shortened(vector: Floats, longest: float) -> Floats:
+    """Vectors [B, 3], scaled down to at most `longest`."""
+    xp = namespace(vector)
+    length = xp.linalg.norm(vector, axis=1, keepdims=True)
+    return vector * xp.clip(longest / xp.clip(length, 1e-12, None), None, 1.0)
+
+
 @lru_cache(maxsize=512)
 def _kept(data: bytes, shape: tuple[int, ...], device: Any) -> Any:
     array = np.frombuffer(data, np.float64).reshape(shape).copy()

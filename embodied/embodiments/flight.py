@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.build import registered
 from embodied.embodiments.arrays import Floats, constant, namespace
+from embodied.embodiments.controller import Controller
 
 JOINTS = ("x", "y", "z", "yaw")
 Reference = dict[str, Floats]
 
 
+@registered("kinematics")
 def forward(q: Floats) -> tuple[Floats]:
     """Places [B, 3] (m) of drones whose coordinates are `q` [B, 4]."""
     return (q[:, :3],)
@@ -35,7 +38,7 @@ class Config:
     lead: float = 0.4
 
 
-class Flight:
+class Flight(Controller):
     """Velocities of the set-point along the room's axes (vx, vy, vz); the heading stays."""
 
     names: tuple[str, ...] = ("vx", "vy", "vz")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.build import registered
 from embodied.embodiments.arrays import Floats, constant, namespace
 
 JOINTS = tuple(f"fr3_joint{i}" for i in range(1, 8))
@@ -52,6 +53,7 @@ _TOOL_OFFSET = np.array([0.0, 0.0, 0.107 + TOOL])
 _TOOL_TURN = -2 * np.arctan2(0.3826834, 0.9238795)
 
 
+@registered("kinematics")
 def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     """Tool position [B, 3] (m), rotation [B, 3, 3] and Jacobian [B, 6, 7] of joint angles [B, 7].
 

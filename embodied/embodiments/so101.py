@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from embodied.core.build import registered
 from embodied.embodiments.arrays import Floats, namespace
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
@@ -25,6 +26,7 @@ SHOULDER = (0.03, 0.11)
 UPPER_ARM, FOREARM, HAND = 0.116, 0.135, 0.155  # m; the hand to the point between its jaws
 
 
+@registered("kinematics")
 def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     """Tool position [B, 3] (m), pitch [B] (rad, positive down) and Jacobian [B, 4, 5] of joint
     angles [B, 5]: three rows of linear velocity (base frame), one of the pitch's."""
@@ -65,23 +67,23 @@ def mjcf() -> str:
   <worldbody>
     <geom name="table" type="box" size="0.4 0.4 0.02" pos="0.2 0 -0.02" contype="1"/>
     <geom type="cylinder" size="0.04 0.025" pos="0 0 0.025"/>
-    <body gravcomp="1">
+    <body name="pan" gravcomp="1">
       <joint name="{JOINTS[0]}" axis="0 0 1" {ranges[0]}/>
       <geom {rod} fromto="0 0 0.05 {x} 0 {z}"/>
-      <body pos="{x} 0 {z}" gravcomp="1">
+      <body name="upper_arm" pos="{x} 0 {z}" gravcomp="1">
         <joint name="{JOINTS[1]}" axis="0 1 0" {ranges[1]}/>
         <geom {rod} fromto="0 0 0 0 0 {UPPER_ARM}"/>
-        <body pos="0 0 {UPPER_ARM}" gravcomp="1">
+        <body name="forearm" pos="0 0 {UPPER_ARM}" gravcomp="1">
           <joint name="{JOINTS[2]}" axis="0 1 0" {ranges[2]}/>
           <geom {rod} fromto="0 0 0 {FOREARM} 0 0"/>
-          <body pos="{FOREARM} 0 0" gravcomp="1">
+          <body name="wrist" pos="{FOREARM} 0 0" gravcomp="1">
             <joint name="{JOINTS[3]}" axis="0 1 0" {ranges[3]}/>
             <geom {rod} fromto="0 0 0 0.05 0 0"/>
-            <body pos="0.05 0 0" gravcomp="1">
+            <body name="hand" pos="0.05 0 0" gravcomp="1">
               <joint name="{JOINTS[4]}" axis="1 0 0" {ranges[4]}/>
               <geom {rod} fromto="0 0 0 0.04 0 0"/>
               <geom {jaw} pos="{HAND - 0.07} -0.006 0"/>
-              <body gravcomp="1">
+              <body name="jaw" gravcomp="1">
                 <joint name="gripper" type="slide" axis="0 1 0" range="0 {OPEN}"/>
                 <geom {jaw} pos="{HAND - 0.07} 0.006 0"/>
               </body>

@@ -13,6 +13,7 @@ import numpy as np
 
 from embodied.embodiments import so101
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
+from embodied.embodiments.controller import Controller
 
 Reference = dict[str, Floats]
 PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
@@ -34,7 +35,7 @@ class Config:
     jaws: float = 0.1
 
 
-class So101Delta:
+class So101Delta(Controller):
     """The action space of a small servo arm: tool velocity (dx, dy, dz) and the gripper (-1
     closed, 1 open)."""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from embodied.embodiments import ur5e
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
+from embodied.embodiments.controller import Controller
 from embodied.embodiments.fr3 import rotation_error
 
 Reference = dict[str, Floats]
@@ -33,7 +34,7 @@ class Config:
     speed: float = 0.4
 
 
-class Ur5eDelta:
+class Ur5eDelta(Controller):
     """The action space of a bare UR5e: flange velocity (dx, dy, dz)."""
 
     names: tuple[str, ...] = ("dx", "dy", "dz")

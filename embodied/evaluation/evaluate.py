@@ -12,6 +12,7 @@ from embodied.core.actor import Actor
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeStats
+from embodied.evaluation.statistics import rate
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Evaluation:
         if self.change is not None:
             means["change"] = self.change.mean().item()
         return means
+
+    def __str__(self) -> str:
+        spread = f"{self.returns.mean():,.2f} +- {self.returns.std(correction=0):,.2f}"
+        said = f"return {spread} (mean and std of {len(self.returns)} episodes)"
+        if self.success is None:
+            return said
+        return f"success {rate(int(self.success.sum()), len(self.success))}, {said}"
 
 
 @torch.no_grad()

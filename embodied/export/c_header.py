@@ -1,6 +1,8 @@
 """C header export: an MLP policy as one C99 file, for microcontrollers.
 
-Weights are `static const float` arrays; it needs no allocation and only <math.h>.
+Weights are `static const float` arrays; it needs no allocation and only headers of the language.
+An observation that is not finite is refused: `fminf` and `fmaxf` would turn NaN into a number that
+looks like any other. The test is one of bits, which -ffinite-math-only leaves alone.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 
 
 def write_header(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
-    """Write the C function `policy_evaluate(obs, action)`, without noise, to `path`.
+    """Write the C function `policy_evaluate(obs, action)`, without noise, to `path`. It returns
+    false, and actions of 0, where an observation or the result is NaN or infinite.
 
     If this machine has a compiler `cc`, the code is compiled and compared; ConfigError, and no
     file, if it differs from PyTorch by more than the tolerance, or the policy is not an MLP.
@@ -72,7 +75,7 @@ def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> st
             _about(facts, leaves, spec.act, chunk),
             "#ifndef POLICY_H",
             "#define POLICY_H",
-            "#include <math.h>\n",
+            "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n",
             f"#define POLICY_INPUTS {inputs}",
             f"#define POLICY_CHUNK {chunk}",
             f"#define POLICY_ACTIONS {spec.act.size}",
@@ -95,6 +98,9 @@ def _about(facts: dict[str, Any], leaves: list[tuple[str, Leaf]], act: Leaf, chu
         f"normalised inside), POLICY_CHUNK x POLICY_ACTIONS floats in [-1, 1] out, step by step. "
         f"Decide every {facts['execute']} step(s) of {facts['dt']:g} s. Histories and filters are "
         "the caller's: elements are expected in exactly the order given here.",
+        "",
+        "It returns false where an element of obs is NaN or infinite, or the result would be: all "
+        "actions are then 0, the middle of their range, and something else has to act.",
         "",
     ]
     start = 0
@@ -124,7 +130,7 @@ def _functions(layers: Feedforward) -> list[str]:
     if not kinds <= known:
         names = ", ".join(sorted(kind.__name__ for kind in kinds - known))
         raise ConfigError(f"a C header cannot hold layers of the kind {names}: use --onnx")
-    made = [LINEAR] + ([NORM] if nn.LayerNorm in kinds else [])
+    made = [FINITE, LINEAR] + ([NORM] if nn.LayerNorm in kinds else [])
     return made + [
         f"static inline void policy_{kind.__name__.lower()}(float *v, int n)\n{{\n"
         f"    for (int i = 0; i < n; i++) {{\n        const float x = v[i];\n"
@@ -134,6 +140,18 @@ def _functions(layers: Feedforward) -> list[str]:
     ]
 
 
+FINITE = """\
+/* a test of bits: compilers may take isfinite for true (-ffinite-math-only, -Ofast) */
+static inline bool policy_finite(const float *v, int n)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &v[i], sizeof bits);
+        if ((bits & 0x7f800000u) == 0x7f800000u) return false;
+    }
+    return true;
+}
+"""
 LINEAR = """\
 /* y = W x + b, W row by row */
 static inline void policy_linear(const float *x, int inputs, const float *w, const float *b,
@@ -164,6 +182,8 @@ def _network(layers: Feedforward, inputs: int) -> list[str]:
     norm = layers.norm
     arrays = [array("policy_mean", norm.mean), array("policy_scale", 1 / norm.std)]
     steps = [
+        "memset(action, 0, POLICY_CHUNK * POLICY_ACTIONS * sizeof *action);",
+        "if (!policy_finite(obs, POLICY_INPUTS)) return false;",
         "for (int i = 0; i < POLICY_INPUTS; i++)",
         f"    a[i] = {clamped('(obs[i] - policy_mean[i]) * policy_scale[i]', norm.limit.item())};",
     ]
@@ -183,10 +203,12 @@ def _network(layers: Feedforward, inputs: int) -> list[str]:
             steps += [f"policy_{type(layer).__name__.lower()}({here}, {width});"]
     steps += [
         f"policy_tanh({here}, {width});",
+        f"if (!policy_finite({here}, {width})) return false;",
         f"for (int i = 0; i < {width}; i++) action[i] = {here}[i];",
+        "return true;",
     ]
     body = "\n".join(f"    {line}" for line in [f"float a[{widest}], b[{widest}];", *steps])
-    head = "static inline void policy_evaluate(const float *obs, float *action)"
+    head = "static inline bool policy_evaluate(const float *obs, float *action)"
     return [*arrays, f"{head}\n{{\n{body}\n}}\n"]
 
 
@@ -199,10 +221,15 @@ def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str
         "#ifdef POLICY_SELF_TEST",
         array("policy_test_obs", obs),
         array("policy_test_action", action),
-        "/* the largest difference to what PyTorch gave: below 1e-5 where all is well */",
+        "/* the largest difference to what PyTorch gave: below 1e-5 where all is well; 1e9 if an",
+        " * observation is refused that is sound, or one is taken that is not a number */",
         "static inline float policy_self_test(void)\n{",
-        f"    float action[{len(action)}], worst = 0.0f;",
-        "    policy_evaluate(policy_test_obs, action);",
+        "    const uint32_t nan = 0x7fc00000u;",
+        f"    float action[{len(action)}], broken[POLICY_INPUTS], worst = 0.0f;",
+        "    memcpy(broken, policy_test_obs, sizeof broken);",
+        "    memcpy(&broken[POLICY_INPUTS - 1], &nan, sizeof nan);",
+        "    if (policy_evaluate(broken, action)) return 1e9f;",
+        "    if (!policy_evaluate(policy_test_obs, action)) return 1e9f;",
         f"    for (int i = 0; i < {len(action)}; i++)",
         "        worst = fmaxf(worst, fabsf(action[i] - policy_test_action[i]));",
         "    return worst;\n}",
@@ -248,7 +275,8 @@ def check(source: str, layers: Feedforward, decision: Decision, compiler: str) -
             obs = flatten(layers, decision, given).contiguous()
             action = torch.zeros(len(obs), chunk * policy.spec.act.size)
             for row, out in zip(obs, action, strict=True):
-                evaluate(row.data_ptr(), out.data_ptr())
+                if not evaluate(row.data_ptr(), out.data_ptr()):
+                    out.fill_(math.nan)  # PyTorch's answer to what is not finite
             return action.view(-1, chunk, *policy.spec.act.shape)
 
         return compare(Calm(policy), other)
@@ -261,11 +289,13 @@ class Calm(Decision):
         return super().forward(*given[:-1], torch.zeros_like(given[-1]))
 
 
-def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], None]:
+def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], bool]:
     """Compile `source` and load `policy_evaluate` as a function of two addresses."""
     (folder / "policy.h").write_text(source)
-    main = '#include "policy.h"\nvoid evaluate(const float *, float *);\n'
-    main += "void evaluate(const float *obs, float *action) { policy_evaluate(obs, action); }\n"
+    main = '#include "policy.h"\nbool evaluate(const float *, float *);\n'
+    main += (
+        "bool evaluate(const float *obs, float *action) { return policy_evaluate(obs, action); }\n"
+    )
     (folder / "main.c").write_text(main)
     library = folder / "policy.so"
     words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(library), "main.c", "-lm"]
@@ -273,5 +303,5 @@ def compiled(source: str, folder: Path, compiler: str) -> Callable[[int, int], N
     if done.returncode:
         raise RuntimeError(f"{compiler} cannot compile the header:\n{done.stderr}")
     function = ctypes.CDLL(str(library)).evaluate
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_bool
     return function

@@ -3,7 +3,8 @@
 It writes the policy's C header; a header that computes the policy's observation from the drone's
 state estimate (position relative to the set-point, rotation, velocity, angular velocity, past
 actions) and rotor thrusts from its actions; and the controller, which uses the firmware's PID until
-`policy.enable` is set, and falls back to it if the drone leaves the permitted region. Thrusts are
+`policy.enable` is set, and falls back to it if the drone leaves the permitted region or the state
+estimate is not finite. Thrusts are
 passed as force and torque with the firmware's own constants, which its mixer inverts.
 """
 
@@ -12,10 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, nearest, registered
+from embodied.core.saved_node import read_saved
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES, Vehicle
 from embodied.export.c_header import number, write_header
 from embodied.export.decision import Decision, Export, facts
@@ -45,6 +45,7 @@ def write_crazyflie(
     return made
 
 
+@registered("onboard export")
 def export_app(run: Path, folder: Path) -> dict[str, Any]:
     """Write the app of the policy of `run` to `folder`; returns metadata for the driver."""
     decision = Decision(checkpoint.load_policy(run))
@@ -56,8 +57,10 @@ def export_app(run: Path, folder: Path) -> dict[str, Any]:
 def trained_on(run: Path) -> Vehicle:
     """The vehicle of a run's environment; for a checkpoint without run, the default vehicle."""
     file = checkpoint.find(run).parent.parent / "run.yaml"
-    env = yaml.safe_load(file.read_text())["env"] if file.exists() else {}
-    return VEHICLES[env.get("vehicle", "paper")]
+    name = read_saved(file)["env"].get("vehicle", "paper") if file.exists() else "paper"
+    if name not in VEHICLES:
+        raise ConfigError(f"{file} names no vehicle of ours ({name}){nearest(str(name), VEHICLES)}")
+    return VEHICLES[name]
 
 
 def history(decision: Decision) -> int:
@@ -123,8 +126,9 @@ static inline void policy_flight_begin(policy_flight_t *f)
 
 /* place: m, from the set-point to the drone; q: attitude, w x y z, body to world; velocity: m/s,
  * world; rates: rad/s, body; thrust: N, of the rotors front right, back right, back left, front
- * left. To be called every POLICY_DT seconds. */
-static inline void policy_flight_step(policy_flight_t *f, const float place[3], const float q[4],
+ * left. To be called every POLICY_DT seconds. False, and nothing else changed, where one of them is
+ * not finite: something else has to fly. */
+static inline bool policy_flight_step(policy_flight_t *f, const float place[3], const float q[4],
                                       const float velocity[3], const float rates[3],
                                       float thrust[4])
 {
@@ -138,15 +142,17 @@ static inline void policy_flight_step(policy_flight_t *f, const float place[3], 
     for (int i = 0; i < 9; i++) f->obs[3 + i] = rotation[i];
     for (int i = 0; i < 3; i++) f->obs[12 + i] = velocity[i];
     for (int i = 0; i < 3; i++) f->obs[15 + i] = rates[i];
-    policy_evaluate(f->obs, f->action);
+    float action[POLICY_CHUNK * POLICY_ACTIONS];
+    if (!policy_evaluate(f->obs, action)) return false;
     for (int i = 18; i < POLICY_INPUTS - POLICY_ACTIONS; i++)
         f->obs[i] = f->obs[i + POLICY_ACTIONS];
     for (int i = 0; i < POLICY_ACTIONS; i++) {
-        const float a = fminf(fmaxf(f->action[i], -1.0f), 1.0f), u = 0.5f * (a + 1.0f);
+        const float a = fminf(fmaxf(action[i], -1.0f), 1.0f), u = 0.5f * (a + 1.0f);
         f->action[i] = a;
         if (POLICY_HISTORY > 0) f->obs[POLICY_INPUTS - POLICY_ACTIONS + i] = a;
         thrust[i] = POLICY_C0 + POLICY_C1 * u + POLICY_C2 * u * u;
     }
+    return true;
 }
 #endif
 """
@@ -197,10 +203,25 @@ static bool wanted(const setpoint_t *setpoint, const state_t *state, float place
     place[0] = state->position.x - setpoint->position.x;
     place[1] = state->position.y - setpoint->position.y;
     place[2] = state->position.z - setpoint->position.z;
+    if (!policy_finite(place, 3)) return false;
     for (int i = 0; i < 3; i++)
-        if (!(fabsf(place[i]) <= POLICY_REACH)) return false; /* too far, or not a number */
+        if (!(fabsf(place[i]) <= POLICY_REACH)) return false; /* too far */
     return enable && setpoint->mode.x == modeAbs && setpoint->mode.y == modeAbs &&
            setpoint->mode.z == modeAbs;
+}
+
+/* the policy's thrusts, at its rate; false where it is not given numbers, or gives none */
+static bool decide(const float place[3], const sensorData_t *sensors, const state_t *state,
+                   const stabilizerStep_t step)
+{
+    if (!flies) policy_flight_begin(&flight);
+    if (flies && !RATE_DO_EXECUTE(RATE_100_HZ, step)) return true;
+    const quaternion_t *q = &state->attitudeQuaternion;
+    const float attitude[4] = {q->w, q->x, q->y, q->z};
+    const float velocity[3] = {state->velocity.x, state->velocity.y, state->velocity.z};
+    const float rates[3] = {sensors->gyro.x * RADIANS, sensors->gyro.y * RADIANS,
+                            sensors->gyro.z * RADIANS};
+    return policy_flight_step(&flight, place, attitude, velocity, rates, thrust);
 }
 
 void controllerOutOfTree(control_t *control, const setpoint_t *setpoint,
@@ -208,21 +229,12 @@ void controllerOutOfTree(control_t *control, const setpoint_t *setpoint,
                          const stabilizerStep_t step)
 {
     float place[3];
-    if (!wanted(setpoint, state, place)) {
+    if (!wanted(setpoint, state, place) || !decide(place, sensors, state, step)) {
         if (flies) controllerPidInit(); /* nothing of before is in its integrators */
         if (flies) enable = 0; /* until somebody asks for it again */
         flies = false;
         controllerPid(control, setpoint, sensors, state, step);
         return;
-    }
-    if (!flies) policy_flight_begin(&flight);
-    if (!flies || RATE_DO_EXECUTE(RATE_100_HZ, step)) {
-        const quaternion_t *q = &state->attitudeQuaternion;
-        const float attitude[4] = {q->w, q->x, q->y, q->z};
-        const float velocity[3] = {state->velocity.x, state->velocity.y, state->velocity.z};
-        const float rates[3] = {sensors->gyro.x * RADIANS, sensors->gyro.y * RADIANS,
-                                sensors->gyro.z * RADIANS};
-        policy_flight_step(&flight, place, attitude, velocity, rates, thrust);
     }
     flies = true;
     /* the inverse of the firmware's mixer: M1 front right, M2 back right, M3 back left, M4 front

@@ -6,19 +6,19 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from embodied.core.history import HISTORY, is_history
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf
+from embodied.core.saved_node import read_saved
 from policies.networks.encoders import hidden
 
 TOLERANCE = 1e-5
@@ -30,13 +30,15 @@ class Decision(nn.Module):
 
     It uses the policy's `inference_policy()`. ConfigError for policies with a carry between
     decisions; carry keys below `row/` (stored with the decision) and `explore/` (exploration) are
-    ignored.
+    ignored, and past observations (`core.history`) become inputs: `obs/history/NAME` [n, k, ...].
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         policy = policy.inference_policy()
-        carried = [key for key in policy.initial(1) if not key.startswith(("row/", "explore/"))]
+        carry = policy.initial(1)
+        kept = [key for key in carry if not key.startswith(("row/", "explore/"))]
+        carried = [key for key in kept if not is_history(key)]
         if carried:
             raise ConfigError(
                 f"{type(policy).__name__} carries {', '.join(carried)} from one decision to the "
@@ -45,6 +47,10 @@ class Decision(nn.Module):
         self.policy = policy.requires_grad_(False)
         self.eval()  # of this module too: exporters restore its mode
         self.leaves = {k: leaf for k, leaf in sorted(policy.spec.obs.items()) if not hidden(k)}
+        for name in sorted({k.rpartition(HISTORY)[2] for k in kept if HISTORY in k}):
+            past = next(carry[key] for key in kept if key.endswith(HISTORY + name))
+            leaf = replace(self.leaves[name], shape=tuple(past.shape[1:]))
+            self.leaves[HISTORY + name] = leaf
         self.noise = policy.sample_noise(1).shape[1:]
 
     @property
@@ -58,26 +64,8 @@ class Decision(nn.Module):
 
     def example(self, n: int) -> tuple[Tensor, ...]:
         """Example inputs of `forward`: observations within their bounds, exploration noise."""
-        seen = [observation(leaf, n) for leaf in self.leaves.values()]
+        seen = [leaf.sample(n) for leaf in self.leaves.values()]
         return (*seen, self.policy.sample_noise(n, explore=True))
-
-
-def observation(leaf: Leaf, n: int) -> Tensor:
-    """Random values [n, *shape] within the bounds of `leaf`; if unbounded, normal with std 3."""
-    if leaf.is_symbol:
-        count = torch.tensor(leaf.symbols)
-        values = (torch.rand(n, leaf.size) * count).long().clamp(max=count - 1)
-        return values.view(n, *leaf.shape).to(leaf.zeros(1).dtype)
-    if leaf.is_image:
-        return torch.randint(256, (n, *leaf.shape)).to(torch.uint8)
-    low, high = (
-        torch.tensor(end if end is not None else sign * torch.inf)
-        for end, sign in ((leaf.low, -1), (leaf.high, 1))
-    )
-    wide = (3 * torch.randn(n, leaf.size)).clamp(low, high)
-    between = low + (high - low) * torch.rand(n, leaf.size)
-    values = torch.where((high - low).isfinite(), between, wide)
-    return values.view(n, *leaf.shape).to(leaf.zeros(1).dtype)
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
         about |= {key: saved[key] for key in ("step", "policy_sha256", "git")}
         trained = folder.parent.parent / "run.yaml"
         if trained.exists():
-            about["execute"] = yaml.safe_load(trained.read_text()).get("execute") or policy.chunk
+            about["execute"] = read_saved(trained).get("execute") or policy.chunk
     return about
 
 

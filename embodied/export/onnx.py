@@ -19,7 +19,8 @@ def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
     """Write `path`; inputs and the output `actions` have a dynamic batch size n.
 
     `facts` become metadata, as JSON if not text. The model is first run with onnxruntime on random
-    inputs; ConfigError, and no file, if it differs from PyTorch.
+    inputs; ConfigError, and no file, if it differs from PyTorch. An input that the policy does not
+    use is not in the file.
     """
     try:
         import onnx
@@ -45,6 +46,8 @@ def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
 
         def other(given: tuple[Tensor, ...]) -> Tensor:
             feed = {k: v.numpy() for k, v in zip(decision.inputs, given, strict=True)}
+            used = {each.name for each in session.get_inputs()}
+            feed = {name: value for name, value in feed.items() if name in used}
             return torch.from_numpy(session.run(["actions"], feed)[0])
 
         difference = compare(decision, other)

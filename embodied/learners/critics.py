@@ -17,12 +17,12 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.ensemble import Ensemble
-from embodied.nn.networks import mlp, orthogonal
+from embodied.nn.networks import QFunction, mlp, orthogonal
 from policies.networks.encoders import Encoder
 from policies.recurrent import Memory
 
 
-class Critic(nn.Module):
+class Critic(QFunction):
     """Q-function: an encoder and an ensemble of `n` MLPs. Returns Q-values [n, N] for observations
     [N, ...] and actions [N, size]; with `out` > 1 (a distribution of returns), [n, N, out].
 

@@ -47,11 +47,17 @@ class Learner(nn.Module):
     rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
     renamed_state: ClassVar[dict[str, str]] = {}
     """Prefixes of state-dict keys that were renamed, old to new, for checkpoints saved before."""
+    usual_policy: ClassVar[str] = ""
+    """The option of `policy=` that is usual with this learner, for continuous actions."""
+    usual_discrete_policy: ClassVar[str] = ""
     policy: Policy
     batch_size: int
     horizon: int = 0
     gamma: float = 0.99
     n_step: int = 1
+    keep_single: bool = False
+    """With n_step > 1: transitions also have the columns of their first decision alone (see
+    `embodied.buffers.n_step`)."""
     columns: tuple[str, ...] = ()
     priority: Tensor | None = None
     estimates: Tensors | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 from embodied.llm.cache import Cache, answer_from, missing
-from embodied.llm.chat import Answer, Message
+from embodied.llm.chat import Answer, Chat, Message
 from embodied.llm.request import Request
 
 
@@ -24,7 +24,7 @@ class Config:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class CachedChat:
+class CachedChat(Chat):
     """Raises ChatError for a request that is not in the cache."""
 
     def __init__(self, config: Config) -> None:

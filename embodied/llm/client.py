@@ -54,7 +54,7 @@ class Reply:
     repaired: bool = False
 
 
-class ChatClient:
+class ChatClient(Chat):
     """An answer that violates the schema is returned to the model with the error, once; a second
     one, or a refusal, is a ChatError. The cache stores failures too."""
 
@@ -219,4 +219,4 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 def open_chat(node: Node) -> Chat:
     """The language model that a node describes: `ChatClient`, `CachedChat`, or a custom class;
     ConfigError for wrong settings."""
-    return build(node)
+    return build(node, Chat)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 from embodied.nn.normalizers import MeanStdNormalizer
 
@@ -73,6 +75,16 @@ def sinusoid(t: Tensor, size: int) -> Tensor:
     turns = torch.exp(torch.linspace(math.log(0.01), math.log(100.0), size // 2, device=t.device))
     angles = 2 * math.pi * t[:, None].float() * turns
     return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+class QFunction(nn.Module):
+    """Base class of networks that score actions, with their own `encoder` of observations."""
+
+    encoder: Any
+
+    def each(self, obs: Tensors, actions: Tensor, members: Tensor | None = None) -> Tensor:
+        """Q-values [E, N, K] of K actions [N, K, D] for each of N observations, by E networks."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement each")
 
 
 class Denoiser(nn.Module):

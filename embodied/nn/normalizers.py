@@ -41,18 +41,24 @@ class MeanStdNormalizer(nn.Module):
 
 
 class MinMaxNormalizer(nn.Module):
-    """Maps the data's range [minimum, maximum] to [-1, 1] and back; the identity until fitted."""
+    """Maps the data's range [minimum, maximum] to [-1, 1] and back; the identity until fitted.
+
+    `identity`: stays the identity, for values that are normalised already.
+    """
 
     middle: Tensor
     radius: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, identity: bool = False) -> None:
         super().__init__()
+        self.identity = identity
         self.register_buffer("middle", torch.zeros(size))
         self.register_buffer("radius", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
         """Set the range from `values` [N, size]; the scale of an element is at least 1e-2."""
+        if self.identity:
+            return
         low, high = values.float().amin(0), values.float().amax(0)
         self.middle.copy_((high + low) / 2)
         self.radius.copy_(((high - low) / 2).clamp(min=1e-2))

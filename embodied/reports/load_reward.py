@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.reward import Reward, Stateful, accept_old_methods
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -25,7 +25,7 @@ def make_reward(
     """Build the reward of `node`, with a saved `state` if there is one (None: untrained)."""
     context = {"device": torch.device("cpu"), "seed": seed, "folder": Path("outputs") / "reward"}
     reward: Reward = accept_old_methods(
-        build(node, spec=spec, gamma=gamma, num_envs=num_envs, **context)
+        build(node, Reward, spec=spec, gamma=gamma, num_envs=num_envs, **context)
     )
     if state is not None and isinstance(reward, Stateful):
         reward.set_state(state)
@@ -35,9 +35,11 @@ def make_reward(
 def of_run(path: Path) -> tuple[Node, Any]:
     """The configuration and the saved state of the reward that a run was trained with."""
     saved = checkpoint.find(path)
-    node = yaml.safe_load((saved.parent.parent / "run.yaml").read_text()).get("reward")
+    file = saved.parent.parent / "run.yaml"
+    node = read_saved(file).get("reward")
     if node is None:
         raise ConfigError(f"{path} was trained with the environment's reward; use reward=own")
+    require_inside(node, file)
     return node, checkpoint.load_state(saved, "loop")["loop"]["reward"]
 
 

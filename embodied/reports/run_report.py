@@ -14,6 +14,7 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_durably
+from embodied.core.saved_node import read_saved
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports import task_sampling
 from embodied.reports.svg import Curve, against, chart, number, several
@@ -22,7 +23,9 @@ from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
 from embodied.training.reward_hacking import evaluations, ever_diverged
 
-FIRST = ("eval/success", "eval/return", "train/success", "train/return")
+FIRST = ("eval/success", "eval/return", "eval/loss", "eval/action_error", "train/success")
+FIRST += ("train/return",)
+UNDRAWN = ("step", "seconds", "eval/episodes", "eval/decisions", "eval/best_step")
 
 
 def write(folder: Path) -> Path:
@@ -50,10 +53,22 @@ def summary(folder: Path) -> str:
     rows = read_metrics(folder)
     ends = [row for row in rows if "eval/return" in row]
     if not ends:
-        return f"{_name(folder)}: not evaluated"
+        return f"{_name(folder)}{_held_out(rows) or ': not evaluated'}"
     last = ends[-1]
     text = f"{_name(folder)} at {last['step']:,}: return {last['eval/return']:,.2f}"
     return f"{text}, success {_success(last)}" if "eval/success" in last else text
+
+
+def _held_out(rows: Sequence[dict[str, Any]]) -> str:
+    """The best evaluation on held-out episodes, after the run's name; "" without one."""
+    ends = [row for row in rows if "eval/best_loss" in row]
+    if not ends:
+        return ""
+    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
+    return (
+        f" at {best['step']:,} (the best, saved): held-out loss {best['eval/loss']:.4g}, action "
+        f"error {best['eval/action_error']:.1%} of the range"
+    )
 
 
 def _success(row: dict[str, Any]) -> str:
@@ -69,7 +84,7 @@ def _name(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "run.yaml"
-    return yaml.safe_load(file.read_text()) if file.exists() else {}
+    return read_saved(file) if file.exists() else {}
 
 
 def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -85,6 +100,7 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
             note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
             tiles.append(_tile("success", share, note))
         tiles.append(_tile("return", number(last["eval/return"]), "mean per episode"))
+    tiles += _held_out_tiles(rows)
     if rows:
         tiles.append(_tile("steps", f"{rows[-1]['step']:,}", f"of {config.get('steps', 0):,}"))
         tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"))
@@ -93,12 +109,27 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
         for group in ("env", "policy", "finetune", "learner", "reward")
         if config.get(group)
     )
-    task = config.get("env", {}).get("task") or config.get("env", {}).get("id") or ""
+    env = config.get("env") or {}
+    task = env.get("task") or env.get("id") or ""
     lead = escape(f"{words}{f' · {task}' if task else ''} · seed {config.get('seed', 0)}")
     return (
         f"<header><h1>{escape(_name(folder))}</h1><p>{lead}</p></header>"
         f'<div class="tiles">{"".join(tiles)}</div>'
     )
+
+
+def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The best evaluation on held-out episodes of a run without an environment."""
+    ends = [row for row in rows if "eval/best_loss" in row]
+    if not ends:
+        return []
+    best = next(row for row in ends if row["step"] == ends[-1]["eval/best_step"])
+    note = f"best, at step {best['step']:,}; this policy is saved"
+    error = f"{best['eval/action_error']:.1%}"
+    return [
+        _tile("held-out loss", number(best["eval/loss"]), note),
+        _tile("action error", error, "of half the range of each element of the action"),
+    ]
 
 
 def _tile(name: str, value: str, note: str) -> str:
@@ -115,7 +146,7 @@ def _duration(seconds: float) -> str:
 
 def _curves(rows: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(key for row in rows for key in row))
-    names = [n for n in names if n not in ("step", "seconds", "eval/episodes")]
+    names = [n for n in names if n not in UNDRAWN]
     names.sort(key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))
     figures = []
     for name in names:

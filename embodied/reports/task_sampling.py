@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import HasLevels, VecEnv
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Leaf
+from embodied.core.wrapper import find_protocol
 from embodied.teachers.episode_log import LoggedEpisodes
 from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
 from embodied.teachers.task_space import Floats
@@ -28,8 +30,12 @@ def picture(folder: Path, past: LoggedEpisodes) -> Path:
 def _levels(folder: Path, past: LoggedEpisodes) -> Path:
     from embodied.teachers.plots.level_gallery import draw
 
-    env = build(yaml.safe_load((folder / "run.yaml").read_text())["env"] | {"num_envs": 1})
-    space: LevelSpace = env.levels
+    node = read_saved(folder / "run.yaml")["env"]
+    require_inside(node, folder / "run.yaml")
+    env = build(node | {"num_envs": 1}, VecEnv)
+    levelled = find_protocol(env, HasLevels)
+    assert levelled is not None
+    space: LevelSpace = levelled.levels
     try:
         return draw(folder / FILE, past.began, past.task, _scores(past), space.picture)
     finally:

@@ -60,8 +60,9 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     chat = None if config.chat is None else open_chat(config.chat)
-    designer: Designer = build(config.designer, chat=chat) if chat else build(config.designer)
-    env: VecEnv = build(config.env | {"num_envs": ROWS})
+    context = {"chat": chat} if chat else {}
+    designer = build(config.designer, Designer, **context)
+    env = build(config.env | {"num_envs": ROWS}, VecEnv)
     try:
         experience = _experience(config, env, folder)
         spec, world = env.spec, about(env)
@@ -110,7 +111,7 @@ def _experience(config: DesignConfig, env: VecEnv, folder: Path) -> Experience:
         return Experience.load(folder)
     demonstrator: Policy | None = None
     if config.demonstrator is not None:
-        demonstrator = build(config.demonstrator, spec=env.spec)
+        demonstrator = build(config.demonstrator, Policy, spec=env.spec)
     made = gather(env, config.tried, config.seed, demonstrator, config.shown)
     made.save(folder)
     return made

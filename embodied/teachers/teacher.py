@@ -50,7 +50,13 @@ class Config:
     returns: tuple[float, float] = (0.0, 1.0)
 
 
-class Teacher(ABC):
+class Curriculum:
+    """The role of `teacher=`: a `Teacher`, a distribution of initial states, or a second agent."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+
+class Teacher(Curriculum, ABC):
     """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
 
     They take random numbers from `self.random` only and name their state in `remembered`, so that a

@@ -26,7 +26,8 @@ class Collector:
     A decision lasts from the step in which the policy made it until its chunk is executed or the
     episode ends. Its transition has `obs/*` as the policy observed them, `action`, the discounted
     `reward` of its k steps, `discount` = gamma^k (0 where the environment terminated) and
-    `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode.
+    `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode;
+    `keep_single` is that of `NStepBuffer`.
 
     After a step, `finished` holds the parallel envs whose decisions were completed (int64; None:
     all, in order), and `is_first` [B] (bool) tells whether an env's pending decision is the first
@@ -41,9 +42,10 @@ class Collector:
         n_step: int = 1,
         execute: int | None = None,
         seed: int | None = None,
+        keep_single: bool = False,
     ) -> None:
         self.env, self.gamma, self.execute = env, gamma, execute
-        self.n_step = NStepBuffer(n_step) if n_step > 1 else None
+        self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
         self.obs = env.reset(seed)
         self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.act_with(policy)
@@ -51,12 +53,12 @@ class Collector:
     def act_with(self, policy: Policy) -> None:
         """Switch to another policy; pending decisions are dropped."""
         self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
-        self.augments = type(policy).observe is not Policy.observe
+        self.augments = policy.augments
         self.pending: Tensors = {}
         self.finished: Tensor | None = None
         self.is_first = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.actor.device)
         if self.n_step is not None:
-            self.n_step = NStepBuffer(self.n_step.n)
+            self.n_step = NStepBuffer(self.n_step.n, self.n_step.keep_single)
 
     def step(self) -> tuple[Tensors, Step]:
         """One control step of all parallel envs: `act`, then `complete`."""

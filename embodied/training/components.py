@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 
@@ -16,16 +16,22 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
 from embodied.learners.learner import Learner
-from embodied.training.config import RunConfig
-from embodied.training.demonstrations import read_demonstrations
+from embodied.training.best_policy import BestPolicy
+from embodied.training.config import Offline, RunConfig
+from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
+from embodied.training.demonstrations import is_same, read_demonstrations
 from embodied.training.off_policy import build_off_policy
 from embodied.training.offline import build_offline
 from embodied.training.on_policy import build_on_policy
 from embodied.training.reward_components import write_terms
 from embodied.training.trainer import Loop
+from policies.remote.address import is_address, remote_policy
+from policies.wrappers.mapped import load_mapped
 
 BUILDERS: dict[str, Callable[..., Loop]] = {
     "offline": build_offline,
@@ -40,10 +46,12 @@ class RunComponents:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
-        self.env: VecEnv = build(config.env)
-        self.policy, trained = make_policy(config, self.env)
-        self.learner: Learner = build(
+        self.env = None if config.env is None else build(config.env, VecEnv)
+        self.episodes = read_demonstrations(config, self.env)
+        self.policy, trained = self._make_policy()
+        self.learner = build(
             config.learner,
+            Learner,
             policy=trained,
             spec=trained.spec,
             total_steps=config.total_steps,
@@ -56,26 +64,44 @@ class RunComponents:
             assert isinstance(self.policy, PolicyWrapper)
             self.policy = self.policy.with_trained(self.learner.policy)
         self.policy.to(self.device)
-        self.episodes = read_demonstrations(config, self.env)
         build_loop = BUILDERS[config.data.regime]
         parts = (self.env, self.policy, self.learner, self.device, self.episodes)
         self.loop: Loop = build_loop(config, *parts)
+        self.best = BestPolicy()
         self._eval_env: VecEnv | None = None
+
+    def _make_policy(self) -> tuple[Policy, Policy]:
+        """The policy that acts, and the trainable part of it (the same without `finetune`)."""
+        if self.env is not None:
+            return make_policy(self.config, self.env)
+        policy = make_dataset_policy(self.config, self.episodes)
+        return policy, policy
+
+    def close(self) -> None:
+        """Close the environment, if there is one."""
+        if self.env is not None:
+            self.env.close()
 
     @property
     def eval_env(self) -> VecEnv:
         env = self._eval_env
         if env is None:
+            assert self.env is not None
             settings = self.config.eval
             tasks = grid(self.env.spec, settings.grid) if settings.grid else held_out(self.env)
             tasks = tasks if tasks is None or settings.grid else tasks[: settings.episodes]
             episodes = settings.episodes if tasks is None else len(tasks)
-            env = build(self.config.env | {"num_envs": min(settings.num_envs, episodes)})
+            env = build(
+                self.config.environment | {"num_envs": min(settings.num_envs, episodes)}, VecEnv
+            )
             env = self._eval_env = env if tasks is None else TaskGridEval(env, tasks)
         return env
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Success rate and return on held-out initial states, or held-out tasks."""
+        """Success rate and return on held-out initial states, or held-out tasks; without an
+        environment the losses and errors on held-out episodes."""
+        if self.env is None:
+            return self._evaluate_held_out(step)
         self.policy.eval()
         settings, env = self.config.eval, self.eval_env
         episodes = len(env.tasks) if isinstance(env, TaskGridEval) else settings.episodes
@@ -85,12 +111,25 @@ class RunComponents:
             env.write(Path(self.config.output), step, result)
         return result.metrics()
 
+    def _evaluate_held_out(self, step: int) -> dict[str, float]:
+        """Metrics on held-out episodes (none where all are trained on); keeps the best policy."""
+        held_out = self.loop.held_out
+        if held_out is None:
+            return {}
+        self.policy.eval()
+        result = held_out.evaluate(self.policy, self.config.eval.seed, self.device)
+        self.best.offer(self.policy, result["loss"], step)
+        self.policy.train()
+        return {**result, **self.best.metrics()}
+
     def record_videos(self, folder: Path) -> None:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""
+        if self.config.env is None:
+            return
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
-        env: VecEnv = build(self.config.env | {"num_envs": min(8, settings.episodes)})
+        env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
         try:
             env.reset(settings.seed)
             env.render(0)
@@ -109,44 +148,80 @@ class RunComponents:
     def write_reward_components(self, folder: Path) -> None:
         """Write the reward's components over one evaluation episode, if it has components."""
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
-        if not isinstance(reward, HasComponents):
+        if self.config.env is None or not isinstance(reward, HasComponents):
             return
         settings = self.config.eval
-        env: VecEnv = build(self.config.env | {"num_envs": min(8, settings.episodes)})
+        env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
         self.policy.eval()
         gamma, execute = self.learner.gamma, self.config.execute
         write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
         env.close()
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
-        """Save a checkpoint; older ones lose the loop state, which only resuming needs."""
+        """Save a checkpoint; older ones lose the loop state, which only resuming needs.
+
+        The policy in it is the one with the best evaluation so far where there is no environment.
+        """
         loop = {"step": step, "rng": rng_state(), "loop": self.loop.get_state()}
+        loop["best"] = self.best.get_state()
         here = checkpoint.save(
             folder / "checkpoints" / f"{step:08d}",
-            self.policy.inference_policy(),
+            (self.best.policy or self.policy).inference_policy(),
             step,
-            self.learner.get_state(),
+            self._learner_state(),
             loop,
             {"metrics": metrics, "parent": self._parent(), "demos": self.config.demos},
+            self.config.copy_base_mb,
         )
         for old in here.parent.glob("[0-9]*/loop.pt"):
             if old.parent != here:
                 old.unlink()
 
+    def _learner_state(self) -> dict[str, Any]:
+        """The learner's state, without a base that the checkpoint only refers to."""
+        state = self.learner.get_state()
+        left_out = tuple(self._left_out())
+        state["module"] = {k: v for k, v in state["module"].items() if not k.startswith(left_out)}
+        return state
+
+    def _left_out(self) -> list[str]:
+        """Prefixes of the learner's parameters that are in the file of a base policy."""
+        named = checkpoint.referable(self.policy, self.config.copy_base_mb)
+        parts = [self.policy.get_submodule(name) for name in named]
+        names = [n for n, part in self.learner.named_modules() if any(part is p for p in parts)]
+        return [f"{name}." for name in names]
+
     def _parent(self) -> str | None:
-        if self.config.init is None:
+        if self.config.init is None or is_address(self.config.init):
             return None
         return checkpoint.file_hash(checkpoint.find(self.config.init) / "policy.safetensors")
 
     def resume(self, path: str) -> int:
         """Continue from the last checkpoint of `path`; returns its step."""
         loop = checkpoint.load_state(path, "loop")
-        self.learner.set_state(checkpoint.load_state(path, "learner"))
+        state = checkpoint.load_state(path, "learner")
+        self._require_same_base(path)
+        known = self.learner.state_dict()
+        base = {k: v for k, v in known.items() if k.startswith(tuple(self._left_out()))}
+        state["module"] = {**base, **state["module"]}
+        self.learner.set_state(state)
         if distributed.rank() > 0:
             loop["loop"]["rollout"] = None  # the first process's environments
         self.loop.set_state(loop["loop"])
+        if self.env is None and self.loop.held_out is not None and loop["best"]["step"]:
+            self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))
         set_rng_state(loop["rng"])
         return int(loop["step"])
+
+    def _require_same_base(self, path: str) -> None:
+        """CheckpointError if the checkpoint at `path` was trained on another base than `init`."""
+        for name, file in checkpoint.references(path).items():
+            part = self.policy.get_submodule(name)
+            if not file.holds(part.state_dict()):
+                raise checkpoint.CheckpointError(
+                    f"{path} was trained on the {name} policy {file.path}, and "
+                    f"init={self.config.init} holds another one: give init=RUN with that one"
+                )
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
@@ -154,30 +229,61 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
     if config.finetune is not None:
         if config.init is None:
             raise ConfigError("finetune needs a trained base policy: init=RUN")
-        base = checkpoint.load_policy(config.init, env.spec)
-        wrapper: type[PolicyWrapper] = resolve(config.finetune["_target_"])
+        base = load_init(config, env)
+        wrapper = resolve(config.finetune["_target_"], PolicyWrapper)
         whole = wrapper.wrap(base, config.finetune, config.policy)
         return whole, whole.trainable()
     if config.policy is None:
         raise ConfigError("policy is not given: policy=NAME")
     if config.init is not None:
-        policy = checkpoint.load_policy(config.init, env.spec)
-        wanted = resolve(config.policy["_target_"])
+        policy = load_init(config, env)
+        wanted = resolve(config.policy["_target_"], Policy)
         if issubclass(wanted, PolicyWrapper):
             if type(policy) is not wanted:
                 policy = wanted.wrap(policy, config.policy)
         elif config.resume is None:  # a run of before may have ignored them
             require_settings(policy, config.policy)
         return policy.train(), policy
-    policy = build(config.policy, spec=env.spec)
+    policy = build(config.policy, Policy, spec=env.spec)
     if policy.requires_base:
         raise ConfigError("this policy wraps a trained base policy: init=RUN")
     return policy, policy
 
 
+def load_init(config: RunConfig, env: VecEnv) -> Policy:
+    """The policy of `init`: a run or checkpoint, or a policy server (ws://HOST:PORT, or a YAML)."""
+    assert config.init is not None
+    if is_address(config.init):
+        return remote_policy(config.init, env.spec, mapping_file=config.mapping)
+    return load_mapped(config.init, env.spec, mapping_of(config, env))
+
+
+def make_dataset_policy(config: RunConfig, episodes: Episodes | None) -> Policy:
+    """The policy of a run without an environment, in the physical units of `episodes`."""
+    assert isinstance(config.data, Offline)
+    if config.policy is None or episodes is None:
+        raise ConfigError("policy is not given: policy=NAME")
+    if config.resume is not None:
+        return resumed_policy(config.resume, episodes)
+    if config.init is not None:
+        return saved_policy(config.init, config.policy, episodes)
+    policy = physical_policy(config.policy, episodes, config.data.statistics)
+    if policy.requires_base:
+        raise ConfigError("this policy wraps a trained base policy: init=RUN")
+    return policy
+
+
+def mapping_of(config: RunConfig, env: VecEnv) -> Mapping | None:
+    """The run's mapping where `init` is not of this environment."""
+    if config.mapping is None or config.init is None:
+        return None
+    same = is_same(env.spec, checkpoint.load_spec(config.init))
+    return None if same else Mapping.load(config.mapping)
+
+
 def require_settings(policy: Policy, node: Node) -> None:
     """ConfigError if `node` has another class or other settings than the policy of `init`."""
-    wanted, held = resolve(node["_target_"]), type(policy)
+    wanted, held = resolve(node["_target_"], Policy), type(policy)
     if wanted is not held:
         raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
     if "config" not in signature(wanted).parameters:

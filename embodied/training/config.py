@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
+from embodied.datasets.ranges import Statistics
+from embodied.learners.learner import Learner
 
 Regime = Literal["offline", "off_policy", "on_policy"]
 
@@ -39,13 +41,19 @@ class Offline:
     """`random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
 
     `steps` of the run count updates. Normalizers are always fitted to the dataset.
+
+    Without an environment (`demos=` and no `env=`) actions and observations are normalised by
+    `statistics` of the dataset: what is -1 and +1 of each element. `held_out` of the episodes, and
+    at least one, are not trained on: the run is evaluated on them.
     """
 
     regime: ClassVar[Regime] = "offline"
     random_shift: int = 0
+    statistics: Statistics = "quantiles"
+    held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self, "data.", random_shift=(0, None))
+        require(self, "data.", random_shift=(0, None), held_out=(0, 0.9))
 
 
 @dataclass(frozen=True)
@@ -114,9 +122,16 @@ INSTEAD = {
 class RunConfig:
     """One run. `steps` are environment steps, or updates where training is offline.
 
-    `init`: a run or checkpoint to start from; with `finetune`, the frozen base policy; with a
-    policy that wraps others, the one that it wraps. `demos`: a dataset folder or several,
-    `demo_episodes` of each (None: all). `weighting`: how often each trajectory of the
+    `env`: None trains from `demos` alone, in the dataset's own names and physical units. `mapping`:
+    a file that names what belongs together where the dataset or `init` is not of this environment
+    (`embodied.datasets.mapping`).
+
+    `init`: a run, a checkpoint or a policy server (ws://HOST:PORT, docs/remote.md) to start from;
+    with `finetune`, the frozen base policy; with a policy that wraps others, the one that it wraps.
+    `copy_base_mb`: a frozen base whose file is smaller (MB) is copied into every checkpoint; a
+    larger one is saved by path and hash. `demos`: a dataset folder or several, or
+    `hf://owner/name@revision`, `demo_episodes` of each (None: all); more than `demo_memory_mb` of
+    pictures are decoded as they are sampled. `weighting`: how often each trajectory of the
     demonstrations is sampled (None: in proportion to its length). `replay`: the kind of replay
     buffer (None: uniform, in memory).
 
@@ -126,12 +141,13 @@ class RunConfig:
     only.
     """
 
-    env: Node
     learner: Node
     name: str
     output: str
     steps: int
     data: Offline | OffPolicy | OnPolicy
+    env: Node | None = None
+    mapping: str | None = None
     policy: Node | None = None
     finetune: Node | None = None
     reward: Node | None = None
@@ -139,8 +155,10 @@ class RunConfig:
     replay: Node | None = None
     weighting: Node | None = None
     init: str | None = None
+    copy_base_mb: float = 16.0
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None
+    demo_memory_mb: float = 1500.0
     seed: int = 0
     device: str = "auto"
     threads: int = 1
@@ -155,15 +173,28 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "seed": 0, "threads": 1, "demo_episodes": 1, "execute": 1}
-        least |= {"log_every": 0, "save_every": 0, "eval_every": 0}
+        least |= {"demo_memory_mb": 0.01, "log_every": 0, "save_every": 0, "eval_every": 0}
         require(self, "", **{name: (low, None) for name, low in least.items()})
         for name, regimes in ONLY.items():
             if getattr(self, name) is not None and self.data.regime not in regimes:
                 raise ConfigError(refusal(name, self.data.regime, regimes))
         if self.demos is None and self.demo_episodes is not None:
             raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
+        if self.demos is None and self.demo_memory_mb != RunConfig.demo_memory_mb:
+            raise ConfigError("demo_memory_mb is for pictures of demonstrations: demos=DIR")
+        if self.env is None:
+            require_dataset(self)
+        elif isinstance(self.data, Offline):
+            require_environment_settings(self.data)
         if self.demos is None and self.weighting is not None:
             raise ConfigError("weighting needs demonstrations: demos=DIR")
+
+    @property
+    def environment(self) -> Node:
+        """The node of the environment; ConfigError for a run without one."""
+        if self.env is None:
+            raise ConfigError("env is not given: env=NAME")
+        return self.env
 
     @property
     def pretrain_steps(self) -> int:
@@ -174,6 +205,30 @@ class RunConfig:
     def total_steps(self) -> int:
         """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
+
+
+def require_dataset(config: RunConfig) -> None:
+    """ConfigError for what a run without an environment cannot do."""
+    if config.demos is None:
+        raise ConfigError(
+            "env is not given: env=NAME, or demos=DIR to imitate a dataset without one"
+        )
+    rows = resolve(config.learner["_target_"], Learner).rows
+    if config.data.regime != "offline" or rows != "chunks":
+        raise ConfigError(
+            "a dataset without an environment can be imitated, and this learner does not: choose "
+            "one that does (embodied list learners), or give env=NAME and mapping=FILE"
+        )
+    given = {"finetune": config.finetune, "mapping": config.mapping, "eval.grid": config.eval.grid}
+    for name in (name for name, value in given.items() if value):
+        raise ConfigError(f"{name} needs an environment: env=NAME")
+
+
+def require_environment_settings(data: Offline) -> None:
+    """ConfigError for settings that only a run without an environment uses."""
+    for name in ("statistics", "held_out"):
+        if getattr(data, name) != getattr(Offline, name):
+            raise ConfigError(f"data.{name} has no effect with env=, only with demos= alone")
 
 
 def require(config: Any, where: str, **bounds: tuple[float, float | None]) -> None:
@@ -199,7 +254,7 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
     data = node.get("data") or {}
     regime = data if isinstance(data, str) else data.get("regime", "auto")
     if regime in (None, "auto"):
-        regime = moved.option("data", str(resolve(node["learner"]["_target_"]).data))
+        regime = moved.option("data", str(resolve(node["learner"]["_target_"], Learner).data))
     if regime not in REGIMES:
         raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
     return cast(Regime, regime)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from embodied.buffers.source import Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
@@ -12,23 +14,67 @@ from embodied.buffers.weighted import Weighted, Weights
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.spec import require_same
+from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
+from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.mapping import Mapping
+from embodied.datasets.remap import remapped
 from embodied.datasets.transitions import Dataset, chunks, joined, transitions
 from embodied.learners.learner import Learner
 from embodied.training.config import RunConfig
 
 
-def read_demonstrations(config: RunConfig, env: VecEnv) -> Episodes | None:
-    """The episodes of `config.demos`; SpecMismatch if they are of another environment."""
+def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | None:
+    """The episodes of `config.demos`, in the terms of `env` by `config.mapping` if they are not of
+    it; without an environment in their own. SpecMismatch or ConfigError if they do not fit."""
     if config.demos is None:
         return None
+    mapping = None if config.mapping is None else Mapping.load(config.mapping)
     parts: list[Episodes] = []
-    for path in [config.demos] if isinstance(config.demos, str) else config.demos:
-        parts.append(read_episodes(Path(path), limit=config.demo_episodes))
-        require_same(env.spec, parts[-1].spec, "environment", f"dataset {path}")
-    return joined(parts)
+    paths = [config.demos] if isinstance(config.demos, str) else config.demos
+    for path in paths:
+        memory_mb = config.demo_memory_mb / len(paths)
+        part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
+        if env is None:
+            _require_joinable(parts, part, path)
+        elif mapping is not None and not is_same(env.spec, part.spec):
+            part = remapped(part, env.spec, mapping, path)
+        else:
+            _require_of(env, part, path)
+        parts.append(part)
+    episodes = joined(parts)
+    return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+
+
+def own_spec(episodes: Episodes) -> Spec:
+    """The Spec of a dataset, with its instruction where all its episodes have the same."""
+    texts = set(episodes.texts)
+    return replace(episodes.spec, text=texts.pop()) if len(texts) == 1 else episodes.spec
+
+
+def is_same(here: Spec, there: Spec) -> bool:
+    """Whether `require_same` accepts the two."""
+    try:
+        require_same(here, there, "", "")
+    except SpecMismatch:
+        return False
+    return True
+
+
+def _require_of(env: VecEnv, part: Episodes, path: str) -> None:
+    try:
+        require_same(env.spec, part.spec, "environment", f"dataset {path}")
+    except SpecMismatch as error:
+        raise SpecMismatch(
+            f"{error}; mapping=FILE names what belongs together, or leave env= out to imitate the "
+            "dataset alone"
+        ) from error
+
+
+def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> None:
+    if parts:
+        require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
 
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:
@@ -48,18 +94,29 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
 
 
 def source_of(
-    rows: Tensors, episodes: Episodes, config: RunConfig, device: torch.device
+    rows: Tensors,
+    episodes: Episodes,
+    config: RunConfig,
+    device: torch.device,
+    held: Tensor | None = None,
 ) -> Dataset | Weighted:
-    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set."""
-    if config.weighting is None:
+    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set.
+
+    Rows of the episodes `held` [E] (bool) are never sampled.
+    """
+    kept = torch.ones(len(episodes)) if held is None else (~held).double()
+    if config.weighting is None and bool(kept.all()):
         return Dataset(rows, device)
-    weights: Weights = build(config.weighting)
-    each = weights(episodes).repeat_interleave(episodes.length)
-    return Weighted(rows, each, device)
+    each = kept if config.weighting is None else kept * build(config.weighting, Weights)(episodes)
+    return Weighted(rows, each.repeat_interleave(episodes.length), device)
 
 
-def metrics_of(source: Source | None) -> dict[str, float]:
-    """Metrics of a weighted source: its number of transitions and the effective sample size."""
-    if not isinstance(source, Weighted):
-        return {}
-    return {"data/rows": len(source), "data/effective_rows": source.effective}
+def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:
+    """Metrics of a weighted source (its number of transitions and the effective sample size), and
+    the number of episodes that are held out."""
+    found: dict[str, float] = {}
+    if isinstance(source, Weighted):
+        found = {"data/rows": len(source), "data/effective_rows": source.effective}
+    if held is not None and bool(held.any()):
+        found["data/held_out_episodes"] = float(held.sum())
+    return found

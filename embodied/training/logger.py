@@ -43,19 +43,27 @@ class Log:
         self._wandb: Any = None
         self._wants_wandb = wandb
 
-    def begin(self, facts: Mapping[str, str], steps: int, step: int, config: Any = None) -> None:
-        """Print `facts` and show progress from `step` to `steps`.
+    def begin(
+        self,
+        facts: Mapping[str, str],
+        steps: int,
+        step: int,
+        config: Any = None,
+        verbose: bool = True,
+    ) -> None:
+        """Print `facts` and show progress from `step` to `steps`, if `verbose`.
 
         Metrics past `step` are dropped: `step` 0 starts a new file.
         """
         self._cut = step
         if self.silent:
             return
-        console = Console(highlight=False)
-        for name, value in facts.items():
-            console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
-        kind = _Bar if console.is_terminal else _Lines
-        self._shown = kind(console, steps, step)
+        if verbose:
+            console = Console(highlight=False)
+            for name, value in facts.items():
+                console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
+            kind = _Bar if console.is_terminal else _Lines
+            self._shown = kind(console, steps, step)
         if self._wants_wandb:
             self._wandb = _start_wandb(self.folder, config)
 
@@ -194,6 +202,9 @@ class _Lines:
 
 def newest(last: Mapping[str, float]) -> str:
     """The most informative metric: success or return of evaluation, else of training."""
+    if "eval/loss" in last:
+        error = last.get("eval/action_error", float("nan"))
+        return f"held-out loss {last['eval/loss']:.4g}, action error {error:.1%} of the range"
     for key in ("eval/success", "eval/return", "train/success", "train/return"):
         if key in last:
             value = f"{last[key]:.0%}" if key.endswith("success") else f"{last[key]:,.1f}"

@@ -38,6 +38,8 @@ class OffPolicyLoop:
     """The run's steps count `pretrain_steps` updates from demonstrations, then environment steps of
     all parallel envs (and processes) together."""
 
+    held_out = None
+
     def __init__(
         self,
         config: OffPolicy,
@@ -199,6 +201,7 @@ def build_off_policy(
         learner.n_step,
         config.execute,
         distributed.own_seed(config.seed),
+        learner.keep_single,
     )
     fit_after_warmup = data.normalize and episodes is None
     parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)

@@ -103,6 +103,7 @@ def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> Repla
     rank = f"-{distributed.rank()}" if distributed.world() > 1 else ""
     return build(
         config.replay or {"_target_": "embodied.buffers.replay.ReplayBuffer"},
+        ReplayBuffer,
         capacity=capacity,
         device=device,
         folder=Path(config.output) / f"replay{rank}",

@@ -13,6 +13,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
 from embodied.training.demonstrations import metrics_of, rows_for, source_of
@@ -23,9 +24,14 @@ class OfflineLoop:
     """Runs updates from `source`; the steps of the run count updates."""
 
     def __init__(
-        self, learner: Learner, source: Source, data_metrics: Mapping[str, float] | None = None
+        self,
+        learner: Learner,
+        source: Source,
+        data_metrics: Mapping[str, float] | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.learner, self.source = learner, source
+        self.held_out = held_out
         self.data_metrics: Mapping[str, float] = data_metrics or {}
         self.rewards = None
 
@@ -43,13 +49,14 @@ class OfflineLoop:
 
 def build_offline(
     config: RunConfig,
-    env: VecEnv,
+    env: VecEnv | None,
     policy: Policy,
     learner: Learner,
     device: torch.device,
     episodes: Episodes | None,
 ) -> OfflineLoop:
-    """The loop over `episodes`; normalizers are fitted to them."""
+    """The loop over `episodes`; normalizers are fitted to them. Without an environment some
+    episodes are held out, to evaluate on."""
     assert isinstance(config.data, Offline)
     if episodes is None:
         raise ConfigError(
@@ -58,6 +65,10 @@ def build_offline(
         )
     rows = rows_for(episodes, policy, learner, config.execute)
     learner.fit(rows)
-    source = source_of(rows, episodes, config, device)
-    shifted = augmented(source, env.spec, config.data.random_shift)
-    return OfflineLoop(learner, shifted, metrics_of(source))
+    share = 0.0 if env is not None else config.data.held_out
+    held = held_out_episodes(len(episodes), share)
+    source = source_of(rows, episodes, config, device, held)
+    shifted = augmented(source, episodes.spec, config.data.random_shift)
+    index = held.repeat_interleave(episodes.length).nonzero().flatten()
+    held_out = HeldOut(rows, index, episodes.spec.act.names) if len(index) else None
+    return OfflineLoop(learner, shifted, metrics_of(source, held), held_out)

@@ -41,6 +41,8 @@ class OnPolicyLoop:
     values. `second_agent`: another agent, which is stepped after each step of the first.
     """
 
+    held_out = None
+
     def __init__(
         self,
         collector: Collector,
@@ -203,11 +205,12 @@ def build_second_agent(
     """A second agent with the run's policy and learner settings, in the teacher's environment."""
     if distributed.world() > 1:
         raise ConfigError("a two-agent teacher trains in one process: start it without torchrun")
-    env = teacher.antagonist_env(env, lambda: build(config.env))
+    env = teacher.antagonist_env(env, lambda: build(config.environment, VecEnv))
     assert config.policy is not None, "two-agent teachers have no finetune"
-    policy: Policy = build(config.policy, spec=env.spec)
-    learner: Learner = build(
+    policy = build(config.policy, Policy, spec=env.spec)
+    learner = build(
         config.learner,
+        Learner,
         policy=policy,
         spec=policy.spec,
         total_steps=config.steps,

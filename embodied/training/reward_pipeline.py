@@ -192,6 +192,7 @@ def build_reward(
         return RewardPipeline(env)
     built = build(
         config.reward,
+        Reward,
         spec=env.spec,
         gamma=learner.gamma,
         num_envs=env.num_envs,

@@ -19,7 +19,7 @@ from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Teacher
+from embodied.teachers.teacher import Curriculum, Teacher
 from embodied.training.config import OnPolicy, RunConfig
 from embodied.training.second_agent import SecondAgent
 from embodied.training.value_query import task_value_estimator
@@ -89,15 +89,17 @@ def build_task_sampling(
 def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Teacher:
     assert config.teacher is not None
     levelled = find_protocol(env, HasLevels)
-    return build(
+    made = build(
         config.teacher,
+        Curriculum,
         spec=env.spec,
         env=env,
         seed=distributed.own_seed(config.seed),
         folder=Path(config.output),
         levels=None if levelled is None else levelled.levels,
-        student=task_value_estimator(config.env, learner, device),
+        student=task_value_estimator(config.environment, learner, device),
     )
+    return cast(Teacher, made)  # `needs` says which of the three it is
 
 
 def _require_estimates(config: RunConfig, learner: Learner) -> None:

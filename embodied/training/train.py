@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from embodied.core import distributed
-from embodied.core.errors import RobotError
+from embodied.core.errors import RemoteError, RobotError
 from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
@@ -55,7 +55,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
     with Trainer(log, config.total_steps, every, run_evaluation, save, step) as trainer:
         try:
             components.loop.run(trainer)
-        except RobotError:  # save first, so that the run can be resumed once the robot works
+        except (RobotError, RemoteError):  # save first: the run can be resumed once it works again
             trainer.save_now()
             raise
         if trainer.interrupted:
@@ -69,6 +69,6 @@ def train(node: dict[str, Any], log: Log) -> Path:
         if config.video and first:
             components.record_videos(folder / "videos")
             components.write_reward_components(folder)
-    components.env.close()
+    components.close()
     distributed.stop()
     return folder

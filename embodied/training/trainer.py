@@ -15,6 +15,7 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core.env import Step
 from embodied.evaluation.episode_stats import EpisodeMeans
+from embodied.evaluation.held_out import HeldOut
 from embodied.training.logger import Log
 from embodied.training.reward_pipeline import RewardPipeline
 
@@ -23,13 +24,16 @@ class Loop(Protocol):
     """A training loop: runs until `trainer.running` is false; its state allows an exact resume.
 
     `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
-    pipeline (None: the rewards of the dataset).
+    pipeline (None: the rewards of the dataset). `held_out`: episodes of the dataset to evaluate on
+    (None: none).
     """
 
     @property
     def data_metrics(self) -> Mapping[str, float]: ...
     @property
     def rewards(self) -> RewardPipeline | None: ...
+    @property
+    def held_out(self) -> HeldOut | None: ...
     def run(self, trainer: Trainer, /) -> None: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...

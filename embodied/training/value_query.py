@@ -25,7 +25,7 @@ class TaskValueEstimator:
 
     def values(self, tasks: Floats) -> Floats:
         """Values [n] of episodes with `tasks` [n, D]."""
-        env: VecEnv = build(self.node) if self.env is None else self.env
+        env = build(self.node, VecEnv) if self.env is None else self.env
         self.env, size = env, env.num_envs
         parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
         return np.concatenate(parts)

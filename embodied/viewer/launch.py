@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer.run_folder import Run, ViewerError, read_run
 from embodied.viewer.server.auth_proxy import HOST
 
 if TYPE_CHECKING:
-    from embodied.core.env import VecEnv
     from embodied.viewer.app import Viewer
     from embodied.viewer.session.overlays import StepOverlay
     from embodied.viewer.session.session import Session
@@ -121,9 +121,9 @@ def session_of(
     from embodied.viewer.session.session import Session
 
     report(f"the environment {env_name(node)}")
-    env: VecEnv = build(node | {"num_envs": 1})
+    env = build(node | {"num_envs": 1}, VecEnv)
     try:
-        plan_preview = PlanPreview(env.spec, lambda n: build(node | {"num_envs": n}))
+        plan_preview = PlanPreview(env.spec, lambda n: build(node | {"num_envs": n}, VecEnv))
         name = "" if run is None else run.name
         report("the policies" if run is None else f"{name}, checkpoint {run.chosen.name}")
         session = Session(env, *choices_for(env, run), name=name, plan_preview=plan_preview)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embodied.core.build import ConfigError
+from embodied.core.saved_node import read_saved, require_inside
 
 
 class ViewerError(ConfigError):
@@ -51,13 +50,15 @@ def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
     file, node = root / "run.yaml", {}
     if file.exists():
         try:
-            node = yaml.safe_load(file.read_text())
-        except yaml.YAMLError as error:
-            raise ViewerError(f"{file} is not YAML ({str(error).splitlines()[0]})") from error
+            node = read_saved(file)
+        except ConfigError as error:
+            raise ViewerError(str(error)) from error
     elif env_node is None:
         raise ViewerError(f"{root} has no run.yaml; name its environment with env=...")
     if env_node is None and "env" not in node:
         raise ViewerError(f"{file} has no env; name its environment with env=...")
     every = tuple(sorted(p.parent for p in chosen.parent.glob("[0-9]*/about.json")))
+    if env_node is None:
+        require_inside(node["env"], file)
     env = dict(node["env"] if env_node is None else env_node)
     return Run(env, node.get("execute"), every or (chosen,), chosen, root)

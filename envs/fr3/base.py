@@ -9,7 +9,7 @@ import mujoco
 
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.arrays import Floats, constant, namespace
-from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.controller import Controller
 from embodied.moved import attributes
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks import TASKS
@@ -22,6 +22,8 @@ ROBOT_NAMES = (
     *(f"lead_{axis}" for axis in "xyz"),
     "width",
 )
+DT = 0.05
+"""s of a control step."""
 Ranges = Mapping[str, tuple[float, float]]
 Worth = Literal["sparse", "shaped"]
 
@@ -29,29 +31,30 @@ Worth = Literal["sparse", "shaped"]
 class TaskInstance:
     """A task with its settings: parameter ranges, reward, and additional task parameters `more`.
 
-    ValueError if the name, the reward or a range is unknown.
+    `name` is one of TASKS, or a task of one's own. ValueError if the name, the reward or a range is
+    unknown.
     """
 
     def __init__(
-        self, name: str, worth: Worth, ranges: Ranges, more: tuple[Parameter, ...] = ()
+        self, name: str | Task, worth: Worth, ranges: Ranges, more: tuple[Parameter, ...] = ()
     ) -> None:
-        if name not in TASKS:
+        if isinstance(name, str) and name not in TASKS:
             raise ValueError(f"unknown FR3 task {name!r}; choose from {sorted(TASKS)}")
         if worth not in ("sparse", "shaped"):
             raise ValueError(f"unknown reward {worth!r}; choose sparse or shaped")
-        self.task: Task = TASKS[name]()
+        self.task: Task = TASKS[name]() if isinstance(name, str) else name
         self.worth = worth
-        self.parameters = (*_ranged(self.task, ranges, name), *more)
+        self.parameters = (*_ranged(self.task, ranges), *more)
         self._low = tuple(each.low for each in self.parameters)
         self._span = tuple(each.high - each.low for each in self.parameters)
 
-    def spec(self, controller: CartesianDelta) -> Spec:
+    def spec(self, controller: Controller) -> Spec:
         names = (*ROBOT_NAMES, *self.task.names)
         vector = tuple(parameter.name for parameter in self.parameters)
         return Spec(
             obs={"state": Leaf((len(names),), names=names)},
             act=Leaf((len(controller.names),), low=-1.0, high=1.0, names=controller.names),
-            dt=controller.config.dt,
+            dt=DT,
             task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
             text=self.task.text,
         )
@@ -112,10 +115,11 @@ def mocaps(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     return {name: int(model.body(name).mocapid[0]) for name in task.markers}
 
 
-def _ranged(task: Task, ranges: Ranges, name: str) -> tuple[Parameter, ...]:
+def _ranged(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
     known = [parameter.name for parameter in task.parameters]
     for key in ranges:
         if key not in known:
+            name = type(task).__name__.lower()
             raise ValueError(f"ranges: {name} has no parameter {key!r}; it has {known}")
     return tuple(
         Parameter(each.name, *ranges.get(each.name, (each.low, each.high)), each.unit)

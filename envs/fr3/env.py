@@ -10,15 +10,17 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.named_controllers import controller_node
 from envs.fr3 import joint_model
-from envs.fr3.base import ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
+from envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
 from envs.fr3.domain_randomization import Look, Physics, drawn_from
 from envs.fr3.scene import compile_scene
-from envs.fr3.tasks.task import View
+from envs.fr3.tasks.task import Parameter, View
 from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from envs.mujoco.cameras import Cameras
 from envs.wrappers import point_cloud
@@ -42,6 +44,9 @@ class Config:
     `envs.fr3.domain_randomization` a range to be sampled from in each episode, as further task
     parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
     joint parameters (`envs.fr3.joint_model`, seven values each), as identified from a real arm.
+
+    `controller` is what actions mean: cartesian_delta (with `turning`), cartesian_pose,
+    joint_position, or a node with a `_target_`.
     """
 
     task: str = "lift"
@@ -61,6 +66,7 @@ class Config:
     randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     reveal: bool = False
     arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    controller: str | Node = "cartesian_delta"
 
 
 class Fr3(MujocoVecEnv):
@@ -73,9 +79,10 @@ class Fr3(MujocoVecEnv):
                 f"env.portraits: unknown camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
             )
         more = drawn_from(config.randomize)
-        self.given = TaskInstance(config.task, config.reward, config.ranges, more)
+        self.given = self.instance(more)
         self.what, self.parameters = self.given.task, self.given.parameters
-        self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
+        self.controller = _controller(config)
+        self._start = CartesianDelta(cartesian_delta.Config())
         self.draws = self.what.draws
         model = compile_scene(self.what, pictures=False)
         joint_model.write(model, config.arm)
@@ -83,7 +90,7 @@ class Fr3(MujocoVecEnv):
             model,
             self._spec(tuple(each.name for each in more)),
             config.num_envs,
-            substeps=round(self.controller.config.dt / self.what.timestep),
+            substeps=round(DT / self.what.timestep),
             horizon=self.what.horizon if config.horizon is None else config.horizon,
             threads=config.threads,
             seed=config.seed,
@@ -99,9 +106,14 @@ class Fr3(MujocoVecEnv):
         self._physics = Physics(config.randomize, model, self.what)
         self._remember(num_envs=config.num_envs)
 
+    def instance(self, more: tuple[Parameter, ...]) -> TaskInstance:
+        """The task with its settings; `more` are its further task parameters."""
+        config = self.config
+        return TaskInstance(config.task, config.reward, config.ranges, more)
+
     def control(self, action: Floats) -> None:
         memory = self.memory
-        reference = {key: memory[key] for key in ("place", "turn", "q", "width")}
+        reference = {key: memory[key] for key in self._reference}
         joints, width, moved = self.controller(action, self.batch.qpos[:, :7], reference)
         for key, value in moved.items():
             memory[key][:] = value
@@ -122,7 +134,7 @@ class Fr3(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws)
-        q = self.controller.reach(start.tool)
+        q = self._start.reach(start.tool)
         tool, _, _ = fr3.forward(q)
         qpos = self.batch.qpos
         qpos[rows, :7] = q
@@ -208,9 +220,18 @@ class Fr3(MujocoVecEnv):
         half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
         own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
         reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
-        self._own = tuple(own)
+        self._own, self._reference = tuple(own), tuple(reference)
         for key, value in {**reference, **own}.items():
             self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
+
+
+def _controller(config: Config) -> Controller:
+    node = controller_node(config.controller, "fr3", DT)
+    if config.turning != "none":
+        if config.controller != "cartesian_delta":
+            raise ConfigError(f"env.turning={config.turning} goes with controller=cartesian_delta")
+        node["turning"] = config.turning
+    return build(node, Controller)
 
 
 def _cameras(config: Config) -> Cameras | None:

@@ -18,6 +18,7 @@ from embodied.moved import attributes
 from envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from envs.mujoco.batch_env import Floats
 from envs.mujoco.cameras import Cameras
+from real_robot.cameras.camera import Scene
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Config:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
 
 
-class RenderedCamera:
+class RenderedCamera(Scene):
     """`show` may be called from a different thread than `picture`."""
 
     def __init__(self, config: Config) -> None:

@@ -25,7 +25,7 @@ def compile_scene(task: Task, pictures: bool) -> mujoco.MjModel:
     task.edit(spec)
     if pictures:
         _stage(spec)
-    _cameras(spec)
+    _cameras(spec, task)
     for key in spec.keys:
         spec.delete(key)
     return spec.compile()
@@ -144,10 +144,10 @@ def _decoration(
     )
 
 
-def _cameras(spec: mujoco.MjSpec) -> None:
-    place = (1.50, -0.80, 0.85)
-    front = looking(place, (0.36, 0.0, 0.24), (0.0, 0.0, 1.0))
-    spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
+def _cameras(spec: mujoco.MjSpec, task: Task) -> None:
+    place, target, fovy = task.front
+    front = looking(place, target, (0.0, 0.0, 1.0))
+    spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=fovy)
     # On the hand, looking down past the fingers, which are at the lower edge of the image.
     place = (0.085, 0.0, 0.01)
     wrist = looking(place, (0.035, 0.0, 0.14), (1.0, 0.0, 0.0))

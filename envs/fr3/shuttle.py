@@ -82,7 +82,7 @@ class Shuttle(fr3_env.Fr3):
         index = np.flatnonzero(rows.numpy())
         if not len(index):
             return
-        q = self.controller.reach(np.tile(HOME, (len(index), 1)))
+        q = self._start.reach(np.tile(HOME, (len(index), 1)))
         closed = np.zeros(len(index))
         self.batch.qpos[index, :9] = np.concatenate([q, np.zeros((len(index), 2))], 1)
         self.batch.qvel[index, :9] = 0.0

@@ -25,7 +25,7 @@ from embodied.core.env import NotFinite, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
-from envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
+from envs.fr3.base import DT, RenderScene, TaskInstance, addresses, mocaps
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks.task import Start, View
 from envs.mujoco.cameras import Cameras
@@ -68,7 +68,7 @@ class Fr3Warp(VecEnv):
         self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
         self.spec, self.num_envs = self.given.spec(self.controller), config.num_envs
         self.horizon = self.what.horizon if config.horizon is None else config.horizon
-        self.substeps = round(self.controller.config.dt / self.what.timestep)
+        self.substeps = round(DT / self.what.timestep)
         self.model = compile_scene(self.what, pictures=False)
         self.batch = self._batch()
         self.device = self.batch.device

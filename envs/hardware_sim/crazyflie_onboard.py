@@ -25,11 +25,11 @@ MAIN = """\
 #include "policy_flight.h"
 static policy_flight_t flight;
 void begin(void);
-void step(const float *, const float *, const float *, const float *, float *);
+bool step(const float *, const float *, const float *, const float *, float *);
 void begin(void) { policy_flight_begin(&flight); }
-void step(const float *place, const float *q, const float *v, const float *w, float *thrust)
+bool step(const float *place, const float *q, const float *v, const float *w, float *thrust)
 {
-    policy_flight_step(&flight, place, q, v, w, thrust);
+    return policy_flight_step(&flight, place, q, v, w, thrust);
 }
 """
 HASH = re.compile(r"uint32_t hash = (0x[0-9a-f]{8})u")
@@ -50,7 +50,8 @@ class Onboard:
         self.library = _compiled(source)
 
     def step(self, measured: Measured, attitude: Tensor, goal: Vector) -> Tensor | None:
-        """Commands of the motors [4, 1] in [-1, 1]; None where it strays, and another has to fly.
+        """Commands of the motors [4, 1] in [-1, 1]; None where it strays or what it is given is not
+        finite, and another has to fly.
 
         `attitude` [4]: w, x, y, z.
         """
@@ -60,10 +61,11 @@ class Onboard:
             return None
         if not self.flies:
             self.library.begin()
-        self.flies = True
         thrust = (ctypes.c_float * 4)()
         given = (place, attitude.tolist(), measured.velocity, measured.rates)
-        self.library.step(*(_floats(each) for each in given), thrust)
+        self.flies = bool(self.library.step(*(_floats(each) for each in given), thrust))
+        if not self.flies:
+            return None
         least, *more = self.vehicle.thrust
         most = least + sum(more)
         speeds = [self.vehicle.speed(min(max(each, least), most)) for each in thrust]
@@ -87,4 +89,6 @@ def _compiled(source: Path) -> ctypes.CDLL:
         )
         if done.returncode:
             raise ConfigError(f"{compiler} refuses {source}: {done.stderr.strip()[:300]}")
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
+        loaded.step.restype = ctypes.c_bool
+        return loaded

@@ -13,35 +13,43 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
+from envs.fr3 import joint_model
 from envs.fr3.base import TaskInstance, addresses, mocaps
 from envs.fr3.scene import compile_scene
 from envs.fr3.tasks.task import View
 from envs.mujoco.batch_env import Floats
+from real_robot.drivers.sim import World
 
 
 @dataclass(frozen=True)
 class Config:
     """`task` of `envs.fr3.tasks` (reach, lift, push, ...), its `ranges` narrowed or widened by
     name.
-    `lasting`: laid out once, and then, as on a real table, nobody puts anything back."""
+    `lasting`: laid out once, and then, as on a real table, nobody puts anything back. `arm`: joint
+    parameters (`envs.fr3.joint_model`, seven values each), such as the springs' stiffness."""
 
     task: str
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     lasting: bool = False
+    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-class Wired:
-    """`names`: the task's part of the observation, then `success` (0 or 1)."""
+class TaskWorld(World):
+    """`names`: the task's part of the observation, `contact_force` (N) where the task has touch
+    sensors, then `success` (0 or 1)."""
 
     def __init__(self, config: Config) -> None:
+        self.arm = config.arm
         self.lasting, self.laid = config.lasting, False
         self.given = TaskInstance(config.task, "sparse", config.ranges)
         self.task = self.given.task
-        self.names = (*self.task.names, "success")
+        force = ("contact_force",) if self.task.touch else ()
+        self.names = (*self.task.names, *force, "success")
 
     def compile(self) -> mujoco.MjModel:
         """The scene that policies were trained in."""
         model = compile_scene(self.task, pictures=False)
+        joint_model.write(model, self.arm)
         self.free, self.markers = addresses(model, self.task), mocaps(model, self.task)
         return model
 
@@ -52,6 +60,7 @@ class Wired:
         if self.lasting and self.laid:
             return
         self.laid = True
+        self.touch = [int(model.sensor(name).adr[0]) for name in self.task.touch]
         self.param = self.given.native(random.random((1, len(self.given.parameters))))
         start = self.task.start(self.param, random.random((1, self.task.draws)))
         self.memory = start.memory
@@ -83,4 +92,6 @@ class Wired:
             param=self.param,
             memory=self.memory,
         )
-        return np.append(self.task.observe(view)[0], float(self.task.success(view)[0]))
+        force = [data.sensordata[self.touch].sum()] if self.touch else []
+        success = float(self.task.success(view)[0])
+        return np.array([*self.task.observe(view)[0], *force, success])

@@ -24,7 +24,7 @@ from franky_sim.mujoco_simulator import MujocoSimulator
 
 from embodied.core.build import build
 from envs.fr3.base import addresses, mocaps
-from envs.hardware_sim.fr3_task import Wired
+from envs.hardware_sim.fr3_task import TaskWorld
 from envs.hardware_sim.franka import Config
 from envs.hardware_sim.franka_hand import answer_all
 from real_robot.emulators.physics_link import Pace, answer, settings
@@ -40,7 +40,7 @@ BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes
 class Things:
     """What stands before the arm, as the simulator knows it, told to whoever looks."""
 
-    def __init__(self, world: Wired, folder: Path, seed: int) -> None:
+    def __init__(self, world: TaskWorld, folder: Path, seed: int) -> None:
         self.world, self.writer = world, ExternalStateWriter(folder, world.names)
         self.random = np.random.default_rng(seed)
 
@@ -74,7 +74,11 @@ def main(folder: Path) -> None:
     config = settings(Config)
     host = config.host if config.host else _address()
     said: dict[str, Any] = {"host": host}
-    things = None if config.world is None else Things(build(config.world), folder, config.seed)
+    things = (
+        None
+        if config.world is None
+        else Things(build(config.world, TaskWorld), folder, config.seed)
+    )
     with MujocoSimulator() as sim:
         sim.add_robot(initial_q=config.q, initial_hand_width=config.width)
         if things is not None:

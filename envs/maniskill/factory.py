@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from envs.gym_id import require_known_id
+
 SOFTWARE = Path("/usr/share/vulkan/icd.d/lvp_icd.json")
 CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
 
@@ -112,6 +114,7 @@ def make(settings: Settings, count: int) -> Any:
         options["sensor_configs"] = {"width": width, "height": height}
     with _no_downloads(settings.id):
         try:
+            require_known_id(settings.id, settings.kwargs)
             return gymnasium.make(settings.id, disable_env_checker=True, **options).unwrapped
         except (KeyError, NotImplementedError, AssertionError, TypeError, RuntimeError) as error:
             known = {key: value for key, value in options.items() if value is not None}

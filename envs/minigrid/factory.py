@@ -14,6 +14,7 @@ from minigrid.core.mission import MissionSpace
 from minigrid.minigrid_env import MiniGridEnv
 
 from embodied.core.env import NotSavable
+from envs.gym_id import require_known_id
 from envs.minigrid.settings import DIRECTION, Config, cells_leaf
 from envs.minigrid.view import attach
 from envs.spaces import Entry, entries
@@ -45,6 +46,7 @@ class Tap(gymnasium.Wrapper):
 
 def make(config: Config) -> gymnasium.Env:
     """Make one environment with its wrappers; configuration errors are a one-line ValueError."""
+    require_known_id(config.id, config.kwargs)
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
     if config.horizon is not None:
         options["max_steps"] = config.horizon

@@ -98,6 +98,10 @@ class MujocoVecEnv(VecEnv):
         """Write the start state of `rows` [n] (state fields are at the model's defaults, `task` is
         set) from `draws` [n, self.draws], uniform in [0, 1); clear their `memory` too."""
 
+    def step_physics(self) -> None:
+        """Run the physics of one control step; override to look at each substep."""
+        self.batch.step(nstep=self.substeps, stage=self.stage)
+
     def retask(self, rows: Rows) -> None:
         """Write the model fields (`batch.expand`) that depend on `task[rows]`; default: none."""
 
@@ -135,7 +139,7 @@ class MujocoVecEnv(VecEnv):
             raise RuntimeError(f"{self.name}: call reset() before step()")
         act = self._checked_action(action)
         self.control(act)
-        self.batch.step(nstep=self.substeps, stage=self.stage)
+        self.step_physics()
         self.count += 1
         outcome = self.outcome(act)
         next_obs = self._observe(np.arange(self.num_envs))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from embodied.core.build import registered
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import PAPER
 
@@ -31,6 +32,7 @@ def hover(
     return 2 - 0.5 * (wrong + tilt + weights["action"] * effort)
 
 
+@registered("scheduled reward")
 def hover_rows(rows: Tensors, weights: Mapping[str, float], level: float = PAPER.hover) -> Tensor:
     """`hover` of stored rows of one step each: `obs/critic/state`, `action`, `discount`."""
     reward = hover(rows["obs/critic/state"], rows["action"], weights, level)

@@ -21,6 +21,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper
 from embodied.moved import attributes
@@ -81,12 +82,12 @@ class ResetFreeWrapper(Wrapper):
         self.played = {int(k): self._actor(node) for k, node in config.played.items()}
         self.person: Intervener | None = None
         if config.teleop is not None:
-            self.person = build(config.teleop, spec=env.spec, num_envs=env.num_envs)
+            self.person = build(config.teleop, Intervener, spec=env.spec, num_envs=env.num_envs)
 
     def _actor(self, node: Node | None) -> Callable[[], Actor] | None:
         if node is None:
             return None
-        policy = build(node, spec=self.env.spec).eval()
+        policy = build(node, Policy, spec=self.env.spec).eval()
         return lambda: Actor(policy, self.num_envs)
 
     def reset(

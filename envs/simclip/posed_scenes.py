@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from envs.simclip.album import Progress, SceneStore
 
 
@@ -19,7 +20,7 @@ def posed(env_name: str, album: SceneStore, seed: int, tracks: int, shown: Progr
     node: dict[str, object] = {"_target_": "envs.toy.two_gap.TwoGap"}
     if env_name != "two_gap":
         node = {"_target_": "envs.gym.Gym", **MADE[env_name]}
-    env = build({**node, "num_envs": 1})
+    env = build({**node, "num_envs": 1}, VecEnv)
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)
     env.render_batch(row, album.size)  # MuJoCo's free camera looks at the initial positions

@@ -18,7 +18,8 @@ def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress)
     rows = tracks if tracks else ROWS
     env = build(
         {"_target_": "envs.fr3.env.Fr3", "task": task, "num_envs": rows, "drawing": "light"}
-        | {"threads": 1, "seed": seed, "horizon": 60, "portraits": ["front", "wrist"]}
+        | {"threads": 1, "seed": seed, "horizon": 60, "portraits": ["front", "wrist"]},
+        VecEnv,
     )
     obs = env.reset(seed)
     script = Scripted(Script(task, 1.0 if tracks else 0.7), env.spec)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
 from envs.minigrid.describe import KIND
 from envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
@@ -22,7 +23,8 @@ def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
             "id": "MiniGrid-DoorKey-6x6-v0",
             "num_envs": rows,
         }
-        | {"backend": "gymnasium", "privileged": True}
+        | {"backend": "gymnasium", "privileged": True},
+        VecEnv,
     )
     obs = env.reset(seed)
     planner = Planner(Plan(0.0 if tracks else 0.5), env.spec)

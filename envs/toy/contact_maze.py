@@ -142,14 +142,32 @@ class ContactMaze(VecEnv):
         self._begin(ended)
         return Step(self._obs(), following, reward, won | violated, late, log)
 
+    stiffest, damped = STIFF, 2 * math.sqrt(STIFF * MASS)
+    """N/m and N s/m; softer springs have the damping of the same ratio."""
+
+    @property
+    def places(self) -> Tensor:
+        return self.rows["place"]
+
+    @property
+    def setpoints(self) -> Tensor:
+        return self.rows["setpoint"]
+
+    def impedance(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        rows, action = self.rows, action.clamp(-1, 1)
+        stretch = rows["setpoint"] + SPEED * DT * action[..., :2] - rows["place"]
+        long = stretch.norm(dim=-1, keepdim=True).clamp(min=STRETCH)
+        stiffness = stiffness_of(action[..., 2:])
+        return rows["place"] + stretch * (STRETCH / long), stiffness.expand_as(stretch)
+
+    def scaled(self, action: Tensor, share: Tensor, stiffness: Tensor) -> Tensor:
+        stiff = 2 * (stiffness[..., :1] / SOFT).log() / math.log(STIFF / SOFT) - 1
+        return torch.cat([action[..., :2].clamp(-1, 1) * share[..., None], stiff], -1)
+
     def _move(self, action: Tensor) -> Tensor:
         """One tick; the largest contact force [n] in it."""
         rows = self.rows
-        wanted = rows["setpoint"] + SPEED * DT * action[:, :2]
-        stretch = wanted - rows["place"]
-        long = stretch.norm(dim=1, keepdim=True).clamp(min=STRETCH)
-        goal = rows["place"] + stretch * (STRETCH / long)
-        stiffness = stiffness_of(action[:, 2:])
+        goal, stiffness = self.impedance(action)
         damping = 2 * (stiffness * MASS).sqrt()
         since = rows["age"][:, None] - rows["when"]
         hand = (rows["push"] * ((since >= 0) & (since < LASTS))[:, :, None]).sum(1)

@@ -108,9 +108,9 @@ class Wrapped(Wrapper):
     """`env` inside all `wrappers`; the `_target_` of YAML files in configs/env."""
 
     def __init__(self, config: Config) -> None:
-        env: VecEnv = build(config.env | {"num_envs": config.num_envs})
+        env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
         for node in config.wrappers:
-            env = build(node, env=env)
+            env = build(node, Wrapper, env=env)
         super().__init__(env)
 
 

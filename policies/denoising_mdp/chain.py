@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.core.build import Node
+from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -54,6 +54,8 @@ class DenoisingMDP(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         self.spec, self.config = spec, config
+        if spec.act.is_normalized:
+            raise ConfigError("the denoising steps of a policy in physical units cannot be tuned")
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.inner = self.inside(config, {**config.base, **chunk})
         self.chunk, self.size = self.inner.chunk, self.inner.size
@@ -109,7 +111,7 @@ class DenoisingMDP(PolicyWrapper):
             mean, std = self.link(x, k, time, seen, loud)
             x = mean + std * z.clamp(-self.config.cut, self.config.cut)
             chain.append(x)
-        return self.inner.to_actions(x.clamp(-1, 1)), {**carry, "row/action": torch.stack(chain, 1)}
+        return self.inner.to_actions(x), {**carry, "row/action": torch.stack(chain, 1)}
 
     def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
         """Log-density [n, size] of each element of `following`, the result of link `k` [n] on

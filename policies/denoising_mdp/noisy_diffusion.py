@@ -70,7 +70,7 @@ class NoisyDiffusion(chain.DenoisingMDP):
             "base": {**base, **steps},
             "last": config.last,
         }
-        return build(node, spec=self.spec)
+        return build(node, Policy, spec=self.spec)
 
     def load_base(self, base: Policy) -> None:
         self.inner.base.load_state_dict(base.state_dict())
@@ -98,6 +98,6 @@ class NoisyDiffusion(chain.DenoisingMDP):
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
         _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
         x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
-        x0 = x0.clamp(-1, 1)
+        x0 = x0.clamp(-1, 1)  # bounded: `DenoisingMDP` refuses actions that a wrapper normalises
         e = (x - keep * x0) / remain
         return next_keep * x0 + next_remain * e, self.density[k][:, None]

@@ -57,7 +57,7 @@ class NoisyFlow(chain.DenoisingMDP):
         self.register_buffer("limits", limits[:, None], persistent=False)
 
     def inside(self, config: Config, base: Node) -> Policy:
-        inner = build(base, spec=self.spec)
+        inner = build(base, Policy, spec=self.spec)
         if not isinstance(inner, Flow):
             raise ConfigError(
                 "policy=noisy_flow needs a flow or shortcut base policy (init=RUN), not "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
@@ -38,7 +39,7 @@ class PartialFinetune(GuidedSampler):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        base, tuned = build(config.base, spec=spec), build(config.base, spec=spec)
+        base, tuned = (build(config.base, Policy, spec=spec) for _ in range(2))
         if not (isinstance(base, Diffusion) and isinstance(tuned, Diffusion)):
             raise ConfigError(
                 "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
@@ -68,7 +69,7 @@ class PartialFinetune(GuidedSampler):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         x = self.begin(obs, noise)
         x = self._denoise(self.tuned, obs, x, slice(-self.last, None))
-        return self.to_actions(x.clamp(-1, 1)), carry
+        return self.to_actions(x), carry
 
     def _denoise(self, policy: Diffusion, obs: Tensors, x: Tensor, some: slice) -> Tensor:
         features = policy.encoder(obs)

@@ -62,7 +62,7 @@ class Act(Policy):
         self.spec, self.chunk, self.config = spec, config.chunk, config
         width, self.length = config.width, config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = MinMaxNormalizer(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
         self.enter = nn.Linear(config.style, width)
         self.places = place(1 + len(self.encoder.sizes), width)
@@ -102,11 +102,11 @@ class Act(Policy):
         return make(n, self.config.style, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        x = self.predict(self.observed(obs), noise).clamp(-1, 1)
+        x = self.spec.act.bounded(self.predict(self.observed(obs), noise))
         if self._ensembling:
             x, carry = ensembled(x, carry, self.config.decay)
         actions = self.range.inverse(x.unflatten(2, self.spec.act.shape))
-        return actions.clamp(-1, 1), carry
+        return self.spec.act.bounded(actions), carry
 
     def observed(self, obs: Tensors) -> Tensor:
         """Observation tokens [n, T, width]: one for all vectors, one per camera and point set."""

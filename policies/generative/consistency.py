@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from policies.generative import flow
@@ -51,6 +51,7 @@ class Consistency(flow.Flow):
             )
         super().__init__(config, spec)
         self.levels = config.levels
+        self.noise_steps = config.chunk if config.steps == 1 else 0
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)
@@ -62,7 +63,7 @@ class Consistency(flow.Flow):
             t = i / self.steps
             if i:
                 x = torch.lerp(fresh[i - 1], x, t)
-            x = (x + (1 - t) * self.net.at(x, time, features)).clamp(-1, 1)
+            x = self.spec.act.bounded(x + (1 - t) * self.net.at(x, time, features))
         return self.to_actions(x), carry
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
@@ -70,7 +71,8 @@ class Consistency(flow.Flow):
         strides = super().strides(obs, x)[1]
         for i, again in enumerate(fresh):
             share = (i + 1) / self.steps
-            strides[i] = strides[i]._replace(onward=renoise(again, share))
+            onward = renoise(again, share, self.spec.act)
+            strides[i] = strides[i]._replace(onward=onward)
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
@@ -91,6 +93,6 @@ class Consistency(flow.Flow):
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
 
-def renoise(noise: Tensor, share: float) -> Callable[[Tensor, Tensor], Tensor]:
+def renoise(noise: Tensor, share: float, act: Leaf) -> Callable[[Tensor, Tensor], Tensor]:
     """A function that maps a chunk to the next x, a mix of `share` of it and `noise`."""
-    return lambda _, clean: torch.lerp(noise, clean.clamp(-1, 1), share)
+    return lambda _, clean: torch.lerp(noise, act.bounded(clean), share)

@@ -6,10 +6,10 @@ its length and restoring it, conditioned by FiLM (Chi et al., 2023; Perez et al.
 
     h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
 
-A policy's setting `net` takes any class with the methods `embed(t)` and `at(x, time, features)`,
-the attribute `time_dim` and the module `time` (from sines and cosines of t to `embed(t)`). It is
-built from its node with the context `chunk`, `action` (numbers per step) and `features`. The policy
-defines the meaning of the output (noise, velocity, ...).
+A policy's setting `net` takes any subclass of `Timed`: it has `at(x, time, features)`, and uses the
+embedding of times of its base class. It is built from its node with the context `chunk`, `action`
+(numbers per step) and `features`. The policy defines the meaning of the output (noise, velocity,
+...).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def denoiser(
     """Build the network `net`; if None, a residual MLP of `width`, `depth` and `time_dim`."""
     if net is None:
         return Denoiser(chunk * action, features, width, depth, time_dim)
-    return build(net, chunk=chunk, action=action, features=features)
+    return build(net, Timed, chunk=chunk, action=action, features=features)
 
 
 class Timed(nn.Module):

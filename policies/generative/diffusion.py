@@ -71,8 +71,9 @@ class Diffusion(GuidedSampler):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.config = spec, config.chunk, config
         self.size = config.chunk * spec.act.size
+        self.noise_steps = config.chunk if config.eta == 0 else 0
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = MinMaxNormalizer(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.net = denoiser(
             config.net,
             config.chunk,
@@ -99,13 +100,24 @@ class Diffusion(GuidedSampler):
             x = step.next_keep * x0 + step.next_remain * e
             if i < len(fresh):
                 x = x + step.sigma * fresh[i]
-        return self.to_actions(x.clamp(-1, 1)), carry
+        return self.to_actions(x), carry
 
     def split(self, x: Tensor, step: Step, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The predicted chunk x_0, clipped, and noise e, [n, size] each, for `x` [n, size]."""
         e = self.net.at(x, time, features)
-        x0 = (torch.add(x, e, alpha=-step.remain) / step.keep).clamp(-1, 1)
+        x0 = self.clip(torch.add(x, e, alpha=-step.remain) / step.keep, step)
         return x0, torch.add(x, x0, alpha=-step.keep) / step.remain
+
+    def clip(self, x0: Tensor, step: Step) -> Tensor:
+        """The predicted chunk as the next step uses it: in [-1, 1].
+
+        Where a wrapper normalises actions: in the range of the data, and not clipped at the last
+        step. At high noise levels the prediction is a small number divided by a smaller one.
+        """
+        act = self.spec.act
+        if not act.is_normalized:
+            return x0.clamp(-1, 1)
+        return x0 if step.next_remain == 0 else x0.clamp(act.low, act.high)  # pyright: ignore
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample and the sampler's steps, for guidance."""
@@ -127,7 +139,7 @@ class Diffusion(GuidedSampler):
             return torch.add(x, e, alpha=-step.remain) / step.keep
 
         def onward(x: Tensor, x0: Tensor) -> Tensor:
-            x0 = x0.clamp(-1, 1)
+            x0 = self.clip(x0, step)
             e = torch.add(x, x0, alpha=-step.keep) / step.remain
             there = step.next_keep * x0 + step.next_remain * e
             return there if fresh is None else there + step.sigma * fresh
@@ -143,8 +155,11 @@ class Diffusion(GuidedSampler):
         return self.net.embed(level / self.config.train_steps)
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
-        return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
+        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1] (not clamped
+        where the action is normalised by a wrapper)."""
+        bounded = self.spec.act.bounded
+        x = bounded(x).view(-1, self.chunk, *self.spec.act.shape)
+        return bounded(self.range.inverse(x))
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the predicted noise over the valid steps, [n]."""

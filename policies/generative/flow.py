@@ -50,8 +50,9 @@ class Flow(GuidedSampler):
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         self.spec, self.chunk, self.steps = spec, config.chunk, config.steps
         self.size = config.chunk * spec.act.size
+        self.noise_steps = config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.range = MinMaxNormalizer(spec.act.size)
+        self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.net = denoiser(
             config.net,
             config.chunk,
@@ -80,7 +81,7 @@ class Flow(GuidedSampler):
         x = noise
         for time in self.embedded().unbind():
             x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
-        return self.to_actions(x.clamp(-1, 1)), carry
+        return self.to_actions(x), carry
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample and the sampler's steps, for guidance."""
@@ -98,8 +99,11 @@ class Flow(GuidedSampler):
         return noise, [stride(i, time) for i, time in enumerate(self.embedded().unbind())]
 
     def to_actions(self, x: Tensor) -> Tensor:
-        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1]."""
-        return self.range.inverse(x.view(-1, self.chunk, *self.spec.act.shape)).clamp(-1, 1)
+        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1] (not clamped
+        where the action is normalised by a wrapper)."""
+        bounded = self.spec.act.bounded
+        x = bounded(x).view(-1, self.chunk, *self.spec.act.shape)
+        return bounded(self.range.inverse(x))
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the velocity over the valid steps, [n]."""

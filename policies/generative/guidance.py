@@ -25,10 +25,10 @@ class SamplerStep(NamedTuple):
 
 
 def sample(x: Tensor, strides: list[SamplerStep]) -> Tensor:
-    """Run the sampler without guidance; returns the chunk [n, D], clipped to [-1, 1]."""
+    """Run the sampler without guidance; returns the normalised chunk [n, D], not clipped."""
     for stride in strides:
         x = stride.onward(x, stride.clean(x))
-    return x.clamp(-1, 1)
+    return x
 
 
 __getattr__ = attributes(__name__)

@@ -50,7 +50,7 @@ class OneStep(PolicyWrapper):
         if spec.act.dtype != "float32":
             raise ConfigError("this policy needs continuous actions, not discrete ones")
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.flow = build({**config.flow, **chunk}, spec=spec)
+        self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
         self.spec, self.chunk = spec, self.flow.chunk
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
@@ -68,7 +68,7 @@ class OneStep(PolicyWrapper):
     @classmethod
     def build_around(cls, base: Policy, node: Mapping[str, Any]) -> Self:
         """Build `node` with a trained flow policy `base`, which keeps its normalisers."""
-        policy: Self = build({**node, "flow": base.node, "chunk": None}, spec=base.spec)
+        policy = build({**node, "flow": base.node, "chunk": None}, cls, spec=base.spec)
         policy.flow.load_state_dict(base.state_dict())
         policy.fresh = False
         return policy
@@ -81,7 +81,7 @@ class OneStep(PolicyWrapper):
         return torch.randn(n, self.size, device=self.encoder.norm.mean.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        actions = self(obs, noise).clamp(-1, 1)
+        actions = self.spec.act.bounded(self(obs, noise))
         return actions.view(-1, self.chunk, *self.spec.act.shape), carry
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ class Encoder(nn.Module):
     """Encodes vectors (sorted by name, standardised), images (one CNN each), symbols (one-hot) and
     point sets (one PointNet each) to [n, size].
 
-    `critic/*` and `privileged/*` observations are ignored unless `asymmetric`.
+    `critic/*` and `privileged/*` observations are ignored unless `asymmetric`, text leaves always.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Encoder(nn.Module):
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = MeanStdNormalizer(flat)
+        self.normalized = [seen[name].is_normalized for name in self.vectors]
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
         shapes = [seen[name].shape for name in self.images]
@@ -82,10 +83,20 @@ class Encoder(nn.Module):
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers from data with `obs/*` [N, ...]."""
-        if self.vectors:
-            self.norm.fit(self.flat({name: rows[f"obs/{name}"] for name in self.vectors}))
+        if self.vectors and not all(self.normalized):
+            values = {name: rows[f"obs/{name}"] for name in self.vectors}
+            self.norm.fit(self.flat(values))
+            self._keep([_flat(values[name]).shape[1] for name in self.vectors])
         for name, net in zip(self.sets, self.clouds, strict=True):
             cast(PointNet, net).fit(rows[f"obs/{name}"])
+
+    def _keep(self, widths: list[int]) -> None:
+        """Leave vectors of `widths` elements as they are where a wrapper normalised them."""
+        if any(self.normalized):
+            given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
+            given = given.to(self.norm.mean.device)
+            self.norm.mean[given], self.norm.std[given] = 0.0, 1.0
+            self.norm.limit.fill_(torch.inf)
 
 
 class OneHot(nn.Module):
@@ -112,7 +123,7 @@ class OneHot(nn.Module):
 
 
 def _plain(leaf: Leaf) -> bool:
-    return not (leaf.is_image or leaf.is_symbol or leaf.is_points)
+    return not (leaf.is_image or leaf.is_symbol or leaf.is_points or leaf.is_text)
 
 
 def _flat(values: Tensor) -> Tensor:

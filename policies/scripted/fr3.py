@@ -39,7 +39,7 @@ class Config:
 @dataclass(slots=True)
 class Plan:
     """Waypoints of n envs: tool points [n, P, 3], gripper openings [n, P] in [-1, 1], and per phase
-    the tolerance [P] (m) and the smallest and largest number of steps [P].
+    the tolerance (m) and the smallest and largest number of steps, each [P] or [n, P].
 
     `lost` [n, P] (bool): phases in which an env has to start over; the last phase is held.
     """
@@ -76,14 +76,15 @@ class Scripted(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if config.task not in PLANS:
+        plans = self.plans()
+        if config.task not in plans:
             raise ConfigError(
-                f"no scripted demonstrator for task {config.task!r}{nearest(config.task, PLANS)}"
+                f"no scripted demonstrator for task {config.task!r}{nearest(config.task, plans)}"
             )
         if not 0 <= config.quality <= 1:
             raise ConfigError(f"quality={config.quality} must be between 0 and 1")
         self.config, self.spec, self.chunk = config, spec, 1
-        self.plan = PLANS[config.task]
+        self.plan = plans[config.task]
         # Demonstrators use the privileged state if policies do not observe the objects.
         self.leaf = next(name for name in ("privileged/state", "state") if name in spec.obs)
         self.names = spec.obs[self.leaf].names
@@ -91,6 +92,14 @@ class Scripted(Policy):
         self.noise = 0.03 + 0.5 * clumsy
         self.pause = 0.08 * clumsy
         self.miss = 0.001 + 0.014 * clumsy
+
+    def plans(self) -> Mapping[str, Callable[[Seen], Plan]]:
+        """The plans by task name."""
+        return PLANS
+
+    def state(self, obs: Tensors) -> dict[str, Tensor]:
+        """What plans read, [n] by name."""
+        return dict(zip(self.names, obs[self.leaf].unbind(1), strict=True))
 
     def initial(self, n: int) -> Tensors:
         return {
@@ -107,7 +116,7 @@ class Scripted(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         carry = self._begun(carry, noise)
-        state = dict(zip(self.names, obs[self.leaf].unbind(1), strict=True))
+        state = self.state(obs)
         traits, sides = carry["traits"], self.config.sides
         seen = Seen(state, traits, carry["miss"], carry["clock"], sides)
         plan = self.plan(seen)
@@ -146,9 +155,13 @@ class Scripted(Policy):
         """Advance to the next phase, start over, or pause."""
         phase, clock = carry["phase"], carry["clock"]
         rows = torch.arange(len(phase))
-        there = (plan.place[rows, phase] - tool).norm(dim=1) < plan.close[phase]
-        done = (there & (clock >= plan.least[phase])) | (clock >= plan.most[phase])
-        done &= phase < len(plan.close) - 1
+        close, least, most = (
+            limit.expand(len(phase), -1)[rows, phase]
+            for limit in (plan.close, plan.least, plan.most)
+        )
+        there = (plan.place[rows, phase] - tool).norm(dim=1) < close
+        done = (there & (clock >= least)) | (clock >= most)
+        done &= phase < plan.close.shape[-1] - 1
         lost = plan.lost[rows, phase]
         moved = torch.where(lost, 0, torch.where(done, phase + 1, phase))
         hesitates = torch.special.ndtr(noise[:, -4]) < self.pause

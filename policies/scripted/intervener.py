@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
@@ -53,7 +54,7 @@ class Config:
             raise ConfigError("intervener: patience and hold must be at least 1, blunder in [0, 1]")
 
 
-class ProgressIntervener:
+class ProgressIntervener(Intervener):
     """One state per env; its own generator decides when it blunders."""
 
     def __init__(self, config: Config, spec: Spec, num_envs: int, seed: int = 0) -> None:
@@ -63,7 +64,7 @@ class ProgressIntervener:
         if missing := [name for name in wanted if name not in names]:
             raise ConfigError(f"intervener: {missing[0]} is not an element of obs/state")
         self.index = torch.tensor([names.index(name) for name in wanted])
-        self.actor = Actor(build(config.hand, spec=spec).eval(), num_envs)
+        self.actor = Actor(build(config.hand, Policy, spec=spec).eval(), num_envs)
         self.random = torch.Generator().manual_seed(seed)
         self.best = torch.full((num_envs,), torch.inf)
         self.waited = torch.zeros(num_envs, dtype=torch.int64)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.history import with_history
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.moved import attributes
-from policies.networks.encoders import Encoder, hidden
+from policies.networks.encoders import hidden
 from policies.steering import dsrl
 
 
@@ -29,24 +30,23 @@ class DsrlFeatures(dsrl.Dsrl):
     `act`."""
 
     def inner_spec(self, config: Config, spec: Spec) -> Spec:
-        encoder = getattr(self.base, "encoder", None)
-        if not isinstance(encoder, Encoder):
+        size = self.base.feature_size
+        if not size:
             raise ConfigError("the base policy has no encoder to share: use finetune=dsrl")
         kept = {name: leaf for name, leaf in spec.obs.items() if hidden(name)}
-        seen = replace(spec, obs={"features": Leaf((encoder.size,)), **kept})
+        seen = replace(spec, obs={"features": Leaf((size,)), **kept})
         return super().inner_spec(config, seen)
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        encoder = self.base.encoder
-        assert isinstance(encoder, Encoder)
         kept = {name: value for name, value in obs.items() if hidden(name)}
-        return {"features": encoder(obs), **kept}, {**carry, **nest(obs, "sight")}
+        obs = with_history(obs, under(carry, "base"))
+        return {"features": self.base.features(obs), **kept}, {**carry, **nest(obs, "sight")}
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         sight = under(carry, "sight")
         carry = {key: value for key, value in carry.items() if not key.startswith("sight/")}
         u = self.inner.act(obs, {}, noise)[0].squeeze(1)
-        actions, carry = self.base_act(sight, carry, self.bound * u.view(-1, *self.noise_shape))
+        actions, carry = self.base_act(sight, carry, self.base_noise(u))
         return actions, {**carry, "row/action": u}
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.history import is_history, with_history
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, under
 from embodied.moved import attributes
 from policies.steering import dsrl
 from policies.steering.steered import Steered
@@ -30,11 +31,21 @@ class DsrlNa(dsrl.Dsrl):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        if self.base.initial(1):
+        carried = self.base.initial(1)
+        if not all(is_history(key) for key in carried):
             raise ConfigError("DSRL-NA needs a base policy without memory: use finetune=dsrl")
+        self.has_history = bool(carried)
 
     def initial(self, n: int) -> Tensors:
         return Steered.initial(self, n)
+
+    @property
+    def augments(self) -> bool:
+        return self.has_history
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        """With the base's past observations, so that a stored decision can be made again."""
+        return with_history(obs, under(carry, "base")), carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         actions, carry = super().act(obs, carry, noise)
@@ -42,7 +53,7 @@ class DsrlNa(dsrl.Dsrl):
 
     def play(self, obs: Tensors, u: Tensor) -> Tensor:
         """The base's chunks [n, H, A] for noise `u` [n, d] in units of the bound."""
-        return self.base_act(obs, {}, self.bound * u.view(-1, *self.noise_shape))[0]
+        return self.base_act(obs, {}, self.base_noise(u))[0]
 
     def warmup_policy(self) -> Policy:
         """The base policy with its own noise; stored actions need not be within the bound."""

@@ -32,8 +32,8 @@ class Steered(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.base: Policy = build(config.base, spec=spec).requires_grad_(False)
-        self.inner: Policy = build(config.inner, spec=self.inner_spec(config, spec))
+        self.base = build(config.base, Policy, spec=spec).requires_grad_(False)
+        self.inner = build(config.inner, Policy, spec=self.inner_spec(config, spec))
 
     @classmethod
     def wrap(
@@ -44,7 +44,7 @@ class Steered(PolicyWrapper):
             raise ConfigError(
                 f"{cls.__name__} needs a small inner policy to train: policy=gaussian"
             )
-        steered: Self = build({**node, "base": base.node, "inner": inner}, spec=base.spec)
+        steered = build({**node, "base": base.node, "inner": inner}, cls, spec=base.spec)
         steered.load_base(base)
         return steered
 
@@ -63,7 +63,7 @@ class Steered(PolicyWrapper):
 
     def with_inner(self, node: Node) -> Self:
         """This policy with another inner policy, built from `node` (for warm-up)."""
-        other = build({**self.node, "inner": node}, spec=self.spec)
+        other = build({**self.node, "inner": node}, type(self), spec=self.spec)
         other.base = self.base
         return other
 

@@ -1,1 +1,1 @@
-"""Policy wrappers: best-of-N, EXPO edits, real-time chunking, safety reflex (BRESA)."""
+"""Policy wrappers: best-of-N, EXPO edits, real-time chunking, physical units, reflex (BRESA)."""

@@ -22,6 +22,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, take
 from embodied.moved import attributes
+from embodied.nn.networks import QFunction
 from policies.networks.encoders import hidden
 
 Judge = Callable[[Tensors, Tensor], Tensor]
@@ -29,9 +30,8 @@ Judge = Callable[[Tensors, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`n`: candidates per decision from the policy `base`; `critic`: a module with `each(obs,
-    actions [n, N, D])` for Q-values [E, n, N]; `value`: how the E networks are aggregated. `chunk`:
-    overrides the base's (None: as in its node)."""
+    """`n`: candidates per decision from the policy `base`; `critic`: a `QFunction`, whose networks'
+    Q-values are aggregated by `value`. `chunk`: overrides the base's (None: as in its node)."""
 
     base: Node
     critic: Node
@@ -57,13 +57,13 @@ class BestOfN(PolicyWrapper):
             raise ConfigError(f"n={config.n} candidates: n must be at least 1")
         self.spec, self.n, self.value = spec, config.n, config.value
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, spec=spec)
+        self.base = build({**config.base, **chunk}, Policy, spec=spec)
         self.chunk = self.base.chunk
         self.size = self.chunk * spec.act.size
         self.noise_shape = self.base.sample_noise(1).shape[1:]
         # Policy and critic act on the robot, so they use no critic-only observations.
         seen = {name: leaf for name, leaf in spec.obs.items() if not hidden(name)}
-        self.critic = build(config.critic, spec=replace(spec, obs=seen), size=self.size)
+        self.critic = build(config.critic, QFunction, spec=replace(spec, obs=seen), size=self.size)
         self.fresh = True
 
     @classmethod

@@ -46,7 +46,7 @@ class Edit(best_of_n.BestOfN):
         self.scale = config.scale
         act = Leaf((self.size,), low=-1.0, high=1.0)
         seen = spec.with_obs(base_action=act).with_act(act)
-        edit: Policy = build(config.edit, spec=seen)
+        edit = build(config.edit, Policy, spec=seen)
         if not isinstance(edit, Gaussian) or edit.chunk != 1:
             raise ConfigError("edit needs a policy with a density and chunk=1: policies.gaussian")
         self.edit = edit

@@ -73,8 +73,9 @@ class RealTimeChunking(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
-        self.base = build({**config.base, **chunk}, spec=spec)
+        self.base = build({**config.base, **chunk}, Policy, spec=spec)
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.noise_steps = self.base.noise_steps
         kind = type(self.base).__name__
         if spec.act.dtype != "float32":
             raise ConfigError("this policy needs continuous actions, not discrete ones")
@@ -126,8 +127,7 @@ class RealTimeChunking(PolicyWrapper):
         # Works in inference mode too, where tensors have no gradients.
         with torch.inference_mode(False), torch.no_grad():
             obs, noise = each(obs, ordinary), ordinary(noise)
-            goal = self.base.range(ordinary(past.plan)).flatten(1)
-            weight = ordinary(wide).expand(shape).flatten(1)
+            goal, weight = self.base.goal(ordinary(past.plan), ordinary(wide).expand(shape))
             x, strides = self.base.strides(obs, noise)
             beta = min(self.config.beta, len(strides))
             guided = [pulled(stride, goal, weight, beta) for stride in strides]
@@ -155,6 +155,12 @@ class RealTimeChunking(PolicyWrapper):
 
 class GuidedSampler(Policy):
     """Base class of policies whose sampler can be guided: `strides`, `range` and `to_actions`."""
+
+    range: Any  # from actions to the sampler's units
+
+    def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """A plan and its guidance weights [n, H, A] as samples [n, D] of the sampler."""
+        return self.range(plan).flatten(1), weight.flatten(1)
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         target = f"{RealTimeChunking.__module__}.{RealTimeChunking.__qualname__}"

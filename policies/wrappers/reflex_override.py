@@ -1,24 +1,29 @@
-"""ReflexOverride: a low-rate task policy with a recovery policy that can override it at every tick.
+"""ReflexOverride: a low-rate task policy with a recovery policy that can override its actions.
 
 The policy of BRESA (2025), based on Recovery RL (Thananjeyan et al., 2021). A decision of the task
-policy is held for `ticks` control ticks; at each of them the safety critic computes
+policy is held for `decision_steps` control steps. The safety critic computes
 
     eps = max_j sigmoid(Q_j(s, a))        s: current state, a: action about to be executed
 
-and if eps exceeds `above`, the recovery policy's action is executed instead, until the task policy
-proposes a safe action. Both the proposed and the executed action are stored.
+and if eps exceeds `threshold`, the recovery policy's action is executed instead, until the task
+policy proposes a safe action. Both the proposed and the executed action are stored.
+
+`rate` is how often that is checked: "control", at every control step (BRESA), or "decision", once
+per decision, whose action is then held either way (Recovery RL). With "decision" a transition is a
+whole decision: an action chunk that repeats one action.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 from embodied.nn.ensemble import Ensemble
@@ -32,45 +37,70 @@ UNKNOWN = (
 )  # initial logit of the safety critic (safe), so that the reflex does not start active
 
 
+Rate = Literal["control", "decision"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the task policy, which decides every `ticks` ticks. The reflex starts when the risk
-    exceeds `above`, ends at `release * above`, and lasts at least `least` ticks. `hidden`: layers
-    of the safety critic and the recovery policy."""
+    """`base`: the task policy, which decides every `decision_steps` control steps.
+
+    The reflex starts when the risk exceeds `threshold`, ends at `release_ratio * threshold`, and
+    lasts at least `min_duration_steps` control steps. `hidden`: layers of the safety critic and the
+    recovery policy. `reflex_obs`: the observation that these two see, and the task policy does not
+    (None: both see everything). `held_stiffness`: values of the last elements of the action, which
+    only the recovery policy changes (empty: the task policy chooses all elements).
+    """
 
     base: Node
-    ticks: int = 5
-    above: float = 0.5
-    release: float = 0.7
-    least: int = 3
+    rate: Rate = "control"
+    decision_steps: int = 5
+    threshold: float = 0.5
+    release_ratio: float = 0.7
+    min_duration_steps: int = 3
     hidden: tuple[int, ...] = (128, 128)
+    reflex_obs: str | None = None
+    held_stiffness: tuple[float, ...] = ()
 
 
 class ReflexOverride(PolicyWrapper):
     """Task policy with a safety reflex; noise is the base's. The transition of a tick holds the
     proposed action (`row/action`), the `executed` one, and whether the `reflex` acted (0 or 1)."""
 
-    chunk = 1
     armed: Tensor
+    held: Tensor
+    trained_task: bool = False
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if not 0 < config.above < 1 or not 0 < config.release <= 1:
-            raise ConfigError("the reflex needs 0 < above < 1 and 0 < release <= 1")
-        if config.ticks < 1 or config.least < 1:
-            raise ConfigError("the reflex needs ticks and least of at least 1")
+        if not 0 < config.threshold < 1 or not 0 < config.release_ratio <= 1:
+            raise ConfigError("the reflex needs 0 < threshold < 1 and 0 < release_ratio <= 1")
+        if config.decision_steps < 1 or config.min_duration_steps < 1:
+            raise ConfigError("the reflex needs decision_steps and min_duration_steps of 1 or more")
         self.spec, self.config = spec, config
-        self.on, self.off = config.above, config.above * config.release
-        self.base: Policy = build(config.base, spec=spec)
+        self.on, self.off = config.threshold, config.threshold * config.release_ratio
+        by_decision = config.rate == "decision"
+        self.chunk = config.decision_steps if by_decision else 1
+        self.held_calls = 1 if by_decision else config.decision_steps
+        """Calls of `act` that a decision lasts."""
+        self.min_calls = -(-config.min_duration_steps // self.chunk)
+        self.base = build(config.base, Policy, spec=task_spec(spec, config))
         if self.base.chunk != 1 or self.base.initial(1) or spec.act.dtype != "float32":
             raise ConfigError("the reflex needs single continuous actions: policy=gaussian")
-        self.encoder = Encoder(spec.obs)
+        self.encoder = Encoder(reflex_leaves(spec, config))
         self.encoder.only_vectors()  # the robot process evaluates it without torch
         size = spec.act.size
         self.risks = Ensemble(2, self.encoder.size + size, config.hidden)
         torch.nn.init.constant_(self.risks.biases[-1], UNKNOWN)
         self.recovery = mlp(self.encoder.size, config.hidden, size)
         self.register_buffer("armed", torch.tensor(False))
+        self.register_buffer("held", torch.tensor(config.held_stiffness), persistent=False)
+
+    def propose(self, obs: Tensors, noise: Tensor) -> Tensor:
+        """The task policy's decision [n, A], with the held stiffness."""
+        action = self.base.act(obs, {}, noise)[0].squeeze(1)
+        if not len(self.held):
+            return action
+        return torch.cat([action, self.held.expand(len(action), -1)], 1)
 
     def risk(self, obs: Tensors, action: Tensor) -> Tensor:
         """Risk [n] of actions [n, A]: the maximum of two networks."""
@@ -78,7 +108,11 @@ class ReflexOverride(PolicyWrapper):
 
     def risks_of(self, seen: Tensor, action: Tensor) -> Tensor:
         """Risks [2, n] of encoded observations `seen` and actions [n, A]."""
-        return torch.sigmoid(self.risks(torch.cat([seen, action], 1)).squeeze(-1))
+        return torch.sigmoid(self.risk_logits(seen, action))
+
+    def risk_logits(self, seen: Tensor, action: Tensor) -> Tensor:
+        """Log-odds [2, n] of `risks_of`."""
+        return self.risks(torch.cat([seen, action], 1)).squeeze(-1)
 
     def recover(self, seen: Tensor) -> Tensor:
         """Actions [n, A] of the recovery policy for encoded observations `seen`."""
@@ -100,14 +134,13 @@ class ReflexOverride(PolicyWrapper):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         fresh, age = carry["left"] <= 0, carry["age"]
-        action = self.base.act(obs, {}, noise)[0].squeeze(1)
-        action = torch.where(fresh[:, None], action, carry["row/action"])
-        seen, config = self.encoder(obs), self.config
+        action = torch.where(fresh[:, None], self.propose(obs, noise), carry["row/action"])
+        seen = self.encoder(obs)
         risk = self.risks_of(seen, action).amax(0)
-        acting = self.armed & reflexing(risk, age > 0, age, self.on, self.off, config.least)
+        acting = self.armed & reflexing(risk, age > 0, age, self.on, self.off, self.min_calls)
         executed = torch.where(acting[:, None], self.recover(seen), action)
-        left = torch.where(fresh, config.ticks, carry["left"]) - 1
-        return executed[:, None], {
+        left = torch.where(fresh, self.held_calls, carry["left"]) - 1
+        return executed[:, None].expand(-1, self.chunk, -1), {
             "left": left.masked_fill(acting, 0),  # after the reflex the task policy decides again
             "age": torch.where(acting, age + 1, 0),
             "row/action": action,
@@ -115,14 +148,63 @@ class ReflexOverride(PolicyWrapper):
             "row/reflex": acting.float(),
         }
 
+    def use_task_of(self, other: Policy) -> None:
+        """Take over the trained task policy of `other`, as it is."""
+        if not isinstance(other, ReflexOverride) or other.base.spec != self.base.spec:
+            raise ConfigError(
+                "task_run should be a run of learner=bresa in this environment, with the same "
+                "reflex_obs and held_stiffness"
+            )
+        self.base, self.trained_task = other.base.requires_grad_(False), True
+        self.config = replace(self.config, base=other.base.node)
+        self.node = {**self.node, "base": other.base.node}
+
     def warmup_policy(self) -> Policy:
-        """A policy with uniform decisions, held for the same number of ticks."""
+        """A policy with uniform decisions, held for the same number of steps; the task policy where
+        it is trained already."""
+        if self.trained_task:
+            return self
         node = {**self.node, "base": {"_target_": RANDOM}}
-        return build(node, spec=self.spec).to(self.armed.device)
+        return build(node, type(self), spec=self.spec).to(self.armed.device)
+
+    def without_reflex(self) -> Policy:
+        """The task policy alone, at its own rate: where the robot's safety chain has the reflex."""
+        dt = self.spec.dt * self.config.decision_steps
+        policy = build(self.config.base, Policy, spec=replace(self.base.spec, dt=dt))
+        policy.load_state_dict(self.base.state_dict())
+        return policy.to(self.armed.device).train(self.training)
 
     def fit(self, rows: Tensors) -> None:
         self.base.fit(rows)
         self.encoder.fit(rows)
+
+
+def reflex_leaves(spec: Spec, config: Config) -> dict[str, Leaf]:
+    """The observations that the safety critic and the recovery policy see; ConfigError."""
+    name = config.reflex_obs
+    if name is None:
+        return dict(spec.obs)
+    if name not in spec.obs or len(spec.obs) < 2:
+        raise ConfigError(
+            f"reflex_obs={name}: the observations are {sorted(spec.obs)}; one is needed for the "
+            "reflex, others for the task policy"
+        )
+    return {name: spec.obs[name]}
+
+
+def task_spec(spec: Spec, config: Config) -> Spec:
+    """The spec of the task policy: without the reflex's own observation and the held stiffness."""
+    reflex_leaves(spec, config)
+    kept = {name: leaf for name, leaf in spec.obs.items() if name != config.reflex_obs}
+    act, held = spec.act, len(config.held_stiffness)
+    if held:
+        if not held < act.size or not all(-1 <= value <= 1 for value in config.held_stiffness):
+            raise ConfigError(
+                f"held_stiffness={list(config.held_stiffness)} should be fewer numbers than the "
+                f"action's {act.size}, each from -1 to 1"
+            )
+        act = replace(act, shape=(act.size - held,), names=act.names[: act.size - held])
+    return replace(spec, obs=kept, act=act)
 
 
 __getattr__ = attributes(__name__)

@@ -46,6 +46,14 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Scene(Protocol):
+    """What a rendered camera (`real_robot.cameras.sources.Rendered`) looks at."""
+
+    def picture(self) -> Frame:
+        """Its image now, uint8 [height, width, 3]."""
+        ...
+
+
 class Camera:
     """A source and its thread; use as a context, opened with the first who enters (or again, where
     it has ended meanwhile) and closed with the last who leaves. `repeats`: a picture may come so

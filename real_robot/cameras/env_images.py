@@ -73,8 +73,8 @@ class EnvImages:
         return self.images.read()
 
     def wait(self, error: CameraError, patience: float) -> dict[str, Frame]:
-        """What is seen once whoever looks after the cameras has put right what `error` says;
-        CameraError where nobody did in `patience` s."""
+        """What is seen once an operator has put right what `error` says; CameraError where it
+        goes on for `patience` s."""
         print(f"the arm is held: {error}", file=sys.stderr, flush=True)
         deadline = time.monotonic() + patience
         while True:

@@ -38,7 +38,7 @@ def main(folder: Path, name: str) -> None:
 
 def show(folder: Path, name: str, writer: FrameWriter) -> None:
     """Every picture as it comes; a drawn one is of what the arm's process measured last."""
-    deployment, number = Deployment.read(folder), 0
+    deployment, number = Deployment.read(folder).allow_packages(), 0
     device = make_camera(deployment.cameras[name])
     source: Any = device.source
     state = open_channels(deployment, folder).state

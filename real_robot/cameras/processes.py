@@ -28,25 +28,33 @@ class CameraProcesses:
             for name in names
         }
         self.mailboxes: dict[str, Mailbox] = {}
+        self._restarting: set[str] = set()
 
     def __iter__(self) -> Iterator[Child]:
         return iter(self.children.values())
 
     def start(self) -> None:
         """All of them, where none is and nothing is left."""
+        self._restarting.clear()
         for name, child in self.children.items():
             self.mailboxes[name] = camera_mailbox(self.folder, name, create=True)
             child.start()
 
     def restart_failed(self) -> None:
-        """Those that died, or have said that they will."""
+        """Those that died, or have said that they will; `poll` goes on with it."""
         for name, child in self.children.items():
             self.mailboxes[name].receive()
             if child.died or self.mailboxes[name].fields["fault"][0]:
-                child.stop(0.0)
-                self.mailboxes[name].fields[:] = np.zeros(1, CAMERA)
-                self.mailboxes[name].send()
-                child.start()
+                child.end(0.0)
+                self._restarting.add(name)
+
+    def poll(self) -> None:
+        """Start again whom `restart_failed` ended, once it is gone: a device may hold it."""
+        for name in [each for each in self._restarting if self.children[each].ended()]:
+            self._restarting.remove(name)
+            self.mailboxes[name].fields[:] = np.zeros(1, CAMERA)
+            self.mailboxes[name].send()
+            self.children[name].start()
 
     def stop(self) -> None:
         """They have nothing to put in order."""

@@ -25,6 +25,7 @@ from real_robot.ipc.ring_buffer import BlackBox
 MOST = 32 << 20  # bytes of a ring
 FEWEST, MANY = 8, 64  # pictures in one
 LOOK = 0.003  # s
+TRIES = 10  # reads of an image that is being written
 
 
 def camera_mailbox(folder: Path, name: str, create: bool = False) -> Mailbox:
@@ -133,7 +134,7 @@ class FrameReader:
         return [_picture(record) for record in records]
 
     def _update(self) -> None:
-        """At the ring of whoever shows pictures now."""
+        """At the ring of the process that shows pictures now."""
         if not self.mailbox.receive() or int(self.mailbox.fields["began"][0]) in (0, self._began):
             return
         self._release()
@@ -141,9 +142,11 @@ class FrameReader:
         self.ring = BlackBox.left(self.path)
 
     def _newest(self) -> Picture | None:
-        while self.ring is not None and self.ring.count:
+        for _ in range(TRIES):
+            if self.ring is None or not self.ring.count:
+                return None
             records, _ = self.ring.since(self.ring.count - 1)
-            if len(records):  # else it was overwritten meanwhile
+            if len(records):  # else it was overwritten meanwhile, or is not to be seen yet
                 return _picture(records[-1])
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.cameras.camera import Camera, CameraError, Frame, Source, opencv
+from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, opencv
 
 FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit
@@ -19,7 +19,7 @@ FROZEN = 10  # pictures in a row that are the same to the last bit
 
 def make_camera(node: Node) -> Camera:
     """Of a source's node; what is rendered repeats itself where nothing moves, and so do files."""
-    source: Source = build(node)
+    source = build(node, Source)
     return Camera(source, 0 if isinstance(source, Rendered | Folder) else FROZEN)
 
 
@@ -47,7 +47,7 @@ class VideoConfig:
     white: float | None = None
 
 
-class Video:
+class Video(Source):
     """OpenCV's reader; a film is played at its `fps`, and ends with an error."""
 
     def __init__(self, config: VideoConfig) -> None:
@@ -116,7 +116,7 @@ class FolderConfig:
             raise ConfigError(f"a folder of pictures needs fps above 0, not {self.fps:g}")
 
 
-class Folder:
+class Folder(Source):
     """Files of pictures as a camera, to try out what sees without one."""
 
     def __init__(self, config: FolderConfig) -> None:
@@ -167,13 +167,13 @@ class RenderedConfig:
             raise ConfigError("a rendered camera needs fps above 0, latency, lost, noise from 0 on")
 
 
-class Rendered:
+class Rendered(Source):
     """A picture of a simulated scene, as late and as noisy as a real camera's."""
 
     name = "rendered"
 
     def __init__(self, config: RenderedConfig) -> None:
-        self.config, self.scene = config, build(config.scene)
+        self.config, self.scene = config, build(config.scene, Scene)
         self.random = np.random.default_rng(config.seed)
 
     def open(self) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from embodied.core.build import ConfigError
 
 Floats = NDArray[np.float64]
+SHORTEST, LONGEST = 1e-7, 1000.0  # s
 
 
 @dataclass(slots=True)
@@ -54,6 +55,18 @@ class Limits:
         low, high, margin = (np.asarray(v) for v in (self.low, self.high, self.margin))
         if not ((margin >= 0) & (low + margin < high - margin)).all():
             raise ConfigError("limits: low + margin should be below high - margin for every joint")
+        self._check_times(high - low)
+
+    def _check_times(self, way: Floats) -> None:
+        """Motions between the limits have to be plannable: neither for hours, nor in no time."""
+        v, a, j = (np.asarray(x) for x in (self.velocity, self.acceleration, self.jerk))
+        with np.errstate(over="ignore"):
+            times = np.array([way / v, v / a, a / j])
+        if not ((times >= SHORTEST) & (times <= LONGEST)).all():
+            raise ConfigError(
+                "limits: range / velocity, velocity / acceleration and acceleration / jerk should "
+                f"be from {SHORTEST:g} to {LONGEST:g} s for every joint"
+            )
 
     def __len__(self) -> int:
         return len(self.low)

@@ -12,23 +12,11 @@ steps of growing weight, without a jump (real-time chunking; Black et al., 2025)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from embodied.embodiments.controller import Controller
 from real_robot.control.arm_state import Floats
-
-Reference = dict[str, Floats]
-
-
-class Controller(Protocol):
-    """What an action means (embodied.embodiments): joint targets from actions, in numpy."""
-
-    def begin(self, q: Floats, width: Floats) -> Reference: ...
-
-    def __call__(
-        self, action: Floats, q: Floats, reference: Reference
-    ) -> tuple[Floats, Floats, Reference]: ...
 
 
 @dataclass(slots=True)
@@ -116,5 +104,6 @@ class ChunkFollower:
     def _of(self, chunk: Chunk | None, middle: float) -> Floats | None:
         if chunk is None:
             return None
-        at, last = int(max(0.0, (middle - chunk.start) / self.dt)), len(chunk.actions) - 1
-        return chunk.actions[min(at, last)] if last >= 0 and at <= last + self.grace else None
+        at, count = max(0.0, (middle - chunk.start) / self.dt), len(chunk.actions)
+        # Compared before it is rounded: a start of long ago is infinitely many steps away.
+        return chunk.actions[min(int(at), count - 1)] if at < count + self.grace else None

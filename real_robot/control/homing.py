@@ -1,36 +1,79 @@
 """Homing: joint-space motion to the home pose, at a share of the joint speed limits.
 
-q(s) = q_0 + (3 s^2 - 2 s^3) (q_home - q_0), s from 0 to 1. The peak speed is at s = 1/2:
-3/2 (q_home - q_0) / duration.
+From pose to pose of its route (`home_route`), resting at each:
+q(s) = q_0 + (3 s^2 - 2 s^3) (q_1 - q_0), s from 0 to 1. The peak speed is at s = 1/2:
+3/2 (q_1 - q_0) / duration.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from real_robot.control.arm_state import Floats, Limits
+from real_robot.control.home_route import HomeRoute
+from real_robot.safety.region import Region
 
 SHARE = 0.25  # of the velocity limits
 LEAST = 0.2  # s
+NEAR = 1e-3  # rad (m): as near as home is reached
+LATE = 1.0  # s after which an arm that rests elsewhere does not come home
 
 
 class Homing:
-    """`begin`, then call until it says True: the target has come to `home` [n]."""
+    """`begin`, then call until it says True: the target has come to `home` [n]. `regions` are what
+    the way has to be free of; `retreat` poses to go through where the straight way is not."""
 
-    def __init__(self, home: Floats, limits: Limits) -> None:
+    def __init__(
+        self,
+        home: Floats,
+        limits: Limits,
+        regions: Sequence[Region] = (),
+        retreat: Sequence[Floats] = (),
+    ) -> None:
         low, high = np.add(limits.low, limits.margin), np.subtract(limits.high, limits.margin)
         self.home = np.clip(home, low, high)
         self.velocity = SHARE * np.asarray(limits.velocity)
+        self.route = HomeRoute(self.home, low, high, regions, retreat)
+
+    def why_not(self, q: Floats) -> str:
+        """Why there is no way home from `q` [n]; empty where there is one."""
+        if self.route(q) is not None:
+            return ""
+        return (
+            f"no way home is free: in the straight one is {self.route.blocked_by(q)}; lead the arm "
+            "out by hand (embodied robot release), or set robot.retreat"
+        )
 
     def begin(self, q: Floats, now: float) -> None:
-        """From rest at `q` [n]."""
-        self.start, self.origin = q.copy(), now
-        self.way = self.home - q
-        self.duration = max(LEAST, 1.5 * float((np.abs(self.way) / self.velocity).max()))
+        """From rest at `q` [n]. Where no way is free it goes straight, and the chain stops it."""
+        poses = [q.copy(), *(self.route(q) or [self.home])]
+        self.starts, self.ways = poses[:-1], [b - a for a, b in itertools.pairwise(poses)]
+        times = [1.5 * float((np.abs(way) / self.velocity).max()) for way in self.ways]
+        times[-1] = max(LEAST, times[-1])
+        self.ends = now + np.cumsum(times)
+        self.times = np.maximum(times, 1e-3)
 
     def __call__(self, now: float, out: Floats) -> bool:
         """Write the target [n] for `now` to `out`."""
-        s = min(1.0, (now - self.origin) / self.duration)
-        np.multiply(self.way, (3.0 - 2.0 * s) * s * s, out=out)
-        out += self.start
-        return s >= 1.0
+        leg = min(int(np.searchsorted(self.ends, now)), len(self.ways) - 1)
+        s = min(1.0, max(0.0, 1.0 - (self.ends[leg] - now) / self.times[leg]))
+        np.multiply(self.ways[leg], (3.0 - 2.0 * s) * s * s, out=out)
+        out += self.starts[leg]
+        return now >= self.ends[-1]
+
+    def reached(self, q: Floats) -> bool:
+        """Whether `q` [n] is home."""
+        return bool((np.abs(q - self.home) <= NEAR).all())
+
+    def missed(self, q: Floats, now: float) -> str:
+        """Why an arm that rests at `q` [n] does not come home any more; empty where it still
+        may."""
+        if now < self.ends[-1] + LATE:
+            return ""
+        what = self.route.blocked_by(q)
+        return f"the way home is blocked, {np.abs(q - self.home).max():.2f} rad before it" + (
+            f": {what}" if what else ""
+        )

@@ -60,7 +60,7 @@ def on_daemon_exit(do: Callable[[str], None], told: Callable[[], None] = lambda:
 def main(folder: Path) -> None:
     """Until the end; DriverError, MailboxError, ConfigError."""
     lock = lock_arm(folder)
-    deployment = Deployment.read(folder)
+    deployment = Deployment.read(folder).allow_packages()
     control = build_control(deployment, folder)
 
     def leave(reason: str) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+LOOK = 0.005  # s
 
 
 class Child:
@@ -20,12 +24,14 @@ class Child:
         self.name, self.module, self.folder, self.words = name, module, folder, tuple(words)
         self.log = folder / f"{log if log else name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._kill_at = float("inf")
+        self._ending = False
         self.died = ""
         """How, once it did; empty while it lives, and after an `end` that was wanted."""
 
     def start(self) -> None:
         """A new one; the one before should be dead."""
-        self.died = ""
+        self.died, self._ending = "", False
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, str(self.folder), *self.words],
@@ -46,7 +52,7 @@ class Child:
 
     def has_died(self) -> bool:
         """Whether it has died since the last look; `died` says how."""
-        if self.process is None or self.died or self.process.poll() is None:
+        if self.process is None or self.died or self._ending or self.process.poll() is None:
             return False
         code, words = self.process.returncode, last_words(self.log)
         how = _signal(-code) if code < 0 else f"exit status {code}"
@@ -60,19 +66,38 @@ class Child:
                 self.process.stdin.write(word)
                 self.process.stdin.flush()
 
-    def stop(self, patience: float) -> None:
-        """Ask it to go, and kill it after `patience` s."""
+    def end(self, patience: float) -> None:
+        """Ask it to go; `ended` kills it after `patience` s. Neither waits."""
         if self.process is None:
             return
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
-        try:
-            self.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._ending, self._kill_at = True, time.monotonic() + patience
+
+    def ended(self) -> bool:
+        """Whether it is gone; call often after `end`."""
+        if self.process is None:
+            return True
+        if self.process.poll() is None:
+            if time.monotonic() >= self._kill_at:
+                self.process.kill()
+            return False
         self.process = None
+        return True
+
+    def abandon(self) -> None:
+        """Kill it; a thread waits for its end."""
+        if self.process is not None:
+            self.process.kill()
+            threading.Thread(target=self.process.wait, daemon=True).start()
+        self.process = None
+
+    def stop(self, patience: float) -> None:
+        """Ask it to go, kill it after `patience` s, and wait until it is gone."""
+        self.end(patience)
+        while not self.ended():
+            time.sleep(LOOK)
 
 
 def last_words(path: Path) -> str:

@@ -1,18 +1,13 @@
-"""RPC client of a robot's daemon, and the start of a daemon that ends with its parent."""
+"""RPC client of a robot's daemon."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from real_robot.daemon.requests import Reply, Request, RequestError, Verb, parse_reply
+from real_robot.daemon.requests import FOREIGN, Reply, Request, RequestError, Verb, parse_reply
 from real_robot.daemon.server import SOCKET
-from real_robot.ipc.mailbox import memory_folder
 
 MAX_REPLY_BYTES = 1 << 20
 
@@ -21,27 +16,40 @@ class ClientError(RuntimeError):
     """The daemon cannot be reached: one line that says what to check."""
 
 
-class DaemonEnded(RuntimeError):
-    """The daemon's process has ended; the message is what it wrote to its standard error."""
+class ForeignDaemonError(ClientError):
+    """The daemon that answers was started by another session."""
 
 
-def default_folder() -> Path:
-    """The default folder of this user's daemon: in memory, never on a disk."""
-    return memory_folder() / f"embodied-robot-{os.geteuid()}"
-
-
-def call(folder: Path, verb: Verb | str, timeout: float = 5.0, policy: str = "") -> Reply:
+def call(
+    folder: Path,
+    verb: Verb | str,
+    timeout: float = 5.0,
+    policy: str = "",
+    seconds: float | None = None,
+    session: str = "",
+    supported: bool = False,
+) -> Reply:
     """Send `verb` to the daemon in `folder` and return its reply, within `timeout` s.
 
-    `policy` is the run or checkpoint to load. ClientError, RequestError.
+    `policy` is the run or checkpoint to load, `seconds` the time limit of the episode to start.
+    `session`: the token of the session that asks (empty: an operator). `supported`: a person holds
+    the arm that is to be released. ClientError, RequestError.
     """
     if verb not in list(Verb):
         raise RequestError(f"unknown verb {verb!r} (known: {', '.join(Verb)})")
+    request = Request(1, time.monotonic(), Verb(verb), policy, seconds, session, supported)
+    reply = _send(folder, request, timeout)
+    if reply.reason == FOREIGN:
+        raise ForeignDaemonError(f"the daemon in {folder} belongs to another session")
+    return reply
+
+
+def _send(folder: Path, request: Request, timeout: float) -> Reply:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(timeout)
         try:
             connect(line, folder / SOCKET, time.monotonic() + timeout)
-            line.sendall(Request(1, time.monotonic(), Verb(verb), policy).line())
+            line.sendall(request.line())
             return parse_reply(_line(line, time.monotonic() + timeout))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ClientError(f"no daemon runs in {folder}; start one first") from error
@@ -64,63 +72,6 @@ def connect(line: socket.socket, path: Path, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError from error
             time.sleep(0.01)
-
-
-class DaemonProcess:
-    """A daemon in `folder` that ends when this process does (`tied`), or at `stop`.
-
-    The folder has to exist and to hold a deployment (`Deployment.write`).
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._errors = folder, folder / "daemon.err"
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "real_robot.daemon.daemon", str(folder), "tied"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for this process, which stops it in order
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status; None while it runs."""
-        return self._process.poll()
-
-    def error(self) -> str:
-        """What it wrote to its standard error."""
-        return self._errors.read_text().strip()
-
-    def wait_until(
-        self, so: Callable[[], bool], patience: float, look: float, late: Callable[[], Exception]
-    ) -> None:
-        """Call `so` every `look` s until it returns True. DaemonEnded where the daemon has ended;
-        the error that `late` makes where it takes longer than `patience` s."""
-        deadline = time.monotonic() + patience
-        while True:
-            if so():
-                return
-            if self.returncode is not None:
-                raise DaemonEnded(self.error())
-            if time.monotonic() > deadline:
-                raise late()
-            time.sleep(look)
-
-    def stop(self, patience: float) -> None:
-        """Let it bring the arm to rest and end, or kill it after `patience` s."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def _line(line: socket.socket, deadline: float) -> bytes:

@@ -1,11 +1,14 @@
 """Requests and replies between operators' clients and the daemon: one JSON object per line.
 
-A request is `{"version": 1, "number": 7, "time": 123.4, "verb": "stop"}` and nothing else; every
-other line is refused with a reason. Nothing that arrives over the socket is unpickled.
+A request is `{"version": 1, "number": 7, "time": 123.4, "verb": "stop"}` and nothing else but what
+its verb takes (`policy` of `load`, `seconds` of `start`, `supported` of `release`) and the
+`session` that sends it; every other line is refused with a reason. Nothing that arrives over the
+socket is unpickled.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +35,7 @@ class Verb(StrEnum):
     HOME = "home"
     LOAD = "load"
     QUIT = "quit"
+    RELEASE = "release"
 
 
 COMMANDS = {
@@ -42,7 +46,13 @@ COMMANDS = {
     Verb.RESET: Command.RESET,
     Verb.HOME: Command.HOME,
     Verb.QUIT: Command.QUIT,
+    Verb.RELEASE: Command.RELEASE,
 }
+TAKES = {Verb.LOAD: ("policy",), Verb.START: ("seconds",), Verb.RELEASE: ("supported",)}
+"""The settings of a verb."""
+NEEDS = (Verb.LOAD,)  # its settings may not be left out
+FOREIGN = "this daemon belongs to another session; ask it without one, as an operator"
+MOST_TOKEN = 64
 ALWAYS = (Verb.STATUS, Verb.STOP, Verb.ESTOP)  # accepted at any age: they move nothing
 
 
@@ -53,18 +63,42 @@ class RequestError(ValueError):
 @dataclass(frozen=True)
 class Request:
     """`number` counts up in a connection; `time` (s) is when it was sent, on the monotonic clock
-    that all processes of a machine share; `policy` is the run or checkpoint to `load`."""
+    that all processes of a machine share; `policy` is the run or checkpoint to `load`, `seconds`
+    the time limit of the episode to `start` (None: none). `session`: the token of the session that
+    asks; empty for an operator. `supported`: a person holds the arm that is to be released."""
 
     number: int
     time: float
     verb: Verb
     policy: str = ""
+    seconds: float | None = None
+    session: str = ""
+    supported: bool = False
+
+    @property
+    def command(self) -> Command:
+        """What the control process is told."""
+        if self.verb == Verb.RELEASE and self.supported:
+            return Command.RELEASE_SUPPORTED
+        return COMMANDS.get(self.verb, Command.NOTHING)
 
     def line(self) -> bytes:
         """The encoded line."""
-        about = {"version": PROTOCOL, "number": self.number, "time": self.time, "verb": self.verb}
+        about: dict[str, Any] = {
+            "version": PROTOCOL,
+            "number": self.number,
+            "time": self.time,
+            "verb": self.verb,
+        }
         about |= {"policy": self.policy} if self.verb == Verb.LOAD else {}
+        about |= {"seconds": self.seconds} if self.seconds is not None else {}
+        about |= {"session": self.session} if self.session else {}
+        about |= {"supported": True} if self.supported else {}
         return json.dumps(about).encode() + b"\n"
+
+    def foreign(self, token: str) -> bool:
+        """Whether it is of another session than the one whose token that is."""
+        return bool(self.session) and not hmac.compare_digest(self.session.encode(), token.encode())
 
     def late(self, now: float) -> str:
         """Why it is refused as too old at `now` (s); empty where it is not."""
@@ -97,18 +131,22 @@ def parse(line: bytes) -> Request:
     version, number, time = (message.get(key) for key in ("version", "number", "time"))
     if version.__class__ is not int or version != PROTOCOL:
         raise RequestError(f"version {_shown(version)} is not supported, only {PROTOCOL}")
-    keys = ["version", "number", "time", "verb"]
-    keys += ["policy"] if message.get("verb") == Verb.LOAD else []
-    if unequal := set(message) ^ {*keys}:
-        raise RequestError(f"the keys should be {', '.join(keys)}; wrong: {_shown(unequal)}")
+    _check_keys(message)
     if not isinstance(number, int) or number is True or not 0 < number <= MOST_NUMBER:
         raise RequestError(f"number {_shown(number)} should count up from 1")
     if not isinstance(time, int | float) or isinstance(time, bool) or not abs(time) <= MOST_NUMBER:
         raise RequestError(f"time {_shown(time)} should be s on the monotonic clock")
-    policy = message.get("policy", "")
-    if not isinstance(policy, str):
+    policy, session = message.get("policy", ""), message.get("session", "")
+    if not isinstance(policy, str) or not policy.isprintable():  # it becomes a process's argument
         raise RequestError(f"policy {_shown(policy)} should be a folder's name")
-    return Request(number, float(time), _verb(message["verb"]), policy)
+    if not isinstance(session, str) or not session.isascii() or len(session) > MOST_TOKEN:
+        raise RequestError(f"session should be a token of at most {MOST_TOKEN} ASCII characters")
+    seconds = _seconds(message["seconds"]) if "seconds" in message else None
+    supported = message.get("supported", False)
+    if not isinstance(supported, bool):
+        raise RequestError(f"supported {_shown(supported)} should be true or false")
+    verb = _verb(message["verb"])
+    return Request(number, float(time), verb, policy, seconds, session, supported)
 
 
 def parse_reply(line: bytes) -> Reply:
@@ -122,6 +160,21 @@ def parse_reply(line: bytes) -> Reply:
     if not isinstance(status, dict):
         raise RequestError("the daemon's reply has no status")
     return Reply(number, ok, reason, cast(dict[str, Any], status))
+
+
+def _check_keys(message: dict[str, Any]) -> None:
+    verb = message.get("verb")
+    own = next((keys for each, keys in TAKES.items() if each == verb), ())
+    needed = ["version", "number", "time", "verb", *(own if verb in NEEDS else ())]
+    if unequal := set(needed) - set(message) | set(message) - {*needed, *own, "session"}:
+        raise RequestError(f"the keys should be {', '.join(needed)}; wrong: {_shown(unequal)}")
+
+
+def _seconds(value: object) -> float:
+    """The time limit of an episode, s."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_NUMBER:
+        return float(value)
+    raise RequestError(f"seconds {_shown(value)} should be a number above 0")
 
 
 def _object(line: bytes) -> dict[str, Any]:

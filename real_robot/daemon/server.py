@@ -19,7 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from real_robot.daemon.requests import MOST_BYTES, Reply, Request, RequestError, Verb, parse
+from real_robot.daemon.requests import (
+    FOREIGN,
+    MOST_BYTES,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse,
+)
 
 LOG = logging.getLogger("embodied.robot")
 SOCKET = "daemon.sock"
@@ -59,10 +67,14 @@ def private(folder: Path) -> Path:
 
 
 class RpcServer:
-    """`refused` counts lines and clients. RpcServerError where a daemon runs in `folder`."""
+    """`refused` counts lines and clients; `token`: of the only session that is served (operators
+    have none). RpcServerError where a daemon runs in `folder`."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.monotonic, token: str = ""
+    ) -> None:
         self.path, self.clock, self.refused = private(folder) / SOCKET, clock, 0
+        self.token = token
         self._lock = os.open(folder / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,6 +183,9 @@ class RpcServer:
         client.number = request.number
         if request.verb != Verb.ESTOP and self._floods(client):
             self._refuse(client, request.number, f"more than {PER_SECOND} requests a second")
+            return
+        if request.foreign(self.token):
+            self._refuse(client, request.number, FOREIGN)
             return
         late = request.late(self.clock())
         if late:

@@ -13,17 +13,20 @@ from real_robot.daemon.child import Child
 from real_robot.daemon.requests import Verb
 from real_robot.ipc.channels import Channels
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import Mode
+from real_robot.ipc.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
 SILENT = 1.0  # s without a tick, or a chunk, after which that is worth a note
+UNSEEN = ": only the robot's own watchdog and its own stop act now"
 WHEN = {
     Verb.ARM: "an arm can be armed when it is IDLE",
     Verb.START: "an arm can be started when it is ARMED, the policy has just spoken, and the arm "
     "is where it was sent",
     Verb.STOP: "an arm can be stopped when it is ARMED, RUNNING, HOMING or STOPPING",
     Verb.HOME: "an arm with a home can go there when it is IDLE",
-    Verb.RESET: "an arm can be reset when it is in ESTOP, at rest, and its wire works",
+    Verb.RESET: "an arm can be reset when it is in ESTOP, at rest, or RELEASED, and its wire works",
+    Verb.RELEASE: "an arm can be released at rest, when it is IDLE or in ESTOP, one that falls "
+    "only with supported=true while a person holds it; a drone, a recording and a dry run cannot",
     Verb.QUIT: "first stop: one can quit when the arm is IDLE, DISCONNECTED or in ESTOP",
 }
 
@@ -44,6 +47,8 @@ class StatusMonitor:
         self.patience = max(SILENT, 3 * step)
         self.mode: Mode = Mode.DISCONNECTED
         self.fault = ""
+        self.stopped = ""
+        """Why the daemon itself stopped the newest episode; empty where it did not."""
         self.began = self.ticked = self.spoke = clock()
         self.first = 0.0  # when the first tick was
         self.ticks = self.chunks = 0
@@ -82,6 +87,9 @@ class StatusMonitor:
 
     def why_not(self, verb: Verb) -> str:
         """One line for a command that was refused."""
+        fields = self.channels.state.fields[0]
+        if reason := bytes(fields["reason"]).decode(errors="replace"):
+            return reason
         return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
 
     def status(self, control: Child, policy: Child) -> dict[str, Any]:
@@ -92,12 +100,15 @@ class StatusMonitor:
         alive = control.alive
         return {
             "mode": self.mode.name if alive else Mode.DISCONNECTED.name,
-            "fault": self.fault if alive else control.died or self.fault,
+            "fault": self._trouble(now) if alive else control.died or self.fault,
+            "ended": Ended(int(fields["ended"])).name,
+            "stopped": self.stopped,
             "control": {
                 "pid": control.pid,
                 "died": control.died,
                 "tick": self.ticks,
                 "age": now - self.ticked,
+                "silent": alive and self.control_silent,
                 "rate": (self.ticks - 1) / ran if ran > 0 else 0.0,
                 "late": float(fields["late"]),
                 "worst": float(fields["worst"]),
@@ -122,6 +133,11 @@ class StatusMonitor:
             "notes": list(self.notes),
         }
 
+    def _trouble(self, now: float) -> str:
+        if not self.control_silent:
+            return self.fault
+        return f"the control process has not ticked for {now - self.ticked:.1f} s{UNSEEN}"
+
     def _read_state(self, now: float) -> None:
         fields = self.channels.state.fields[0]
         if not self.ticks:
@@ -138,7 +154,7 @@ class StatusMonitor:
         """Note once that someone who has spoken before does not any more."""
         control_silent = self.ticks > 0 and now - self.ticked > SILENT
         if control_silent and not self.control_silent:
-            self.note(f"the control process has not ticked for {SILENT:.0f} s")
+            self.note(f"the control process has not ticked for {SILENT:.0f} s{UNSEEN}")
         policy_silent = self.chunks > 0 and now - self.spoke > self.patience
         if policy_silent and not self.policy_silent:
             self.note(f"the policy has said nothing for {self.patience:.1f} s")

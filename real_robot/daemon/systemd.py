@@ -14,7 +14,7 @@ from contextlib import suppress
 
 
 class Notifier:
-    """Says nothing where nobody listens, and never waits. `environment` is the process's own."""
+    """Says nothing without a listener, and never waits. `environment` is the process's own."""
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver
+from real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from real_robot.drivers.springs import Springs
 
 
 class DryRunDriver(Driver):
@@ -41,6 +42,18 @@ class DryRunDriver(Driver):
     def width(self) -> float:
         return self._width
 
+    @property
+    def springs(self) -> Springs | None:
+        return self.driver.springs
+
+    @property
+    def stiffness(self) -> tuple[Floats, Floats] | None:
+        return self.driver.stiffness
+
+    def stiffen(self, stiffness: Floats) -> None:
+        """Checked like any other; the arm that is held keeps its own."""
+        check_stiffness(stiffness, self.driver.stiffness, type(self.driver).__name__)
+
     def sense(self) -> Floats:
         return self.driver.sense()
 
@@ -49,6 +62,9 @@ class DryRunDriver(Driver):
 
     def recover(self) -> None:
         self.driver.recover()
+
+    def release(self) -> None:
+        raise DriverError("a dry run holds the arm: release it without dry=true")
 
     def cut(self) -> None:
         self.driver.cut()

@@ -93,6 +93,9 @@ class Replay(Driver):
         """The next episode is the same one."""
         self._began = self.clock()
 
+    def release(self) -> None:
+        raise DriverError("a recording moves nothing: there is no arm to release")
+
     def stop(self) -> None:
         """A recording moves nothing."""
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mujoco
 import numpy as np
 
-from embodied.core.build import Node, build
+from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.driver import Driver, DriverError
+from real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from real_robot.drivers.sim_springs import Arm, Holds, JointHold, ToolHold
+from real_robot.drivers.springs import Springs, Tool, damped, span
 
+GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
 
 
@@ -28,7 +31,9 @@ BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the
 class Config:
     """`delay` (s) of every measurement; `lost`: share of reads that get an old one; `noise` (rad,
     deviation) of joint positions; `fails_at`: s after connecting the wire breaks (None: never);
-    `world`: a node of a `World`."""
+    `world`: a node of a `World`. `tool`: springs on the tool's pose (Cartesian impedance) instead
+    of the joints, with the words of the Franka's driver (None: on the joints). `start` (rad): joint
+    positions where the arm is found (None: the model's home pose)."""
 
     delay: float = 0.0
     lost: float = 0.0
@@ -36,6 +41,12 @@ class Config:
     fails_at: float | None = None
     seed: int = 0
     world: Node | None = None
+    tool: Tool | None = None
+    start: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.start is not None and len(self.start) != len(fr3.JOINTS):
+            raise ConfigError(f"driver.start: {len(fr3.JOINTS)} joint positions are needed")
 
 
 class World(Protocol):
@@ -59,7 +70,8 @@ class World(Protocol):
 
 
 class Sim(Driver):
-    """Joint impedance and a hand; gravity is compensated, as the real robot does itself."""
+    """Joint or Cartesian impedance and a hand; gravity is compensated, as the real robot does
+    itself."""
 
     joints = fr3.JOINTS
 
@@ -68,22 +80,22 @@ class Sim(Driver):
         self.random = np.random.default_rng(config.seed)
         self.kept: deque[tuple[ArmState, float]] = deque()
         self.connected = False
-        self.world: World | None = None if config.world is None else build(config.world)
+        self._hold: Holds | None = None
+        self.world = None if config.world is None else build(config.world, World)
         self.sensed = () if self.world is None else self.world.names
 
     def connect(self) -> None:
         self.model = _alone() if self.world is None else self.world.compile()
         self.data = mujoco.MjData(self.model)
-        self.at = [self.model.joint(name).qposadr[0] for name in fr3.JOINTS]
-        self.dof = [self.model.joint(name).dofadr[0] for name in fr3.JOINTS]
+        self.arm = Arm(self.model, self.data)
+        self.at, self.dof, self.servos = self.arm.at, self.arm.dof, self.arm.servos
         self.fingers = [self.model.joint(name).qposadr[0] for name in fr3.FINGERS]
-        self.data.qpos[self.at] = fr3.HOME
-        self.servos = [self.model.actuator(name).id for name in fr3.JOINTS]
-        # No world gives the arm more strength than it has.
-        self.model.actuator_forcelimited[self.servos] = 1
-        self.model.actuator_forcerange[self.servos] = np.stack([-fr3.TORQUE, fr3.TORQUE], 1)
+        start = fr3.HOME if self.config.start is None else np.asarray(self.config.start)
+        self.data.qpos[self.at] = start
         self.hand = self.model.actuator("hand").id
-        self.data.ctrl[self.servos] = fr3.HOME
+        tool = self.config.tool
+        self._hold = JointHold(self.arm) if tool is None else ToolHold(self.arm, tool)
+        self._hold.aim(start)
         self.renew()
         mujoco.mj_forward(self.model, self.data)
         self.began = self.last = self.clock()
@@ -107,16 +119,46 @@ class Sim(Driver):
 
     def write(self, q: Floats, width: float) -> None:
         self._run()
-        self.data.ctrl[self.servos] = q
+        self._held().aim(q)
         self.data.ctrl[self.hand] = width / fr3.OPEN * self.model.actuator_ctrlrange[self.hand, 1]
+
+    @property
+    def springs(self) -> Springs | None:
+        return None if self._hold is None else self._hold.springs
+
+    @property
+    def stiffness(self) -> tuple[Floats, Floats] | None:
+        return None if self._hold is None else span(self._hold.springs)
+
+    def stiffen(self, stiffness: Floats) -> None:
+        check_stiffness(stiffness, self.stiffness, "the simulated arm")
+        hold = self._held()
+        hold.gains(stiffness, damped(hold.springs, stiffness))
+
+    def release(self) -> None:
+        """No stiffness, and a little damping."""
+        self._run()
+        springs = self._held().springs
+        self._held().gains(0 * springs.stiffness, GUIDED * springs.damping)
+
+    def engage(self) -> None:
+        self._run()
+        self.stop()
+
+    def _held(self) -> Holds:
+        if self._hold is None:
+            raise DriverError("the simulated arm is not connected")
+        return self._hold
 
     @property
     def width(self) -> float:
         return self.kept[0][1] if self.kept else 0.0
 
     def stop(self) -> None:
-        if self.connected:
-            self.data.ctrl[self.servos] = self.data.qpos[self.at]
+        if self.connected and self._hold is not None:
+            springs = self._hold.springs
+            self._hold.aim(self.data.qpos[self.at].copy())
+            self._hold.gains(springs.stiffness, springs.damping)
 
     def close(self) -> None:
         self.connected = False
@@ -132,7 +174,7 @@ class Sim(Driver):
         self.last = max(self.last, now - BEHIND)
         steps = int((now - self.last) / self.model.opt.timestep)
         if steps:
-            mujoco.mj_step(self.model, self.data, steps)
+            self._held().run(steps)
             self.last += steps * self.model.opt.timestep
         return now
 
@@ -146,13 +188,21 @@ class Sim(Driver):
 
 def _alone() -> mujoco.MjModel:
     """The arm as its manufacturer ships it, and nothing else."""
+    return arm_spec().compile()
+
+
+def arm_spec(
+    stiffness: Sequence[float] = fr3.STIFFNESS, damping: Sequence[float] = fr3.DAMPING
+) -> mujoco.MjSpec:
+    """The manufacturer's model, held by a joint impedance (N m/rad, N m s/rad), its gravity
+    compensated, as the real robot does itself."""
     source = fr3.mjcf()
     spec = mujoco.MjSpec.from_file(str(source))
     spec.meshdir = str(source.parent / "meshes")
+    for body in spec.bodies[1:]:  # before it is compiled: a model without it is never given it
+        body.gravcomp = 1.0
     for i, name in enumerate(fr3.JOINTS):
         servo = spec.actuator(name)
-        servo.gainprm[0] = fr3.STIFFNESS[i]
-        servo.biasprm[1:3] = -fr3.STIFFNESS[i], -fr3.DAMPING[i]
-    model = spec.compile()
-    model.body_gravcomp[1:] = 1.0  # as the real robot does itself
-    return model
+        servo.gainprm[0] = stiffness[i]
+        servo.biasprm[1:3] = -stiffness[i], -damping[i]
+    return spec

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,23 @@ PATIENCE = 60.0  # s until it is there, on a machine that does much else
 ANSWER = 5.0  # s
 
 
-class Process:
+class Emulator(ABC):
+    """A simulated robot that is started before the daemon: the role of `robot.emulator`."""
+
+    @abstractmethod
+    def start(self) -> dict[str, Any]:
+        """Settings for the driver. DriverError where it does not come up."""
+
+    @abstractmethod
+    def behind(self) -> float:
+        """s that its world has lost to real time so far. DriverError."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it; safe to call twice."""
+
+
+class Process(Emulator):
     """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
     input, answers with a line of settings for the driver, and then does what
     `real_robot.emulators.physics_link.answer` says. The folder is its own, in memory, and goes when
@@ -44,7 +61,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for whoever started it, which ends it in order
+                start_new_session=True,  # Ctrl-C is for its starter, which ends it in order
             )
         try:
             return self._ask(json.dumps(self.settings), PATIENCE, "did not start")

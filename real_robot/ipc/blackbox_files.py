@@ -7,12 +7,15 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from real_robot.control.main import lock_arm
 from real_robot.deployment import Deployment
 from real_robot.drivers.driver import DriverError
 from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest
+from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
 
 KILLED = "-of-a-killed-daemon"
 
@@ -24,13 +27,14 @@ class BlackBoxFiles:
         self.folder, self.newest = folder, deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
 
-    def save(self, ring: BlackBox, name: str = "") -> tuple[Path, int]:
-        """The file with that `name` behind its time, and how many records it has; BlackBoxError,
-        OSError."""
-        path = self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
-        count = ring.save(path)
+    def new_path(self, name: str = "") -> Path:
+        """A file that is named by the present time, with `name` behind it."""
+        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
+
+    def write(self, records: NDArray[Any], path: Path) -> None:
+        """BlackBoxError, OSError."""
+        write_records(records, path)
         keep_newest(self.place, self.newest)
-        return path, count
 
     def rescue(self) -> str:
         """Keep the black box of a daemon before this one that could not; what to note of it."""
@@ -41,9 +45,10 @@ class BlackBoxFiles:
             os.close(lock_arm(self.folder))
         try:
             ring = BlackBox.left(file)
-            path, count = self.save(ring, KILLED)
+            records, path = ring.records(), self.new_path(KILLED)
+            self.write(records, path)
             ring.close()
         except (MailboxError, BlackBoxError, OSError) as error:
             aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
             return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
-        return f"a daemon before this one was killed; its last {count} records are in {path}"
+        return f"a daemon before this one was killed; its last {len(records)} records are in {path}"

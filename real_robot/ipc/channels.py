@@ -1,4 +1,4 @@
-"""The three mailboxes between the control process, the policy process and the daemon."""
+"""The shared memory between the control process, the policy process and the daemon."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.ipc.estop import EmergencyStop
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import CHUNK, REQUEST, VERSION, state_record
+from real_robot.ipc.messages import CHUNK, DEADMAN, HEARTBEAT, REQUEST, VERSION, state_record
 
 
 @dataclass(frozen=True)
 class Channels:
-    """The three mailboxes: the control process writes `state` and reads the others."""
+    """The control process writes `state` and reads the others: the policy process writes `chunk`,
+    the daemon `request` and `heartbeat`, an operator's terminal `deadman` (hold-to-run), and
+    any process of the same user `estop`."""
 
     state: Mailbox
     chunk: Mailbox
     request: Mailbox
+    heartbeat: Mailbox
+    deadman: Mailbox
+    estop: EmergencyStop
 
     @classmethod
     def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
@@ -32,6 +38,18 @@ class Channels:
 
     @classmethod
     def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Channels:
-        state = Mailbox(folder / "state", record, VERSION, create)
-        chunk = Mailbox(folder / "chunk", CHUNK, VERSION, create)
-        return cls(state, chunk, Mailbox(folder / "request", REQUEST, VERSION, create))
+        return cls(
+            Mailbox(folder / "state", record, VERSION, create),
+            Mailbox(folder / "chunk", CHUNK, VERSION, create),
+            Mailbox(folder / "request", REQUEST, VERSION, create),
+            Mailbox(folder / "heartbeat", HEARTBEAT, VERSION, create),
+            Mailbox(folder / DEADMAN, HEARTBEAT, VERSION, create),
+            EmergencyStop(folder / "estop", create),
+        )
+
+    def beat(self, now: float) -> None:
+        """The daemon is alive at `now` (s)."""
+        fields = self.heartbeat.fields
+        fields["count"] += 1
+        fields["time"] = now
+        self.heartbeat.send()

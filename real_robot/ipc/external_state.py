@@ -66,7 +66,7 @@ class Config:
 
 
 class ExternalStateReader:
-    """The reader's side: `names`, `read`, `renew`. DriverError where nobody measures."""
+    """The reader's side: `names`, `read`, `renew`. DriverError where nothing is measured."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock, self.names = config, clock, config.names

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 3
+VERSION = 5
+DEADMAN = "deadman"
+"""The mailbox of hold-to-run: a HEARTBEAT of the operator's terminal."""
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
-MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 64, 32, 2048, 240
+MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 128, 32, 4096, 240
+"""Steps and numbers of a chunk, and of its noise: 128 steps of 32 numbers each."""
 MOST_CAMERAS = 8
 
 
@@ -24,6 +27,16 @@ class Mode(IntEnum):
     STOPPING = 4
     ESTOP = 5
     HOMING = 6
+    RELEASED = 7
+
+
+class Ended(IntEnum):
+    """Why the newest episode ended; NOTHING before the first and while one runs."""
+
+    NOTHING = 0
+    STOPPED = 1
+    TIME = 2
+    FAULT = 3
 
 
 class Command(IntEnum):
@@ -37,6 +50,8 @@ class Command(IntEnum):
     RESET = 5
     QUIT = 6
     HOME = 7
+    RELEASE = 8
+    RELEASE_SUPPORTED = 9  # a person holds an arm that falls
 
 
 def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
@@ -67,9 +82,11 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
             ("sent", "<f8", (joints,)),
             ("sent_width", "<f8"),
             ("mode", "<i4"),
+            ("ended", "<i4"),  # an Ended
             ("starved", "<i4"),
             ("answered", "<i8"),  # number of the newest request that was acted on
             ("refused", "<i8"),  # number of the newest request that was not
+            ("reason", f"S{TEXT}"),  # why that one was refused, where the mode does not say it
             ("changed", "<f8", (stages,)),
             ("counts", "<i8", (stages,)),
             ("missed", "<i8"),
@@ -101,8 +118,12 @@ CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """From a camera's process: since when it shows pictures (0: not yet), and why it does not any
 more."""
 
-REQUEST = np.dtype([("number", "<i8"), ("command", "<i4")])
-"""From the daemon."""
+REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8")])
+"""From the daemon. `seconds`: the time limit of the episode that START begins (0: none)."""
+
+HEARTBEAT = np.dtype([("count", "<i8"), ("time", "<f8")])
+"""From the daemon's main loop, at every poll. The control process watches `count` with its own
+clock; `time` (s, the daemon's monotonic clock) is for people."""
 
 RECORDED = np.dtype(
     [

@@ -1,11 +1,13 @@
 """Flight recorder: a ring buffer of the last seconds of state at full rate, in shared memory.
 
-    head: magic, version, size, slots, count, about | fields | slot 0 | slot 1 | ...
+    head: magic, version, size, slots, count, about | fields | checksums | slot 0 | slot 1 | ...
     record k: slot k % slots; `fields` (about bytes of JSON) says what a record is
 
 The control process copies one record per tick and does nothing else. The daemon saves the ring to a
 file, also after the writer was killed: the memory outlives it. A record that may have been
-overwritten while the ring was read is left out.
+overwritten while the ring was read is left out, and so is one whose checksum does not match: on a
+machine that reorders stores (aarch64) the count may be seen before the record. A checksum takes
+0.5 us for a state and 0.25 ms for an image of 480 x 640.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.ipc.mailbox import MailboxError
+from real_robot.ipc.mailbox import MailboxError, checksum
 
-MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 2, 64, 1 << 16
+MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 3, 64, 1 << 16
 HEAD = np.dtype(
     [
         ("magic", "<u4"),
@@ -34,6 +36,7 @@ HEAD = np.dtype(
         ("about", "<u8"),
     ]
 )
+SUM = np.dtype("<u8")
 
 
 class BlackBoxError(RuntimeError):
@@ -46,10 +49,11 @@ class BlackBox:
     def __init__(self, path: Path, dtype: np.dtype[Any], slots: int, create: bool) -> None:
         if slots < 2:
             raise ValueError(f"{slots} slots should be 2 or more")
-        self.path, self.slots = path, slots
+        self.path, self.slots, self.dtype = path, slots, dtype
         fields = json.dumps(dtype.descr).encode()
         texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
-        start = -(-texts.stop // ALIGN) * ALIGN
+        sums = -(-texts.stop // ALIGN) * ALIGN
+        start = sums + -(-slots * SUM.itemsize // ALIGN) * ALIGN
         size = start + slots * dtype.itemsize
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         try:
@@ -65,7 +69,9 @@ class BlackBox:
         finally:
             os.close(handle)
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
-        self._ring: NDArray[Any] = np.frombuffer(self._map, dtype, slots, start)
+        self._sums: NDArray[np.uint64] = np.frombuffer(self._map, SUM, slots, sums)
+        ring: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=start)
+        self._ring = ring.reshape(slots, dtype.itemsize)
         self._count: NDArray[np.uint64] = self._head["count"]
         about = (MAGIC, VERSION, dtype.itemsize, slots)
         if create:
@@ -79,7 +85,7 @@ class BlackBox:
 
     @classmethod
     def left(cls, path: Path) -> BlackBox:
-        """The ring that somebody left in `path`, whatever its records are. MailboxError."""
+        """The ring that was left in `path`, whatever its records are. MailboxError."""
         try:
             with path.open("rb") as file:
                 head = np.frombuffer(file.read(HEAD.itemsize), HEAD, 1)[0]
@@ -96,26 +102,36 @@ class BlackBox:
 
     def add(self, record: NDArray[Any]) -> None:
         """Keep `record` [1]; the oldest one goes."""
-        self._ring[int(self._count[0]) % self.slots] = record[0]
-        self._count[0] += 1
+        number, data = int(self._count[0]), record.view(np.uint8)
+        self._ring[number % self.slots] = data
+        self._sums[number % self.slots] = checksum(data, number)
+        self._count[0] = number + 1
 
     def records(self) -> NDArray[Any]:
         """A copy of what is there, oldest first."""
         before = int(self._count[0])
-        ring = self._ring.copy()
+        ring, sums = self._ring.copy(), self._sums.copy()
         after = int(self._count[0])
         # The writer may be at work on number `after`, which lies where `after - slots` was.
-        first = max(0, after - self.slots + 1)
-        return ring[np.arange(first, max(first, before)) % self.slots]
+        numbers = np.arange(max(0, after - self.slots + 1), before)
+        at = numbers % self.slots
+        return self._records(ring[at][_whole(ring[at], sums[at], numbers)])
 
     def since(self, count: int) -> tuple[NDArray[Any], int]:
         """Copies of records number `count` on, as far as they are still there, and the number of
         the next."""
         after = int(self._count[0])
-        first = max(count, after - self.slots + 1)
-        ring = self._ring[np.arange(first, after) % self.slots]
-        lost = max(0, int(self._count[0]) - self.slots + 1 - first)
-        return ring[lost:], max(after, count)
+        numbers = np.arange(max(count, after - self.slots + 1), after)
+        ring, sums = self._ring[numbers % self.slots], self._sums[numbers % self.slots]
+        lost = max(0, int(self._count[0]) - self.slots + 1 - int(numbers[0])) if len(numbers) else 0
+        whole = _whole(ring[lost:], sums[lost:], numbers[lost:])
+        fine = len(whole) if whole.all() else int(np.argmin(whole))
+        # The rest is counted and cannot be seen yet: it is taken at the next call.
+        return self._records(ring[lost : lost + fine]), max(after, count) - (len(whole) - fine)
+
+    def _records(self, data: NDArray[np.uint8]) -> NDArray[Any]:
+        """Bytes [k, size] as k records."""
+        return data.view(self.dtype)[:, 0]
 
     def save(self, path: Path) -> int:
         """Write all to `path` (.npz, key `state`), whole or not at all; how many there were.
@@ -123,23 +139,36 @@ class BlackBox:
         BlackBoxError where that cannot be done, with nothing left behind; what is in memory stays.
         """
         records = self.records()
-        image = io.BytesIO()
-        np.savez(image, state=records)
-        part = path.with_name(f".{path.name}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(part, image.getbuffer())
-            part.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise BlackBoxError(f"the black box could not be saved to {path}: {error}") from error
+        write_records(records, path)
         return len(records)
 
     def close(self) -> None:
         """Let go of the memory; the file stays until its owner unlinks it."""
-        del self._head, self._ring, self._count
+        del self._head, self._ring, self._sums, self._count
         self._map.close()
+
+
+def _whole(
+    ring: NDArray[np.uint8], sums: NDArray[np.uint64], numbers: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which of the records [k, size] match their checksums [k]."""
+    pairs = zip(ring, sums.tolist(), numbers.tolist(), strict=True)
+    return np.array([checksum(data, number) == known for data, known, number in pairs], bool)
+
+
+def write_records(records: NDArray[Any], path: Path) -> None:
+    """Write `records` to `path` (.npz, key `state`), whole or not at all. BlackBoxError."""
+    image = io.BytesIO()
+    np.savez(image, state=records)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(part, image.getbuffer())
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise BlackBoxError(f"the black box could not be saved to {path}: {error}") from error
 
 
 def _write(path: Path, data: memoryview) -> None:

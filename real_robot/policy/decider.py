@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
+from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from real_robot.cameras.policy_images import PolicyImages
@@ -58,6 +59,7 @@ class Decider:
         policy.sample_noise = self.noise_recorder
         self.actor = Actor(policy, 1, execute=1)
         self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
+        self.lost = ""
         self.seen: Tensors = {}
         self.alignment = (
             RtcAlignment(spec.dt, policy.chunk, clock)
@@ -66,17 +68,29 @@ class Decider:
         )
 
     def turn(self) -> bool:
-        """Decide from the newest state; False where there is none that is new."""
+        """Decide from the newest state; False where there is none that is new, or where the policy
+        is on a server that is lost."""
         if not self.state.receive():
             return False
         fields = self.state.fields[0]
         mode = Mode(int(fields["mode"]))
         self.first = self.first or (mode == Mode.ARMED and self.mode != Mode.ARMED)
         self.mode = mode
-        plan = self._decide(fields)
+        try:
+            plan = self._decide(fields)
+        except ServerLost as error:  # nothing is posted, so the arm comes to rest (safety.fresh)
+            self._server_lost(str(error))
+            return False
+        self._server_lost("")
         self.first = False
         self._post(plan, fields)
         return True
+
+    def _server_lost(self, why: str) -> None:
+        """Say once that a policy server is lost, and that it is back. Its policy begins anew."""
+        if bool(why) != bool(self.lost):
+            print(f"policy: {why}" if why else "policy: the server is back", flush=True)
+        self.lost, self.first = why, self.first or bool(why)
 
     def warm_up(self) -> None:
         """Decide, and tell nobody: what has to be loaded or compiled then is."""

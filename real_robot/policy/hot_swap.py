@@ -19,7 +19,7 @@ LOADING = 120.0  # s that a newcomer has to get ready
 
 
 class HotSwap:
-    """One newcomer at a time: `begin`, then `look` often."""
+    """One newcomer at a time: `start`, `poll` until it is ready, then `begin` and `finish`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock
@@ -44,22 +44,26 @@ class HotSwap:
             return f"{problem}; the one before goes on"
         return "" if self._ready(self.child) else None
 
-    def swap(self, acting: Child, deployment: Deployment) -> tuple[Child, Deployment]:
-        """Who acts from now on, and the deployment that says so. OSError: it cannot be written
-        down, and nothing has changed."""
-        assert self.child is not None
+    def begin(self, acting: Child, deployment: Deployment) -> Deployment:
+        """The deployment from now on; `finish` follows when `acting` has ended. OSError: it cannot
+        be written down, and nothing has changed."""
         deployment = replace(deployment, policy=self.policy)
         deployment.write(self.folder)
-        acting.stop(0.0)
+        acting.end(0.0)
+        return deployment
+
+    def finish(self) -> Child:
+        """Who acts from now on."""
+        assert self.child is not None
         newcomer, self.child = self.child, None
         newcomer.words = ()  # should it have to be started again
         newcomer.send(b"g")
-        return newcomer, deployment
+        return newcomer
 
     def cancel(self) -> None:
-        """Nobody comes."""
+        """No newcomer. It posts nothing, so its end is not waited for."""
         if self.child is not None:
-            self.child.stop(0.0)
+            self.child.abandon()
         self.child = None
 
     def _ready(self, child: Child) -> bool:

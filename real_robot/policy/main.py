@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError, load_policy
+from embodied.core.errors import RemoteError
+from policies.remote.address import PACKAGE
 from real_robot.assemble import open_channels, tool_target
 from real_robot.cameras.camera import CameraError
 from real_robot.cameras.policy_images import PolicyImages
@@ -37,15 +39,17 @@ WARM_UP_DECISIONS = 5
 
 def main(folder: Path, policy: str = "") -> None:
     """Decide once a step of the policy, until the daemon is gone. CheckpointError, ConfigError,
-    MailboxError, CameraError."""
+    MailboxError, CameraError, RemoteError."""
     turn = threading.Event()
     # Also out of a policy that never comes back.
     on_daemon_exit(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
-    deployment = Deployment.read(folder)
+    deployment = Deployment.read(folder).allow_packages()
     if not policy and not deployment.policy:  # a guest decides (real_robot.rl.session)
         threading.Event().wait()
-    acting = load_policy(policy if policy else deployment.policy)
+    if deployment.served and not policy:  # an operator typed the server's address
+        allow(PACKAGE)
+    acting = load_policy(policy if policy else deployment.policy).without_reflex()
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     acting = with_real_time_chunking(acting, deployment)
@@ -70,5 +74,5 @@ def main(folder: Path, policy: str = "") -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]), *sys.argv[2:3])
-    except (CheckpointError, MailboxError, ConfigError, CameraError) as error:
+    except (CheckpointError, MailboxError, ConfigError, CameraError, RemoteError) as error:
         sys.exit(f"policy: {error}")

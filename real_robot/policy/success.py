@@ -16,7 +16,7 @@ GOAL = ("goal_x", "goal_y", "goal_z")
 
 class Success:
     """What is sensed by that name; else the tool within `goal_within` m of the goal that is given
-    or sensed; else nobody knows (None)."""
+    or sensed; else it is not known (None)."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.sensed, self.within = deployment.sensed, deployment.goal_within

@@ -159,7 +159,7 @@ def main(folder: Path) -> None:
     """Until the daemon is gone. ConfigError, CheckpointError, MailboxError."""
     gone = threading.Event()
     on_daemon_exit(lambda reason: gone.set())
-    deployment = Deployment.read(folder)
+    deployment = Deployment.read(folder).allow_packages()
     ring = open_flight_recorder(
         deployment, folder, len(build_chain(deployment).names), create=False
     )

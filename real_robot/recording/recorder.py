@@ -121,7 +121,7 @@ class EpisodeBuilder:
         followed = float(begin["followed"])
         acted = begin["action"][:size].copy()
         if size != self.spec.act.size or not np.isfinite(acted).all():
-            return  # it was refused, and followed by nobody
+            return  # it was refused, and not followed
         row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
         decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
         row |= {f"decided/{k}": v for k, v in decided.items()}

@@ -3,7 +3,8 @@
 A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
 `clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
 socket, and its requests are relayed unchanged: the daemon's server reads, checks and refuses them
-as any other client's. This process does not control the arm and may die at any time.
+as any other client's. An emergency stop is also pressed in shared memory, and answered from here
+where the daemon hangs. This process does not control the arm and may die at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import zmq
 
 from embodied.core.build import ConfigError
 from real_robot.control.main import on_daemon_exit
-from real_robot.daemon.requests import MOST_BYTES
+from real_robot.daemon.emergency import Stopped, latched_after, press
+from real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
 from real_robot.daemon.server import SOCKET
 from real_robot.deployment import Deployment, Remote
 from real_robot.remote.authenticator import Authenticator, guarded
@@ -36,6 +38,8 @@ MOST_LINES = 8  # half of the clients that the desk has
 MOST_SILENT = 200.0  # s: longer than a policy takes to load
 MOST_WAITING = 8 * MOST_BYTES  # of a client, while the desk does not read
 MOST_REMEMBERED = 1024
+HUNG = 0.5  # s that the daemon has to answer an emergency stop
+BESIDE = "an arm is released by who stands beside it: type it on the robot's machine"
 BYE = b""  # either side says it to end a line
 
 
@@ -52,6 +56,8 @@ class Line:
     connected: bool = False
     goes: bytes = b""
     came: bytes = b""
+    stop: tuple[int, float] | None = None
+    """An emergency stop that the daemon has not answered: its number, and when it was pressed."""
 
 
 class Relay:
@@ -60,7 +66,7 @@ class Relay:
     def __init__(
         self, folder: Path, remote: Remote, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.path, self.clock = folder / SOCKET, clock
+        self.folder, self.path, self.clock = folder, folder / SOCKET, clock
         keys = Path(remote.keys)
         self.context = zmq.Context()
         self.authenticator = Authenticator(self.context, keys / CLIENTS)
@@ -91,6 +97,8 @@ class Relay:
                 self._answer(line)
             if line.who in self.lines:
                 self._pass_on(line)
+            if line.who in self.lines:
+                self._answer_stop(line)
         for _ in range(BATCH):
             if not self._hear():
                 return
@@ -120,14 +128,36 @@ class Relay:
             self._refuse(line, "it sends more than is read")
         elif message == BYE:
             self._end(line)
-        else:
+        elif not self._act(line, message):
             line.goes += message.removesuffix(b"\n") + b"\n"
             self._pass_on(line)
         return True
 
+    def _act(self, line: Line, message: bytes) -> bool:
+        """Press the emergency stop, if that is what is asked. Whether the daemon need not know."""
+        try:
+            request = parse(message)
+        except RequestError:
+            return False  # the daemon says what is wrong with it
+        if request.verb == Verb.RELEASE:
+            self._say(line, Reply(request.number, False, BESIDE).line().rstrip())
+            return True
+        if request.verb == Verb.ESTOP and (pressed := press(self.folder)) is not None:
+            line.stop = (request.number, pressed)
+        return False
+
+    def _answer_stop(self, line: Line) -> None:
+        """Instead of a daemon that hangs. What it says later is not passed on."""
+        if line.stop is None or time.monotonic() < line.stop[1] + HUNG:
+            return
+        latched = latched_after(self.folder, line.stop[1])
+        stopped = Stopped(latched, None, f"the daemon did not answer within {HUNG:.1f} s")
+        self._say(line, Reply(line.stop[0], stopped.done, stopped.line()).line().rstrip())
+        self._end(line)
+
     def _begin(self, who: bytes, user: str) -> Line:
         if len(self.lines) >= MOST_LINES:
-            # Of whoever has the most: a crowd with one key does not push out another's.
+            # Of the client with the most: a crowd with one key does not push out another's.
             has = Counter(line.user for line in self.lines.values())
             crowd = [each for each in self.lines.values() if has[each.user] == max(has.values())]
             self._refuse(min(crowd, key=lambda each: each.heard), "there are too many clients")
@@ -160,6 +190,7 @@ class Relay:
         except OSError:
             came = b""
         *replies, line.came = (line.came + came).split(b"\n")
+        line.stop = None if replies else line.stop
         for reply in replies:
             if line.who in self.lines and not self._say(line, reply):
                 self._refuse(line, "it is gone, or does not read its replies")

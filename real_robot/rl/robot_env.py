@@ -27,7 +27,8 @@ from real_robot.assemble import build_chain, tool_target
 from real_robot.cameras.camera import CameraError, fitted
 from real_robot.cameras.env_images import EnvImages
 from real_robot.control.rate import Rate
-from real_robot.deployment import Deployment, renamed_settings
+from real_robot.deployment import Deployment, renamed_settings, with_allowed
+from real_robot.drivers.driver import Driver
 from real_robot.ipc.messages import Mode
 from real_robot.policy.compatibility import observer, require_actions, require_rate
 from real_robot.policy.decider import observe_state
@@ -47,7 +48,8 @@ class Config:
     `[low, high]`. What policies of `world` see is taken by the robot's `cameras`; no picture is
     older than `age` s. `camera` (real_robot.cameras.sources) is what rewards look through; a
     picture has to
-    come within `age` s after what it is to show.
+    come within `age` s after what it is to show. `hold`: the device of hold-to-run (None: the space
+    bar of this terminal), where `robot` has `hold_to_run`: a step waits until it is held.
     """
 
     robot: Node
@@ -60,19 +62,20 @@ class Config:
     seed: int = 0
     camera: Node | None = None
     age: float = 0.5
+    hold: Node | None = None
 
 
 class RealEnv(VecEnv):
     """`log`: `success` where it is known, `filtered` (safety stages changed what was asked for in
     this step), `stopped` (the arm stopped for good in it, was held because a camera failed, or
-    somebody else used it: truncated)."""
+    another session used it: truncated)."""
 
     def __init__(self, config: Config) -> None:
         if config.num_envs != 1:
             raise ConfigError("a real robot is one arm: num_envs=1 (and eval.num_envs=1)")
         self.config, self.num_envs = config, 1
         self.random = np.random.default_rng(config.seed)
-        inner: VecEnv = build({**config.world, "num_envs": 1})
+        inner = build({**config.world, "num_envs": 1}, VecEnv)
         self.spec = inner.spec
         inner.close()
         self.deployment = env_deployment(config)
@@ -83,7 +86,7 @@ class RealEnv(VecEnv):
         self.names = build_chain(self.deployment).names
         self.images = EnvImages(self.spec, self.deployment, config.camera, config.age)
         self.session = RobotSession.at(
-            self.deployment, Path(config.folder) if config.folder else None
+            self.deployment, Path(config.folder) if config.folder else None, config.hold
         )
         self.images.attach_state(self.session.folder_path, self.observer.given)
         self.rate = Rate(1 / self.spec.dt)
@@ -136,6 +139,7 @@ class RealEnv(VecEnv):
     def _apply_action(self, wish: np.ndarray[Any, Any]) -> None:
         """Send one action and wait for its end."""
         session = self.session
+        session.wait_until_held(self.config.patience)
         if session.mode != Mode.RUNNING:
             session.update()
         if session.mode in (Mode.IDLE, Mode.STOPPING):  # it was held between two steps
@@ -231,7 +235,7 @@ class RealEnv(VecEnv):
 
 def env_deployment(config: Config) -> Deployment:
     """The robot's, without a policy of its own; ConfigError."""
-    robot = renamed_settings(config.robot)
+    robot = with_allowed(renamed_settings(config.robot))
     robot.pop("_target_", None)
     if robot.get("emulator"):
         raise ConfigError("RealEnv starts no emulator: choose a real robot, or robot=sim")
@@ -239,6 +243,6 @@ def env_deployment(config: Config) -> Deployment:
     if world and world.get("task") == "as_trained":
         task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}
         robot["driver"] = {**robot["driver"], "world": {**world, **task}}
-    robot["sensed"] = list(build(robot["driver"]).sensed)
+    robot["sensed"] = list(build(robot["driver"], Driver).sensed)
     given = {**robot.get("given", {}), **{k: sum(v) / 2 for k, v in config.given.items()}}
     return Deployment.parse({**robot, "given": given, "policy": ""})

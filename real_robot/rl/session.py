@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
+import sys
 import tempfile
 import threading
 import time
@@ -18,14 +20,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from embodied.core.build import ConfigError, Node
 from embodied.core.errors import RobotError
 from real_robot.assemble import open_channels
 from real_robot.control.arm_state import Floats
-from real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, call
+from real_robot.daemon.client import ClientError
+from real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
 from real_robot.daemon.requests import RequestError, Verb
+from real_robot.daemon.server import RpcServerError
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError, memory_folder
 from real_robot.ipc.messages import Mode
+from real_robot.teleop.hold_to_run import HoldToRun
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 LOOK = 0.02  # s
@@ -38,7 +44,8 @@ class RobotSessionError(RobotError):
 class RobotSession:
     """A daemon without a policy process, and the actions that this process sends instead.
 
-    `deployment.policy` is empty. `folder` is the daemon's (None: a temporary one, in memory). `at`
+    `deployment.policy` is empty. `folder` is the daemon's (None: a temporary one, in memory).
+    `hold`: the device of hold-to-run (None: the space bar), where the deployment wants one. `at`
     lets several environments of one process share a robot (one trains, one evaluates): `owner` is
     the one that used it last, and the daemon ends when the last of them closes.
     """
@@ -46,17 +53,24 @@ class RobotSession:
     known: ClassVar[dict[str, RobotSession]] = {}
 
     @classmethod
-    def at(cls, deployment: Deployment, folder: Path | None = None) -> RobotSession:
+    def at(
+        cls, deployment: Deployment, folder: Path | None = None, hold: Node | None = None
+    ) -> RobotSession:
         """The session that this process has for that deployment, or a new one."""
         key = f"{folder} {json.dumps(asdict(deployment), sort_keys=True)}"
         session = cls.known.get(key)
         if session is None:
-            session = cls.known[key] = cls(deployment, folder)
+            session = cls.known[key] = cls(deployment, folder, hold)
             session.key = key
         session.shared += 1
         return session
 
-    def __init__(self, deployment: Deployment, folder: Path | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, folder: Path | None = None, hold: Node | None = None
+    ) -> None:
+        if hold is not None and not deployment.hold_to_run:
+            raise ConfigError("hold names a device of hold-to-run; add hold_to_run: true")
+        self.hand = HoldToRun(hold) if deployment.hold_to_run else None
         self.deployment, self.key, self.shared = deployment, "", 0
         self.owner: object = None
         self.lock = threading.Lock()  # one user at a time
@@ -67,13 +81,18 @@ class RobotSession:
             Path(self._temporary_folder.name) if self._temporary_folder is not None else folder
         )
         assert self.folder is not None
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deployment.write(self.folder)
-        self.daemon = DaemonProcess(self.folder)
+        try:
+            self.daemon = DaemonProcess(self.folder, deployment)
+        except RpcServerError as error:
+            if self.hand is not None:
+                self.hand.close()
+            raise RobotSessionError(str(error)) from error
         atexit.register(self._end)
         try:
             self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
             self._open()
+            if self.hand is not None:
+                self.hand.start(self.folder)
         except BaseException:
             self.close()
             raise
@@ -118,7 +137,7 @@ class RobotSession:
     def request(self, verb: Verb) -> bool:
         """Send a request; whether it was done. RobotSessionError where the daemon is gone."""
         try:
-            return call(self.folder_path, verb, PATIENCE).ok
+            return self.daemon.call(verb, PATIENCE).ok
         except (ClientError, RequestError) as error:
             raise RobotSessionError(f"{error}: {self._daemon_error()}") from error
 
@@ -148,6 +167,20 @@ class RobotSession:
             lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to come to rest", PATIENCE
         )
 
+    @property
+    def held(self) -> bool:
+        """Whether an operator lets the arm move."""
+        return self.hand is None or self.hand.held
+
+    def wait_until_held(self, patience: float) -> None:
+        """Hold-to-run: the arm rests until an operator holds it. RobotSessionError after `patience`
+        s."""
+        if self.hand is None or self.held:
+            return
+        self.rest()
+        print(f"{self.hand.hint}: the arm moves only then", file=sys.stderr, flush=True)
+        self.wait_until(lambda: self.held, "an operator's hand (hold_to_run)", patience)
+
     def home(self) -> None:
         """Move to the home pose through the safety chain; a simulated task is reset there."""
         if not self.deployment.home:
@@ -156,8 +189,10 @@ class RobotSession:
             raise RobotSessionError(
                 "the request to go home was refused: see `embodied robot status`"
             )
+        # A hand may let go on the way for as long as it likes.
+        patience = PATIENCE if self.hand is None else math.inf
         self.wait_until(
-            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to reach its home pose", PATIENCE
+            lambda: self._is(Mode.IDLE, Mode.ESTOP), "the arm to reach its home pose", patience
         )
 
     def _is(self, *modes: Mode) -> bool:
@@ -177,7 +212,7 @@ class RobotSession:
 
     def _daemon_mode(self) -> str:
         with suppress(ClientError, RequestError, MailboxError):
-            return str(call(self.folder_path, Verb.STATUS, 5.0).status["mode"])
+            return str(self.daemon.call(Verb.STATUS).status["mode"])
         return ""
 
     def _daemon_error(self) -> str:
@@ -195,6 +230,8 @@ class RobotSession:
         """Also called at exit of a process that did not close the session."""
         self.known.pop(self.key, None)
         self.daemon.stop(PATIENCE)
+        if self.hand is not None:
+            self.hand.close()
         if self._temporary_folder is not None:
             self._temporary_folder.cleanup()
             self._temporary_folder = None

@@ -4,26 +4,31 @@ Stages run in a fixed order, learned ones before the hard limits, so that nothin
 last word. What each stage changes is counted. A fault is latched: from then on the chain brings the
 arm to rest within its limits, whatever is commanded, until an operator clears it.
 
-    finite, fresh, enabled, workspace, reflex, energy, torque, torque_rate, tracking, limits
+    finite, fresh, enabled, heartbeat, hold_to_run, workspace, geometry, reflex, energy, torque,
+    torque_rate, tracking, limits
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from embodied.core.build import ConfigError
 from real_robot.control.arm_state import ArmState, Floats
+from real_robot.drivers.springs import Springs
 from real_robot.safety.limits import Limiter
 
 ORDER = (
     "finite",
     "fresh",
     "enabled",
+    "heartbeat",
+    "hold_to_run",
     "workspace",
+    "geometry",
     "reflex",
     "energy",
     "torque",
@@ -33,6 +38,9 @@ ORDER = (
 """Of the stages; the limits come after all of them."""
 
 
+S = TypeVar("S")
+
+
 @dataclass(slots=True)
 class Tick:
     """One control tick: `q` [n] is what is wanted and, stage by stage, becomes what may be sent.
@@ -40,6 +48,7 @@ class Tick:
     `last` [n] was sent in the tick before; `seen` is when the observation was made that `q` comes
     from, `now` the time (s, monotonic). `hold` asks for rest, wherever that is reached, until it is
     no longer asked for; `fault` is a reason to stop for good, empty while there is none.
+    `stiffness` [m] is what the driver's springs should become (None: they stay as they are).
     """
 
     q: Floats
@@ -49,6 +58,7 @@ class Tick:
     now: float
     hold: bool = False
     fault: str = ""
+    stiffness: Floats | None = None
 
 
 class Stage(Protocol):
@@ -64,9 +74,17 @@ class Stage(Protocol):
     def __call__(self, tick: Tick) -> None: ...
 
 
+@runtime_checkable
+class KnowsSprings(Protocol):
+    """A stage that counts on the springs that the driver holds the arm with."""
+
+    def check(self, springs: Springs | None) -> None: ...
+
+
 class Chain:
     """`changed` [stages + 1] is how far each stage moved the newest target (rad or m; the limits
-    last), `counts` in how many ticks each moved one."""
+    last), `counts` in how many ticks each moved one. `stiffness` is what the driver's springs
+    should become now (None: they stay as they are)."""
 
     def __init__(self, stages: Sequence[Stage], limiter: Limiter) -> None:
         names = [stage.name for stage in stages]
@@ -80,14 +98,37 @@ class Chain:
         self.changed = np.zeros(len(self.names))
         self.counts = np.zeros(len(self.names), np.int64)
         self.fault = ""
+        self.stiffness: Floats | None = None
+        self.aim: Floats | None = None
+        """Where an arm that is held or has faulted lets the set-point go [n]; None: it brakes."""
         self._before = np.zeros(len(limiter.limits))
+
+    def stage(self, kind: type[S]) -> S | None:
+        """The stage of that kind; None where there is none."""
+        return next((stage for stage in self.stages if isinstance(stage, kind)), None)
+
+    def required(self, kind: type[S]) -> S:
+        """The stage of that kind. ConfigError where there is none."""
+        if (stage := self.stage(kind)) is not None:
+            return stage
+        raise ConfigError(f"safety: the chain has no stage {kind.__name__.lower()!r}")
 
     def begin(self, arm: ArmState) -> None:
         """Start from an arm at rest. A latched fault stays: `clear` is the operator's."""
+        self.forget(arm)
+        self.limiter.begin(arm.q)
+
+    def forget(self, arm: ArmState) -> None:
+        """Only the stages begin anew; the commanded motion goes on as it was."""
         for stage in self.stages:
             stage.begin(arm)
-        self.limiter.begin(arm.q)
         self.changed[:] = 0
+
+    def check(self, springs: Springs | None) -> None:
+        """ConfigError where a stage counts on other springs than the driver's."""
+        for stage in self.stages:
+            if isinstance(stage, KnowsSprings):
+                stage.check(springs)
 
     def clear(self) -> None:
         """The operator has seen the fault; the next `begin` starts afresh."""
@@ -107,8 +148,9 @@ class Chain:
                 break
         if tick.fault and not self.fault:
             self.fault = tick.fault
+        self.stiffness = tick.stiffness
         if self.fault or tick.hold:
-            return self.limiter.brake()
+            return self.limiter.brake() if self.aim is None else self.limiter.unguarded(self.aim)
         np.copyto(self._before, tick.q)
         sent = self.limiter(tick.q)
         self._count(-1, sent)

@@ -35,7 +35,7 @@ class FreshConfig:
     """Ages in s: from `hold` on the arm comes to rest and waits for a newer command, from `stop` on
     that is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a
     measurement may repeat itself to the last bit (0: any number; a noisy sensor never does).
-    `pause`: two ticks further apart than that are a fault, nobody watched the arm meanwhile (0: the
+    `pause`: two ticks further apart than that are a fault, the arm was unwatched meanwhile (0: the
     missed ticks are counted, and that is all)."""
 
     hold: float
@@ -45,9 +45,10 @@ class FreshConfig:
     pause: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.hold <= self.stop or self.state <= 0:
-            raise ConfigError("safety.fresh needs 0 < hold <= stop and state above 0 (s)")
-        if self.frozen < 0 or self.pause < 0:
+        # Written so that NaN is refused, and infinity: it would switch the check off.
+        if not 0 < self.hold <= self.stop < np.inf or not 0 < self.state < np.inf:
+            raise ConfigError("safety.fresh needs 0 < hold <= stop and state above 0 (s), finite")
+        if self.frozen < 0 or not 0 <= self.pause < np.inf:
             raise ConfigError("safety.fresh: frozen and pause should not be negative")
 
 
@@ -68,19 +69,20 @@ class Fresh:
         self.now = np.inf
 
     def __call__(self, tick: Tick) -> None:
+        # Each comparison is written so that a time that is not a number is too old.
         config, age = self.config, tick.now - tick.seen
-        if tick.now - tick.arm.t > config.state or tick.arm.t - tick.now > config.state:
+        if not abs(tick.now - tick.arm.t) <= config.state:
             tick.fault = tick.fault or f"the arm was last seen {tick.now - tick.arm.t:.3f} s ago"
-        if tick.arm.t < self.t:
+        if not tick.arm.t >= self.t:
             tick.fault = tick.fault or "a measurement is older than the one before"
         self.t = max(self.t, tick.arm.t)
         self._paused(tick)
         self._repeated(tick)
         if age < -config.state:  # stamped by another clock: it would never grow old
             tick.fault = tick.fault or f"the policy's observation is {-age:.3f} s from the future"
-        if age > config.stop:
+        if not age <= config.stop:
             tick.fault = tick.fault or f"the policy's last observation is {age:.3f} s old"
-        tick.hold = tick.hold or age > config.hold
+        tick.hold = tick.hold or not age <= config.hold
 
     def _paused(self, tick: Tick) -> None:
         gap, self.now = tick.now - self.now, tick.now
@@ -95,6 +97,23 @@ class Fresh:
         self.before = now
         if self.repeats >= self.config.frozen:
             tick.fault = tick.fault or f"the sensors have not changed in {self.repeats} ticks"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Silence of the daemon in s: from `hold` on a moving arm comes to rest and waits until the
+    daemon is back, from `stop` on that is a fault. A daemon beats every 0.05 s; with the
+    default an arm is at rest 0.5 s after the last beat."""
+
+    hold: float = 0.25
+    stop: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hold <= self.stop < float("inf"):
+            raise ConfigError(
+                f"heartbeat: hold={self.hold:g} and stop={self.stop:g} should be above 0 s, and "
+                "hold at most stop"
+            )
 
 
 class Enabled:

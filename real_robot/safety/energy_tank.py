@@ -1,162 +1,292 @@
 """Energy tank: a bounded budget for the energy that a moving set-point puts into an arm.
 
 Variable impedance with an energy tank (Ferraguti et al., 2013; Zanella et al., 2024). Springs of
-constant stiffness around a resting set-point are passive. Whatever adds energy beyond that draws it
-from a tank, which damping refills; a step that the tank cannot afford is made smaller. Work is
-booked from measured displacements after the fact, so integration errors cannot create energy.
+constant stiffness around a resting set-point are passive. What a moving set-point or a changing
+stiffness adds is drawn from a tank, which damping refills; a change that the tank cannot afford is
+made smaller.
+
+    U(s, K, x) = 1/2 (s - x)' K (s - x)     stored by the springs; linear beyond their stretch
+    change from (s, K) to (s', K') at x costs  U(s', K', x) - U(s, K, x)
+    damping over a time T refills at least     D (x(T) - x(0))^2 / T      (Cauchy-Schwarz)
+
+The books use measured positions only, so the noise of measured velocities is of no effect. What is
+not certain is booked to the tank's disadvantage: a measurement may be `delay` s old, so that a
+change costs the most that it can have cost in that time, and positions may be off by `noise`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.safety.chain import Tick
+from real_robot.control.arm_state import Floats
+
+SURE = 2.0  # standard deviations by which a measured position may be off, at every change
+MOVED = 5.0  # standard deviations of a displacement that are no motion
+LEAST_WINDOW = 0.05  # s over which displacements are taken as dissipated
+ROUNDING = 1e-12  # J
+SHARES = np.array([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0])
+"""Of a wanted change, the largest first: what is tried."""
+ROWS = (
+    "_level", "_opened", "_from", "x", "setpoint", "stiffness",
+    "_softest", "_stiffest", "_softer", "_stiffer",
+)  # fmt: skip
+CHANGES = ("_old", "_new", "_soft", "_hard", "_worst", "_guess")
+Error = Callable[[Floats, Floats], Floats]
+"""How far springs whose rest is at `s` [..., p] are stretched at `x` [..., p]: [..., m]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TankConfig:
     """J: `start`, `most` and `least` in the tank; `power` (W) that it gives at most; `share` of
-    what damping dissipates that goes back into it."""
+    what damping dissipates that goes back into it.
+
+    `noise`: standard deviation of a measured position (rad, m). `delay` (s): the most that may pass
+    from sending a set-point until the measurement of the moment when it took effect is here;
+    `speed` (rad/s, m/s): the fastest that the arm then moves.
+    `late` (s): how late the springs themselves know where the arm is (0: the robot's own springs).
+    """
 
     start: float
     most: float
     least: float
     power: float
     share: float = 1.0
+    noise: float = 0.0
+    delay: float = 0.0
+    speed: float = 0.0
+    late: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.least <= self.start <= self.most or self.power <= 0:
+        # Written so that NaN is refused.
+        inside = 0 < self.least <= self.start <= self.most < np.inf
+        if not inside or not 0 < self.power < np.inf:
             raise ConfigError("safety.energy needs 0 < least <= start <= most and power above 0")
         if not 0 <= self.share <= 1:
             raise ConfigError("safety.energy: share should be between 0 and 1")
+        if not all(0 <= each <= 1 for each in (self.noise, self.delay, self.late)):
+            raise ConfigError("safety.energy: noise, delay, late: 0 to 1 (rad or m; s; s)")
+        if not 0 <= self.speed < np.inf or (self.delay and not self.speed):
+            raise ConfigError(
+                "safety.energy: with a delay, speed (the fastest that the arm moves, rad/s or m/s) "
+                "should be above 0"
+            )
+
+
+@dataclass(frozen=True)
+class Held:
+    """Springs and dampers [m] that an arm is held with, as set up; `stretch` [m] (rad, m): beyond
+    it a spring's pull grows no more. With less stiffness the damping falls by its square root."""
+
+    stiffness: Floats
+    damping: Floats
+    stretch: Floats
+
+    def check(self, late: float) -> None:
+        """ConfigError where springs that know the position `late` s late give energy away."""
+        wanting = self.damping < self.stiffness * late
+        if wanting.any():
+            raise ConfigError(
+                f"safety.energy: springs of {self.stiffness.tolist()} that are {late:g} s late "
+                f"need a damping of {(self.stiffness * late).tolist()} or more to be passive"
+            )
+
+    def stored(self, e: Floats) -> Floats:
+        """[..., m] J in each spring of 1 N/m that is stretched by `e` [..., m]."""
+        far = np.abs(e)
+        short = np.minimum(far, self.stretch)
+        return short * (far - 0.5 * short)
+
+    def cost(self, old: Floats, new: Floats, soft: Floats, hard: Floats, far: float) -> Floats:
+        """[...] J, the most that it takes to change springs of `soft` stretched by `old` [..., m]
+        into `hard` ones stretched by `new`, if every stretch may be off by `far`."""
+        shape = np.where(hard > soft, np.abs(old) + far, np.maximum(np.abs(old) - far, 0.0))
+        # First the stiffness where the set-point was, then the set-point.
+        cost = (hard - soft) * self.stored(shape)
+        cost += hard * (self.stored(new) - self.stored(old) + far * np.abs(new - old))
+        return cost.sum(-1)
+
+    def refilled(self, moved: Floats, softest: Floats, stiffest: Floats, late: float) -> Floats:
+        """[...] J s: what dampers take at least, times the time, while x moves by `moved`."""
+        damping = self.damping * np.sqrt(softest / self.stiffness) - late * stiffest
+        return (np.maximum(damping, 0.0) * moved * moved).sum(-1)
+
+
+def straight(s: Floats, x: Floats) -> Floats:
+    """The `Error` of springs along axes."""
+    return s - x
 
 
 class Tank:
-    """`level` (J)."""
+    """The books of one arm, or of a batch of arms [...]. `level` [...] is what is certain to be
+    in the tank (J): what pending changes may cost is taken off."""
 
-    def __init__(self, config: TankConfig) -> None:
-        self.config, self.level = config, config.start
+    def __init__(self, config: TankConfig, held: Held, dt: float, error: Error = straight) -> None:
+        held.check(config.late)
+        self.config, self.held, self.error = config, held, error
+        self.window = int(np.ceil(config.delay / dt - 1e-9))
+        """Ticks that pass until a change's cost is known."""
+        self.span = max(LEAST_WINDOW, 4 * config.delay)
+        self._sure, self._still = SURE * config.noise, MOVED * config.noise
+        self._far = self._sure + config.speed * config.delay
+        """How far the arm may be from where it was measured, and from where it was seen last."""
 
-    def book(self, spent: float, dissipated: float) -> None:
-        """What was really spent (negative: given back) and dissipated in a tick, J."""
-        refill = self.config.share * max(dissipated, 0.0)
-        self.level = min(self.level - spent + refill, self.config.most)
+    def begin(self, x: Floats, stiffness: Floats, now: float) -> None:
+        """At rest at `x` [..., p], where the springs of `stiffness` [m] are, at `now` (s)."""
+        batch, slots = x.shape[:-1], self.window + 1
+        self._opened = np.full(batch, now)
+        self.stiffness = np.broadcast_to(stiffness, self.error(x, x).shape).copy()
+        self.setpoint, self.x = x.copy(), x.copy()
+        self._level = np.full(batch, self.config.start)
+        self._old = np.repeat(x[None], slots, 0)
+        self._new = self._old.copy()
+        self._soft = np.repeat(self.stiffness[None], slots, 0)
+        self._hard = self._soft.copy()
+        self._worst, self._guess = np.zeros((2, slots, *batch))
+        self._at = 0
+        self._from = self.x
+        self._softest, self._stiffest = self.stiffness.copy(), self.stiffness.copy()
+        self._softer, self._stiffer = self._softest, self._stiffest
 
-    def budget(self, dt: float) -> float:
-        """What the next `dt` s may cost, J."""
-        return max(0.0, min(self.level - self.config.least, self.config.power * dt))
+    @property
+    def level(self) -> Floats:
+        # What a change gives back counts when it is certain.
+        return self._level - np.maximum(np.maximum(self._worst, self._guess), 0.0).sum(0)
 
+    def budget(self, dt: float) -> Floats:
+        """[...] J that the next `dt` s may cost."""
+        room = np.minimum(self.level - self.config.least, self.config.power * dt)
+        return np.maximum(room, 0.0) + ROUNDING
 
-@dataclass(frozen=True, kw_only=True)
-class Config(TankConfig):
-    """And the springs and dampers (N m/rad, N m s/rad) that the driver holds each joint with."""
+    def command(self, setpoint: Floats, stiffness: Floats | None = None) -> None:
+        """Since the newest measurement the springs' rest was put to `setpoint` [..., p], and their
+        stiffness [..., m] was changed."""
+        at, hard = self._at, self.stiffness if stiffness is None else stiffness
+        self._new[at], self._hard[at] = setpoint, hard
+        soft, old, new = (
+            self._soft[at],
+            self.error(self._old[at], self.x),
+            self.error(setpoint, self.x),
+        )
+        self._worst[at] = self.held.cost(old, new, soft, hard, self._sure)
+        self._guess[at] = self.held.cost(old, new, soft, hard, self._far)
+        np.copyto(self.setpoint, setpoint)
+        np.copyto(self.stiffness, hard)
+        self._softest = np.minimum(self._softest, self.stiffness)
+        self._stiffest = np.maximum(self._stiffest, self.stiffness)
 
-    stiffness: tuple[float, ...]
-    damping: tuple[float, ...]
+    def measure(self, x: Floats, now: Floats | float) -> None:
+        """The newest measurement [..., p], at `now` [...] (s)."""
+        self._at = (self._at + 1) % (self.window + 1)
+        self._settle(self._at)
+        if not np.isfinite(x).all():
+            return
+        self.x = x.copy()
+        if self.window:
+            old, new = self.error(self._old, x), self.error(self._new, x)
+            cost = self.held.cost(old, new, self._soft, self._hard, self._sure)
+            np.maximum(self._worst, cost, out=self._worst)
+        due = now - self._opened >= self.span
+        if due.any():
+            self._refill(now, due)
 
+    def cost(self, setpoint: Floats, stiffness: Floats) -> Floats:
+        """[G, ...] J at most, of changes to `setpoint` [G, ..., p] and `stiffness` [G, ..., m]."""
+        old, new = self.error(self.setpoint, self.x), self.error(setpoint, self.x)
+        return self.held.cost(old, new, self.stiffness, stiffness, self._far)
 
-class Energy:
-    """The set-point of joint springs moves no further than the tank can pay for.
+    def _settle(self, at: int) -> None:
+        """The change of `window` ticks ago is over: what it cost at most is known."""
+        self._level = np.minimum(self._level - self._worst[at], self.config.most)
+        self._worst[at] = self._guess[at] = 0.0
+        self._old[at], self._new[at] = self.setpoint, self.setpoint
+        self._soft[at] = self._hard[at] = self.stiffness
 
-    Moving the set-point by d, at stretch s, puts K (s + d / 2) d into the springs. The way that the
-    limits need to stop it is counted with every step, or the tank would be overdrawn by that much.
-    """
+    def _refill(self, now: Floats | float, due: NDArray[np.bool_]) -> None:
+        """Of arms `due` [...]: damping took at least what a steady motion would have."""
+        config = self.config
+        moved = np.maximum(np.abs(self.error(self.x, self._from)) - self._still, 0.0)
+        # What was measured in this window may have happened in the one before.
+        softest = np.minimum(self._softest, self._softer)
+        stiffest = np.maximum(self._stiffest, self._stiffer)
+        lost = self.held.refilled(moved, softest, stiffest, config.late)
+        refill = due * config.share * lost / np.maximum(now - self._opened + config.delay, 1e-9)
+        self._level = np.minimum(self._level + refill, config.most)
+        rows = due[..., None]
+        self._softer = np.where(rows, self._softest, self._softer)
+        self._stiffer = np.where(rows, self._stiffest, self._stiffer)
+        self._softest = np.where(rows, self.stiffness, self._softest)
+        self._stiffest = np.where(rows, self.stiffness, self._stiffest)
+        self._opened = np.where(due, now, self._opened)
+        self._from = np.where(rows, self.x, self._from)
 
-    name: ClassVar[str] = "energy"
+    def get_state(self) -> dict[str, Floats]:
+        """The books [B, ...] of a batch of arms that are measured without delay."""
+        state = {name.lstrip("_"): getattr(self, name).copy() for name in ROWS}
+        return state | {name.lstrip("_"): getattr(self, name)[0].copy() for name in CHANGES}
 
-    def __init__(self, config: Config, limits: Limits, dt: float) -> None:
-        if not len(config.stiffness) == len(config.damping) == len(limits):
-            raise ConfigError(f"safety.energy needs {len(limits)} stiffnesses and dampings")
-        self.stiffness, self.damping = np.asarray(config.stiffness), np.asarray(config.damping)
-        self.stride, self.dt = np.asarray(limits.velocity) * dt, dt
-        self.slowing = np.asarray(limits.acceleration)
-        self.tank = Tank(config)
-        self._sent, self._q = np.zeros(len(limits)), np.zeros(len(limits))
+    def set_state(self, state: Mapping[str, Floats]) -> None:
+        for name in ROWS:
+            setattr(self, name, np.array(state[name.lstrip("_")]))
+        for name in CHANGES:
+            getattr(self, name)[0] = state[name.lstrip("_")]
 
-    def begin(self, arm: ArmState) -> None:
-        self.tank.level = self.tank.config.start
-        self._sent[:], self._q[:] = arm.q, arm.q
-
-    def __call__(self, tick: Tick) -> None:
-        rate = (tick.last - self._sent) / self.dt
-        self._settle(tick)
-        way = rate * np.abs(rate) / (2 * self.slowing)
-        step = np.clip(tick.q - tick.last, -self.stride, self.stride)
-        stretch = tick.last - tick.arm.q
-        whole = step + way
-        linear = float(self.stiffness @ (stretch * whole))
-        square = 0.5 * float(self.stiffness @ (whole * whole))
-        share = affordable(linear, square, self.tank.budget(self.dt))
-        if share < 1:
-            np.multiply(step, share, out=tick.q)
-            tick.q += tick.last
-
-    def _settle(self, tick: Tick) -> None:
-        """Book the tick before: the step that was sent, at the stretch that was measured then."""
-        step = tick.last - self._sent
-        spent = float(self.stiffness @ ((self._sent + 0.5 * step - self._q) * step))
-        lost = float(self.damping @ (tick.arm.dq * tick.arm.dq)) * self.dt
-        self.tank.book(spent, lost if np.isfinite(lost) else 0.0)
-        np.copyto(self._sent, tick.last)
-        if np.isfinite(tick.arm.q).all():
-            np.copyto(self._q, tick.arm.q)
-
-
-def affordable(linear: float, square: float, budget: float) -> float:
-    """The largest share x in [0, 1] of a step for which linear x + square x^2 <= budget at every
-    share up to x; `square` is not negative."""
-    if linear + square <= budget:
-        return 1.0
-    if square < 1e-15:
-        return max(0.0, min(1.0, budget / linear))
-    root = (linear * linear + 4 * square * budget) ** 0.5
-    return max(0.0, min(1.0, (root - linear) / (2 * square)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImpedanceConfig(TankConfig):
-    """And the constant part of the stiffness (N/m for each axis), which no command goes below."""
-
-    constant: tuple[float, ...]
+    def restart(self, rows: Floats, x: Floats, stiffness: Floats) -> None:
+        """Arms `rows` [B] (bool) begin anew at `x` [B, p], at time 0."""
+        kept = self.get_state()
+        self.begin(x, stiffness, 0.0)
+        wide = {name: rows.reshape(-1, *[1] * (kept[name].ndim - 1)) for name in kept}
+        new = self.get_state()
+        self.set_state({name: np.where(wide[name], new[name], kept[name]) for name in kept})
 
 
 class Impedance:
-    """A Cartesian spring whose stiffness and set-point a policy moves, made passive.
+    """The set-point `place` [..., m] and the `stiffness` [..., m] of springs that a policy moves,
+    made passive: a share a in [0, 1] of what is wanted is done. What becomes softer gives energy
+    back, and is always done."""
 
-    force = K_0 e + a (K - K_0) e, e = x_d - x, and the set-point moves by a times what is wanted;
-    the power that is not a spring's, P = v' (K - K_0) e + x_d' K_0 e, is scaled by a in [0, 1].
-    """
+    def __init__(self, config: TankConfig, held: Held, x: Floats, dt: float) -> None:
+        self.tank, self.dt = Tank(config, held, dt), dt
+        self.tank.begin(x, held.stiffness, 0.0)
+        self.share: Any = np.ones(x.shape[:-1])
+        self.asked, self.spent = np.zeros((2, *x.shape[:-1]))
+        """J [...] that the newest wanted change would have cost, and that what was done costs."""
 
-    def __init__(self, config: ImpedanceConfig, x: Floats) -> None:
-        self.constant, self.tank = np.asarray(config.constant), Tank(config)
-        self.place = np.array(x, dtype=float)
-        """Of the set-point [m]."""
-        self.share, self._pays, self._extra = 1.0, 0.0, np.zeros_like(self.place)
+    @property
+    def place(self) -> Floats:
+        return self.tank.setpoint
 
-    def __call__(
-        self, x: Floats, v: Floats, wanted: Floats, stiffness: Floats, dt: float
-    ) -> Floats:
-        """The spring's force [m] (N) for the next `dt` s; `wanted` [m] is how the set-point should
-        move (m/s), `stiffness` [m] (N/m) what it should be held with."""
-        more = np.maximum(stiffness - self.constant, 0.0)
-        e = self.place - x
-        asked = (float(v @ (more * e)) + float(wanted @ (self.constant * e))) * dt
-        budget = self.tank.budget(dt)
-        self.share = 1.0 if asked <= 0 else min(1.0, budget / asked)
-        if self.tank.level <= self.tank.config.least:
-            self.share = 0.0
-        step = self.share * wanted * dt
-        self._pays = float((self.constant * (e + 0.5 * step)) @ step)
-        self.place = self.place + step
-        self._extra = self.share * more * (self.place - x)
-        return self.constant * (self.place - x) + self._extra
+    @property
+    def stiffness(self) -> Floats:
+        return self.tank.stiffness
 
-    def settle(self, moved: Floats, damping: Floats, v: Floats, dt: float) -> None:
-        """Book the tick: the arm moved by `moved` [m] under the last force, against `damping`
-        [m] (N s/m) at `v` [m]."""
-        self.tank.book(self._pays + float(self._extra @ moved), float(damping @ (v * v)) * dt)
+    def __call__(self, x: Floats, now: Floats | float, place: Floats, stiffness: Floats) -> Floats:
+        """The share [...] that is done of what is wanted, `place` and `stiffness` [..., m], for an
+        arm measured at `x` [..., m]; the springs then are as `self.place`, `self.stiffness`."""
+        tank = self.tank
+        tank.measure(x, now)
+        shares = SHARES.reshape(-1, *[1] * x.ndim)
+        places = tank.setpoint + shares * (place - tank.setpoint)
+        stiff = stiffer(tank.stiffness, stiffness, shares)
+        cost = tank.cost(places, stiff)
+        fine = cost <= tank.budget(self.dt)
+        fine[-1] = True
+        chosen = fine.argmax(0)
+        self.asked, self.spent = cost[0], np.take_along_axis(cost, chosen[None], 0)[0]
+        self.share = SHARES[chosen]
+        share = self.share[..., None]
+        tank.command(
+            tank.setpoint + share * (place - tank.setpoint),
+            stiffer(tank.stiffness, stiffness, share),
+        )
+        return self.share
+
+
+def stiffer(now: Floats, wanted: Floats, share: Floats | float) -> Floats:
+    """Stiffness that follows `wanted` downwards, and upwards by `share`."""
+    return np.minimum(now, wanted) + share * np.maximum(wanted - now, 0.0)

@@ -4,12 +4,12 @@ Every tick computes the time-optimal motion from the commanded state to rest at 
 all limits (Ruckig; Berscheid and Kroeger, 2021), and takes its first step. Targets are inside the
 position limits and motions end at rest, so every reachable state can be stopped inside them: no
 sequence of targets, however it jumps, leaves the limits. A region that is no box of joint positions
-(a workspace) is kept by checking the motion to rest of every next state first.
+(a workspace, an arm's own links) is kept by checking the motion to rest of every next state first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ FINE = (ruckig.Result.Working, ruckig.Result.Finished)
 HAIRS = (0.0, 1e-9, 1e-7, 1e-5)  # rad: by so much less of the way a step is tried
 
 SAMPLES = 8  # of a motion to rest
+BULGE = 2e-3  # m: a motion to rest may lead out by so much, between two samples
 ROUNDING = 2e-8  # rad: the planner meets positions to 1e-8, and that is not to lead out either
 
 
@@ -35,15 +36,15 @@ class Limiter:
     """Its own commanded state is what it continues: `q` [n] was sent last. `wanted` [n] is room for
     the next target.
 
-    `guard(q [k, n])` is how far inside of what is allowed the worst of k positions is (negative:
-    outside). A step is taken only where the motion to rest that could follow it stays inside;
-    otherwise the arm brakes, along the motion that was looked at a tick before.
+    Each of `guards` gives how far inside of what is allowed each of k positions `q` [k, n] is [k]
+    (m; negative: outside). A step is taken only where the motion to rest that could follow it stays
+    inside of all; otherwise the arm brakes, along the motion that was looked at a tick before.
     """
 
     def __init__(
-        self, limits: Limits, dt: float, guard: Callable[[Floats], float] | None = None
+        self, limits: Limits, dt: float, guards: Sequence[Callable[[Floats], Floats]] = ()
     ) -> None:
-        self.limits, self.dt, self.guard = limits, dt, guard
+        self.limits, self.dt, self.guards = limits, dt, guards
         n = len(limits)
         margin = np.asarray(limits.margin) + ROUNDING
         self.low, self.high = np.asarray(limits.low) + margin, np.asarray(limits.high) - margin
@@ -52,7 +53,9 @@ class Limiter:
         self._state: Any = ruckig.InputParameter(n)
         self._next: Any = ruckig.OutputParameter(n)
         self._stop: Any = ruckig.Trajectory(n)
-        self._path = np.zeros((SAMPLES, n))
+        self._path = np.zeros((SAMPLES + 1, n))
+        self._best: dict[int, float] = {}
+        self._rested = True
         self._state.synchronization = ruckig.Synchronization.No
         self._state.max_velocity = list(limits.velocity)
         self._state.max_acceleration = list(limits.acceleration)
@@ -71,13 +74,30 @@ class Limiter:
         np.clip(target, self.low, self.high, out=self.wanted)
         state = self._state
         before = (state.current_position, state.current_velocity, state.current_acceleration)
+        self._rested = self.resting
         if not any(self._follow(hair) for hair in HAIRS):
             return self.brake()
-        if self.guard is not None and self._leaves(np.asarray(before[0])):
+        if self.guards and self._leaves(before[0]):
             self._set(*before)
             return self.brake()
         self.q[:] = self._next.new_position
         return self.q
+
+    def unguarded(self, target: Floats) -> Floats:
+        """The same without guards: a stopped arm may yield to where it was measured."""
+        np.copyto(self.wanted, target)
+        if self._arrived():  # also outside of the limits, where a person may have led it
+            return self.q
+        np.clip(target, self.low, self.high, out=self.wanted)
+        if self._arrived():
+            return self.q
+        if not any(self._follow(hair) for hair in HAIRS):
+            return self.brake()
+        self.q[:] = self._next.new_position
+        return self.q
+
+    def _arrived(self) -> bool:
+        return self.resting and bool((np.abs(self.wanted - self.q) <= ROUNDING).all())
 
     def brake(self) -> Floats:
         """One tick towards rest, as fast as the limits allow; what to send [n]."""
@@ -112,10 +132,10 @@ class Limiter:
         self.resting = bool(result == ruckig.Result.Finished)
         return True
 
-    def _leaves(self, now: Floats) -> bool:
+    def _leaves(self, now: list[float]) -> bool:
         """Whether the motion to rest from the state just reached leaves what is allowed, or leads
-        further out from where the arm is, if that is outside."""
-        assert self.guard is not None
+        further out from where the arm is, if that is outside. What was gained is not given back, so
+        that many small bulges do not add up."""
         self._state.control_interface = ruckig.ControlInterface.Velocity
         try:
             if self._plan.calculate(self._state, self._stop) not in FINE:
@@ -123,9 +143,21 @@ class Limiter:
         except ruckig.RuckigError:
             return True
         duration = float(self._stop.duration)
+        self._path[0] = now
         for k in range(SAMPLES):
-            self._path[k] = self._stop.at_time(duration * k / (SAMPLES - 1))[0]
-        return self.guard(self._path) < min(0.0, self.guard(now[None])) - 1e-9
+            self._path[k + 1] = self._stop.at_time(duration * k / (SAMPLES - 1))[0]
+        return any([self._leads_out(i, guard(self._path)) for i, guard in enumerate(self.guards)])
+
+    def _leads_out(self, i: int, depths: Floats) -> bool:
+        """Of the depths of now and of the motion to rest; `_best` is what was reached so far."""
+        inside = np.minimum(depths, 0.0)
+        best = max(self._best.get(i, -np.inf), float(inside[0]))
+        if self._rested and inside[0] < best - BULGE:  # something else moved it: begin from there
+            best = float(inside[0])
+        self._best[i] = best
+        np.maximum.accumulate(inside, out=inside)
+        least = np.maximum(np.maximum(inside, best) - BULGE, inside[0]) - 1e-9
+        return bool((depths < least).any())
 
     def _set(self, q: list[float], dq: list[float], ddq: list[float]) -> None:
         self._state.current_position = q

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.build import ConfigError, Node, build
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.servos.driver import ServoBus
-from real_robot.teleop.teleop import NOBODY, Held
+from real_robot.teleop.hold_to_run import LOOK, HoldDevice
+from real_robot.teleop.leader_motion import LeaderMotion, Reach
+from real_robot.teleop.teleop import NO_INPUT, Device, Held
 
 # Held keys: which of the six motions, which way.
 KEYS = {
@@ -41,7 +43,7 @@ class KeyboardConfig:
     size: tuple[int, int] = (360, 120)
 
 
-class Keyboard:
+class Keyboard(Device):
     """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand."""
 
     def __init__(self, config: KeyboardConfig) -> None:
@@ -54,7 +56,7 @@ class Keyboard:
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         self.pygame.event.pump()
         if not self.pygame.key.get_focused():
-            return NOBODY
+            return NO_INPUT
         down = self.pygame.key.get_pressed()
         return pressed({name for name, code in self.codes.items() if down[code]})
 
@@ -72,6 +74,20 @@ def pressed(names: set[str]) -> Held:
     return Held((*motion,), float(np.sign(grip)), bool(names))  # pyright: ignore[reportArgumentType]
 
 
+def _joystick(number: int) -> tuple[Any, Any]:
+    """pygame and the gamepad, whichever window is in front, and without any."""
+    pygame = _pygame()
+    os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    pygame.display.init()  # its events come with those of the display
+    pygame.joystick.init()
+    found = pygame.joystick.get_count()
+    if number >= found:
+        raise ConfigError(f"there is no gamepad {number} ({found} are there)")
+    return pygame, pygame.joystick.Joystick(number)
+
+
 @dataclass(frozen=True)
 class GamepadConfig:
     """`number` of the gamepad; `hold`: the button that has to be kept down for anything to move."""
@@ -82,24 +98,30 @@ class GamepadConfig:
     open: int = 1
 
 
-class Gamepad:
-    """Left stick x and y, right stick z and yaw, as long as the button `hold` is down."""
+class Gamepad(Device, HoldDevice):
+    """Left stick x and y, right stick z and yaw, as long as the button `hold` is down. Also the
+    device of hold-to-run (`real_robot.teleop.hold_to_run`): that button alone."""
 
     def __init__(self, config: GamepadConfig) -> None:
-        self.config, self.pygame = config, _pygame()
-        self.pygame.joystick.init()
-        found = self.pygame.joystick.get_count()
-        if config.number >= found:
-            raise ConfigError(f"there is no gamepad {config.number} ({found} are there)")
-        self.pad = self.pygame.joystick.Joystick(config.number)
+        self.config = config
+        self.pygame, self.pad = _joystick(config.number)
+        self.hint = f"hold button {config.hold} of gamepad {config.number} down"
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         self.pygame.event.pump()
         if not self.pad.get_init() or not self.pad.get_button(self.config.hold):
-            return NOBODY
+            return NO_INPUT
         axes = [self.pad.get_axis(i) for i in range(min(4, self.pad.get_numaxes()))]
         close, open_ = (self.pad.get_button(b) for b in (self.config.close, self.config.open))
         return sticks(axes, float(open_) - float(close))
+
+    def begin(self) -> None:
+        """It is looked at from the start."""
+
+    def held(self) -> bool:
+        """Whether the button `hold` is down; waits a moment. One that is unplugged is let go."""
+        time.sleep(LOOK)
+        return self.read(None).touched
 
     def close(self) -> None:
         self.pygame.joystick.quit()
@@ -122,7 +144,7 @@ class SpaceMouseConfig:
     path: str
 
 
-class SpaceMouse:
+class SpaceMouse(Device):
     """Held while it is pushed or turned; its first button closes the hand, its second opens it."""
 
     def __init__(self, config: SpaceMouseConfig) -> None:
@@ -143,9 +165,9 @@ class SpaceMouse:
                 except BlockingIOError:
                     raise
                 except OSError:  # it was unplugged
-                    return NOBODY
+                    return NO_INPUT
                 if not report:
-                    return NOBODY
+                    return NO_INPUT
                 self.hear(report)
         x, y, z, roll, pitch, yaw = (_live(max(-1.0, min(1.0, a))) for a in self.axes)
         held = Held((-y, -x, -z, -pitch, roll, -yaw), self.grip, False)
@@ -180,36 +202,24 @@ class LeaderConfig:
     still: float = 0.003
 
 
-class Leader:
+class Leader(Device):
     """The hand of the leader is the follower's: open above half of its width."""
 
     def __init__(self, config: LeaderConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        arm = build(config.arm)
-        if not isinstance(arm, ServoBus):
-            raise ConfigError("a leader is a servo bus: arm._target_ should be ServoBus")
-        self.config, self.arm, self.clock = config, arm, clock
-        self.forward = resolve(config.kinematics)
+        self.arm = arm = build(config.arm, ServoBus)
+        reach = Reach(config.kinematics, config.step, config.scale, config.origin, config.still)
+        self.motion = LeaderMotion(reach, clock)
         arm.wire.port.open()  # and not `connect`, which would switch torque on
         arm.wire.find_echo()
-        self.moved, self.last = -np.inf, np.full(3, np.inf)
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         try:
             q = self.arm.read().q
         except DriverError:
-            return NOBODY
-        origin = np.asarray(self.config.origin)
-        place = origin + self.config.scale * (self.forward(q[None])[0][0] - origin)
-        now = self.clock()
-        if np.linalg.norm(place - self.last) > self.config.still:
-            self.moved = now if np.isfinite(self.last).all() else self.moved
-            self.last = place
-        if tool is None or now > self.moved + 0.5:
-            return NOBODY
-        x, y, z = ((place - np.asarray(tool)) / self.config.step).tolist()
+            return NO_INPUT
         hand = self.arm.config.hand
         grip = 0.0 if hand is None else (1.0 if self.arm.width > hand.width / 2 else -1.0)
-        return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)
+        return self.motion(q, grip, tool)
 
     def close(self) -> None:
         self.arm.wire.port.close()

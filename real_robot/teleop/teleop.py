@@ -20,6 +20,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
+from policies.scripted.intervener import Intervener
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
@@ -28,14 +29,14 @@ GRIPPER = "gripper"
 @dataclass(frozen=True)
 class Held:
     """`motion` [6] in [-1, 1] as `MOTION` says; `grip`: -1 close, 1 open, 0 as it was; `touched`:
-    somebody holds it (a button that has to be kept down, where it has one)."""
+    a person holds it (a button that has to be kept down, where it has one)."""
 
     motion: tuple[float, float, float, float, float, float]
     grip: float
     touched: bool
 
 
-NOBODY = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
+NO_INPUT = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
 
 
 class Device(Protocol):
@@ -83,9 +84,9 @@ class Teleoperator(Policy):
         if not names:
             raise ConfigError("the actions have no names, so a device cannot be mapped to them")
         self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
-        self.device: Device = build(config.device)
+        self.device = build(config.device, Device)
         self.grip, self.until = 1.0, -1.0
-        self.held = NOBODY
+        self.held = NO_INPUT
 
     def initial(self, n: int) -> Tensors:
         return {"row/intervened": torch.zeros(n, dtype=torch.bool)}
@@ -135,7 +136,7 @@ class Teleoperator(Policy):
         return x, y, z
 
 
-class TeleopIntervener:
+class TeleopIntervener(Intervener):
     """A `Teleoperator` as policies.scripted.intervener asks for one."""
 
     def __init__(

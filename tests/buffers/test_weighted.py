@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.buffers.weighted import Weighted
+from embodied.buffers.weighted import Weighted, Weights
 from embodied.core.build import ConfigError, build
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.training.logger import read_metrics
@@ -24,7 +24,7 @@ FOUR = episodes([[1.0, 1.0], [4.0], [0.0, 0.0, 0.0], [1.0, 2.0]], [True] * 4)  #
 
 
 def weights(kind: str, data: Episodes = FOUR, **settings: float) -> Tensor:
-    return build({"_target_": f"embodied.buffers.weighted.{kind}", **settings})(data)
+    return build({"_target_": f"embodied.buffers.weighted.{kind}", **settings}, Weights)(data)
 
 
 def test_return_weights_by_hand() -> None:

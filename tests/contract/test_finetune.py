@@ -15,11 +15,12 @@ from embodied.core.build import ConfigError, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from policies.steering.steered import Steered
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
-WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"]), Steered)]
+WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"], PolicyWrapper), Steered)]
 WITHOUT_INNER = [n for n in NODES if n not in WITH_INNER]
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
@@ -31,8 +32,10 @@ def make(name: str) -> PolicyWrapper:
     node = NODES[name]
     kind = "diffusion.Diffusion" if "Diffusion" in node["_target_"] else "flow.Flow"
     small = {"chunk": 4, "width": 16}
-    base = build({"_target_": f"policies.generative.{kind}", **small}, spec=SPEC)
-    return resolve(node["_target_"]).wrap(base, node, *[INNER] * (name in WITH_INNER))
+    base = build({"_target_": f"policies.generative.{kind}", **small}, Policy, spec=SPEC)
+    return resolve(node["_target_"], PolicyWrapper).wrap(
+        base, node, *[INNER] * (name in WITH_INNER)
+    )
 
 
 @pytest.fixture(params=WITH_INNER)
@@ -59,8 +62,10 @@ def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
 
 @pytest.mark.parametrize("name", NODES)
 def test_it_says_whether_it_needs_an_inner_policy(name: str) -> None:
-    kind = resolve(NODES[name]["_target_"])
-    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    kind = resolve(NODES[name]["_target_"], PolicyWrapper)
+    base = build(
+        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+    )
     wrong = [] if name in WITH_INNER else [INNER]
     with pytest.raises(ConfigError, match="policy="):
         kind.wrap(base, NODES[name], *wrong)
@@ -97,7 +102,7 @@ def test_the_base_is_frozen(steered: Policy) -> None:
     before = {k: v.clone() for k, v in steered.base.state_dict().items()}
     spec = steered.inner.spec
     node = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8, "hidden": [16]}
-    learner = build(node, policy=steered.inner, spec=spec)
+    learner = build(node, Learner, policy=steered.inner, spec=spec)
     rows = {
         **{
             f"{p}/{k}": torch.randn(8, *v.shape)
@@ -134,9 +139,11 @@ def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) ->
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     torch.manual_seed(0)
-    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    base = build(
+        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+    )
     node = {"_target_": "policies.steering.residual.Residual", "scale": 0.1}
-    residual = resolve(node["_target_"]).wrap(base, node, INNER)
+    residual = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.sample_noise(2)
     carry = residual.initial(2)
@@ -149,9 +156,11 @@ def test_a_residual_begins_as_its_base() -> None:
 
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
     torch.manual_seed(0)
-    base = build({"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, spec=SPEC)
+    base = build(
+        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+    )
     node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
-    latent = resolve(node["_target_"]).wrap(base, node, INNER | {"zero_head": False})
+    latent = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}
     actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))
     expected, _ = base.act(obs, {}, 1.5 * carry["row/action"])

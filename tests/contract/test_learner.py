@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from embodied.core.build import ConfigError, build, resolve
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.learners.learner import Learner
@@ -37,8 +37,12 @@ def make(name: str, seed: int = 0) -> Learner:
     for group, path in candidates():
         torch.manual_seed(seed)
         try:
-            policy = build(node(group, path.stem), spec=SPEC) if group == "policy" else steer(path)
-            return build(settings, policy=policy, spec=SPEC, total_steps=100)
+            policy = (
+                build(node(group, path.stem), Policy, spec=SPEC)
+                if group == "policy"
+                else steer(path)
+            )
+            return build(settings, Learner, policy=policy, spec=SPEC, total_steps=100)
         except ConfigError as error:
             reasons.append(str(error))
     raise AssertionError(f"{name} takes no policy of configs/policy: {reasons}")
@@ -55,8 +59,8 @@ def steer(path: Path) -> Policy:
     steering: dict[str, Any] = yaml.safe_load(path.read_text())
     kind = "diffusion.Diffusion" if "Diffusion" in steering["_target_"] else "flow.Flow"
     small = {"chunk": 2, "width": 16}
-    base = build({"_target_": f"policies.generative.{kind}", **small}, spec=SPEC)
-    wrapper = resolve(steering["_target_"])
+    base = build({"_target_": f"policies.generative.{kind}", **small}, Policy, spec=SPEC)
+    wrapper = resolve(steering["_target_"], PolicyWrapper)
     inner = (node("policy", "gaussian"),) if issubclass(wrapper, Steered) else ()
     return wrapper.wrap(base, steering, *inner).trainable()
 
@@ -187,7 +191,7 @@ def test_a_copy_learns_on_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_unknown_settings_are_refused(name: str) -> None:
-    policy = build(node("policy", "gaussian"), spec=SPEC)
+    policy = build(node("policy", "gaussian"), Policy, spec=SPEC)
     wrong = node("learner", name) | {"batch_sise": 4}
     with pytest.raises(ConfigError, match='did you mean "batch_size"'):
-        build(wrong, policy=policy, spec=SPEC, total_steps=100)
+        build(wrong, Learner, policy=policy, spec=SPEC, total_steps=100)

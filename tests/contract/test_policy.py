@@ -58,9 +58,9 @@ def policy(request: pytest.FixtureRequest, node: dict[str, object]) -> Policy:
 def made(node: dict[str, object], spec: Spec) -> Policy:
     """The policy for `spec`; one that refuses continuous actions gets discrete ones."""
     try:
-        return build(node, spec=spec)
+        return build(node, Policy, spec=spec)
     except ConfigError:
-        return build(node, spec=spec.with_act(CHOICE))
+        return build(node, Policy, spec=spec.with_act(CHOICE))
 
 
 def observations(spec: Spec, n: int) -> Tensors:
@@ -230,7 +230,7 @@ def test_steps_that_are_not_valid_teach_nothing(policy: Policy) -> None:
 def test_discrete_actions_are_refused_or_played(node: dict[str, object]) -> None:
     spec = SPECS["state"].with_act(CHOICE)
     try:
-        policy = build(node, spec=spec)
+        policy = build(node, Policy, spec=spec)
     except ConfigError as error:
         assert "\n" not in str(error)
         return

@@ -12,8 +12,10 @@ import yaml
 
 from embodied.compose import compose
 from embodied.core.build import ConfigError, build
+from embodied.embodiments.controller import Controller
 from real_robot.assemble import build_chain, forward_kinematics
 from real_robot.deployment import Deployment
+from real_robot.drivers.driver import Driver
 from real_robot.safety.workspace import Workspace
 
 FILES = sorted(Path(__file__).parents[2].glob("configs/robot/*.yaml"))
@@ -41,10 +43,10 @@ def test_it_fits_together(file: Path) -> None:
         return
     node = robot(file)
     assert node.pop("_target_") == "real_robot.deployment.Deployment"
-    driver = build(node["driver"])
+    driver = build(node["driver"], Driver)
     made = Deployment.parse({**node, "policy": "", "sensed": list(driver.sensed)})
     assert len(driver.joints) == made.joints
-    controller: Any = build(made.controller)
+    controller: Any = build(made.controller, Controller)
     assert controller.names and controller.config.dt == made.step
     assert made.fresh.hold >= 2 * made.step and made.hertz * made.step >= 1
     place = forward_kinematics(made)(np.asarray(made.home)[None])

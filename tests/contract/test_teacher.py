@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.state_codec import pack, unpack
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.teacher import Outcome, Teacher
+from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 from envs.toy.rooms import Config as RoomsConfig
 from envs.toy.rooms import Rooms
 from envs.wrappers.episodic_density import Config as FamiliarConfig
@@ -63,7 +63,7 @@ def node(name: str, world: Box, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def made(world: Box, node: dict[str, Any]) -> Callable[..., Teacher]:
-    return lambda seed=0: build(node, **world.context(), seed=seed)
+    return lambda seed=0: build(node, Curriculum, **world.context(), seed=seed)
 
 
 def outcome(*scores: float) -> Outcome:
@@ -254,7 +254,7 @@ class Game:
     def __init__(self, name: str, seed: int = 0, inner: type[Wrapper] = Wrapper) -> None:
         self.env, self.random = self.world(inner), np.random.default_rng(seed)
         node = NODES[name] | {"steps": 3, "free": 0.34}
-        self.teacher: Any = build(node, spec=self.env.spec, env=self.env, seed=seed)
+        self.teacher: Any = build(node, Curriculum, spec=self.env.spec, env=self.env, seed=seed)
         self.control = self.teacher.antagonist_env(self.env, lambda: self.world(inner))
         self.explore = self.teacher.protagonist_env(self.env, None)
         self.explore.reset(seed)

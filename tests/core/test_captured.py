@@ -30,7 +30,7 @@ NODES: list[dict[str, Any]] = [
 
 def make(node: dict[str, Any]) -> Policy:
     torch.manual_seed(0)
-    return build(node, spec=SPEC).eval()
+    return build(node, Policy, spec=SPEC).eval()
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[1])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.build import allow, build
+from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each
 from embodied.learners.learner import Learner
 from embodied.training.logger import Log
@@ -73,16 +74,18 @@ def all_rows(kind: str, seed: int) -> Tensors:
 
 def sac(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "tests.core.test_parallel.Told"}, spec=contract.SPEC)
+    policy = build({"_target_": "tests.core.test_parallel.Told"}, Policy, spec=contract.SPEC)
     policy.begin = begin
-    return build(SAC | {"batch_size": rows}, policy=policy, spec=contract.SPEC)
+    return build(SAC | {"batch_size": rows}, Learner, policy=policy, spec=contract.SPEC)
 
 
 def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=contract.SPEC)
+    policy = build(
+        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=contract.SPEC
+    )
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
-    return build(PPO | size, policy=policy, spec=contract.SPEC)
+    return build(PPO | size, Learner, policy=policy, spec=contract.SPEC)
 
 
 # How to make it, and the dimension of a batch in which its rows are.

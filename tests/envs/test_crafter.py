@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.core.policy import Policy
+
 crafter = pytest.importorskip("crafter")
 opensimplex = pytest.importorskip("opensimplex")
 
@@ -278,7 +280,7 @@ def test_words_say_what_is_where() -> None:
 def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     env = Crafter(Config(num_envs=2, workers=0, length=400, goal="make_wood_pickaxe"))
     policy = build(
-        {"_target_": "policies.scripted.crafter.Woodcutter", "unsteady": 0.0}, spec=env.spec
+        {"_target_": "policies.scripted.crafter.Woodcutter", "unsteady": 0.0}, Policy, spec=env.spec
     )
     actor = Actor(policy, 2)
     torch.manual_seed(0)

@@ -10,6 +10,8 @@ import yaml
 
 from embodied.core.actor import Actor
 from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from envs.fr3.shuttle import HOME
 
 PUSH = {"_target_": "policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
@@ -19,7 +21,7 @@ def shuttle(n: int = 1, **more: object) -> Any:
     with open("configs/env/fr3_push_shuttle.yaml") as file:
         node = yaml.safe_load(file)
     node["wrappers"][0] |= more
-    return build(node | {"num_envs": n})
+    return build(node | {"num_envs": n}, VecEnv)
 
 
 def goals(obs: dict[str, torch.Tensor], names: tuple[str, ...]) -> list[float]:
@@ -32,7 +34,7 @@ def test_a_script_pushes_there_and_back_and_the_cube_stays_where_it_is() -> None
     names = env.spec.obs["state"].names
     cube, tool = names.index("cube_x"), names.index("tool_x")
     torch.manual_seed(0)
-    actor = Actor(build(PUSH, spec=env.spec), 1)
+    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
     obs, first = env.reset(0), torch.tensor([True])
     seen = [goals(obs, names)]
     for _ in range(900):
@@ -55,7 +57,7 @@ def test_a_script_pushes_there_and_back_and_the_cube_stays_where_it_is() -> None
 def test_a_scripted_way_back_is_not_the_learners() -> None:
     env = shuttle(played={"1": PUSH})
     torch.manual_seed(0)
-    actor = Actor(build(PUSH, spec=env.spec), 1)
+    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
     obs, first = env.reset(0), torch.tensor([True])
     names, aside = env.spec.obs["state"].names, 0.0
     for _ in range(400):

@@ -21,6 +21,7 @@ from envs.reset_free.state_machine import Facts, Mode, PracticeStates
 from envs.reset_free.wrapper import Config, ResetFreeWrapper
 from policies.random import Config as RandomConfig
 from policies.random import Random
+from policies.scripted.intervener import Intervener
 
 
 def flags(*values: int) -> Tensor:
@@ -263,7 +264,7 @@ class SomebodyConfig:
     drives: int = 2
 
 
-class Somebody:
+class Somebody(Intervener):
     """Comes `waits` steps after the row began to need them, drives 0.9 on for `drives` steps."""
 
     def __init__(self, config: SomebodyConfig, spec: Spec, num_envs: int) -> None:
@@ -360,7 +361,7 @@ def test_free_resets_are_what_it_is_compared_with() -> None:
 
 
 def test_not_everything_can_be_practised_in() -> None:
-    world = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
+    world = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     with pytest.raises(ConfigError, match=r"TwoGap is not a ResetFreeEnv.*facts"):
         ResetFreeWrapper(Config(), world)
 
@@ -369,13 +370,13 @@ def race(n: int, **more: object) -> VecEnv:
     with open("configs/env/race.yaml") as file:
         node = yaml.safe_load(file)
     node["wrappers"][0] |= more
-    return build(node | {"num_envs": n})
+    return build(node | {"num_envs": n}, VecEnv)
 
 
 def test_the_slow_lap_is_one() -> None:
     env = race(4, par=300)
     spec = env.spec
-    actor = Actor(build({"_target_": "policies.scripted.race_car.Lap"}, spec=spec), 4)
+    actor = Actor(build({"_target_": "policies.scripted.race_car.Lap"}, Policy, spec=spec), 4)
     torch.manual_seed(0)
     obs, first = env.reset(1), torch.ones(4, dtype=torch.bool)
     laps = torch.zeros(4)

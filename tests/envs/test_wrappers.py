@@ -187,7 +187,7 @@ wrappers:
 
 
 def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
-    env = build(NODE | {"num_envs": 4})
+    env = build(NODE | {"num_envs": 4}, VecEnv)
     assert isinstance(env, Wrapped) and env.num_envs == 4 and env.horizon == 7
     assert not hasattr(env, "scene") and env.render(1).shape == (240, 320, 3)
     assert "point is at" in env.describe(2)
@@ -203,7 +203,7 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
     for a, b in zip(first, second, strict=True):
         assert all(torch.equal(a.obs[name], b.obs[name]) for name in env.spec.obs)
         assert torch.equal(a.reward, b.reward) and torch.equal(a.truncated, b.truncated)
-    fresh = build(NODE | {"num_envs": 4})
+    fresh = build(NODE | {"num_envs": 4}, VecEnv)
     fresh.reset(99)
     assert all(
         torch.equal(v, state_obs)
@@ -227,7 +227,7 @@ def test_wrong_settings_are_one_line() -> None:
     ]
     for node, says in bad:
         with pytest.raises(ConfigError, match=says):
-            build(NODE | {"wrappers": [node]})
+            build(NODE | {"wrappers": [node]}, VecEnv)
 
 
 class Breaks(TwoGap):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from embodied.cli import main
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
 from embodied.embodiments.crazyflie import LIBRARY, PAPER, Vehicle
 from embodied.export.c_header import FLAGS
 from embodied.export.crazyflie import SEEN, history, trained_on, write_crazyflie
@@ -29,11 +31,12 @@ WRAP = """
 static policy_flight_t f;
 void begin(void); void look(const float *, float *);
 void begin(void) { policy_flight_begin(&f); for (int i = 18; i < POLICY_INPUTS; i++) f.obs[i] = 0; }
-void step(const float *, const float *, const float *, const float *, float *, float *);
-void step(const float *p, const float *q, const float *v, const float *w, float *thrust, float *a)
+bool step(const float *, const float *, const float *, const float *, float *, float *);
+bool step(const float *p, const float *q, const float *v, const float *w, float *thrust, float *a)
 {
-    policy_flight_step(&f, p, q, v, w, thrust);
+    const bool done = policy_flight_step(&f, p, q, v, w, thrust);
     for (int i = 0; i < 4; i++) a[i] = f.action[i];
+    return done;
 }
 """
 # Of the firmware's own headers, what the controller needs, and its mixer behind it.
@@ -75,6 +78,9 @@ static inline void controllerPid(control_t *c, const setpoint_t *s, const sensor
 { (void)s; (void)g; (void)x; (void)t; c->controlMode = controlModeLegacy; }
 """,
     "main.c": """#include "policy_controller.c"
+static float drift = 0.0f;
+void blow(float speed);
+void blow(float speed) { drift = speed; }
 void tick(const float *, const float *, int, int, float *);
 void tick(const float *place, const float *goal, int mode, int step, float *out)
 {
@@ -82,6 +88,7 @@ void tick(const float *place, const float *goal, int mode, int step, float *out)
     s.position = (point_t){goal[0], goal[1], goal[2]};
     s.mode.x = s.mode.y = s.mode.z = mode;
     x.position = (point_t){place[0], place[1], place[2]};
+    x.velocity.x = drift;
     x.attitudeQuaternion.w = 1.0f;
     controllerOutOfTree(&c, &s, &g, &x, step);
     const float arm = 0.707106781f * ARM_LENGTH, part = 0.25f * c.thrustSi;
@@ -101,7 +108,7 @@ def policy(past: int = 32, **settings: Any) -> tuple[Any, Quadrotor]:
     env = Quadrotor(Config(num_envs=1, history=past, noise=0.0, **settings))
     torch.manual_seed(0)
     node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
-    made = build({**node, "activation": "tanh"}, spec=env.spec)
+    made = build({**node, "activation": "tanh"}, Policy, spec=env.spec)
     with torch.no_grad():
         for each in made.net.parameters():
             each *= 1.5  # far from doing nothing
@@ -115,16 +122,17 @@ def app(folder: Path, made: Any, vehicle: Vehicle = PAPER) -> Path:
     return folder / "src"
 
 
-def compiled(folder: Path, main: str) -> ctypes.CDLL:
+def compiled(folder: Path, main: str, level: str = "-O2") -> ctypes.CDLL:
     """`main`, compiled in `folder`, with the project's warnings on."""
     (folder / "main.c").write_text(main)
-    flags = [each for each in FLAGS if each != "-pedantic"]
-    words = [str(CC), *flags, "-Wno-missing-prototypes", "-shared", "-fPIC", "main.c", "-lm"]
-    done = subprocess.run(
-        [*words, "-o", "it.so"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / "it.so"))
+    flags = [*(each for each in FLAGS if each != "-pedantic"), level]
+    words = [str(CC), *flags, "-Wno-missing-prototypes", "-fPIC", "-c", "main.c", "-o", "main.o"]
+    # Linked without the level: -Ofast would turn subnormal numbers off in the whole test process.
+    link = [str(CC), "-shared", "main.o", "-lm", "-o", f"it{level}.so"]
+    for step in (words, link):
+        done = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(folder / f"it{level}.so"))
 
 
 def floats(values: Any) -> Any:
@@ -167,12 +175,35 @@ def test_it_sees_and_does_what_the_world_does(tmp_path: Path, past: int, vehicle
 
 
 @needs_cc
-def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["-O0", "-O2", "-Ofast"])
+def test_a_state_that_is_not_finite_is_refused(tmp_path: Path, level: str) -> None:
+    """Nothing of it stays: afterwards it acts as if it had not been asked."""
+    made, _ = policy(8)
+    source = app(tmp_path, made)
+    it, twin = compiled(source, WRAP, level), compiled(source, WRAP, "-O1")
+    thrust, action, wanted = Four(), Four(), Four()
+    it.step.restype = ctypes.c_bool
+    sound = ([0.1, 0.0, -0.1], [1.0, 0, 0, 0], [0.0, 0.1, 0], [0.0, 0, 0.2])
+    it.begin(), twin.begin()
+    for broken in (math.nan, -math.nan, math.inf, -math.inf):
+        for vector in range(4):
+            for element in range(len(sound[vector])):
+                given = [[*each] for each in sound]
+                given[vector][element] = broken
+                assert not it.step(*map(floats, given), thrust, action)
+        assert it.step(*map(floats, sound), thrust, action)
+        twin.step(*map(floats, sound), wanted, wanted)
+        assert list(action) == pytest.approx(list(wanted), abs=1e-5)
+
+
+@needs_cc
+@pytest.mark.parametrize("level", ["-O2", "-Ofast"])
+def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path, level: str) -> None:
     made, env = policy(32)
     source = app(tmp_path, made)
     for name, text in FIRMWARE.items():
         (source / name).write_text(f"#pragma once\n{text}")
-    it = compiled(source, FIRMWARE["main.c"])
+    it = compiled(source, FIRMWARE["main.c"], level)
     it.controllerOutOfTreeInit()
     it.controllerOutOfTreeTest.restype = ctypes.c_bool
     assert it.controllerOutOfTreeTest(), "the self test of the policy's header"
@@ -198,12 +229,23 @@ def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path) -> None:
     assert tick([0, 0, 0.5], 5) == pid and enable[0] == 0, "until somebody asks again"
     enable[0] = 1
     assert tick([0, 0, 1.2], 6) == pid, "0.7 m away is too far for it"
+    it.blow.argtypes = [ctypes.c_float]
+    for number in (math.nan, math.inf, -math.inf):
+        enable[0] = 1
+        assert tick([0, 0, 0.5], 10) == learned
+        it.blow(number)
+        assert tick([0, 0, 0.5], 12) == learned, "the state is looked at at the policy's rate"
+        assert tick([0, 0, 0.5], 20) == pid and enable[0] == 0, "until somebody asks again"
+        it.blow(0.0)
+        assert tick([0, 0, 0.5], 30) == pid
 
 
 def test_who_is_not_of_rotor_speeds_is_refused(tmp_path: Path) -> None:
     spec = Quadrotor(Config(num_envs=1, history=2)).spec
     other = type(spec)({"state": spec.obs["state"]}, spec.act, dt=0.05)
-    made = build({"_target_": "policies.deterministic.Deterministic", "hidden": [8]}, spec=other)
+    made = build(
+        {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}, Policy, spec=other
+    )
     with pytest.raises(ConfigError, match="by radio"):
         write_crazyflie(Decision(made), {}, PAPER, tmp_path / "app")
     assert not (tmp_path / "app").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import shutil
@@ -23,7 +24,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.export.c_header import FLAGS, number, write_header
-from embodied.export.decision import Decision, facts, observation
+from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from embodied.export.torchscript import write_torchscript
 
@@ -45,8 +46,8 @@ SPECS = {
 def make(node: dict[str, Any], spec: Spec) -> Policy:
     """Built, its normalisers fitted, as it comes out of a checkpoint."""
     torch.manual_seed(0)
-    policy: Policy = build(node, spec=spec)
-    obs = nest({name: observation(leaf, 50) for name, leaf in spec.obs.items()}, "obs")
+    policy: Policy = build(node, Policy, spec=spec)
+    obs = nest({name: leaf.sample(50) for name, leaf in spec.obs.items()}, "obs")
     policy.fit({**obs, "action": torch.rand(50, policy.chunk, *spec.act.shape)})
     return policy.eval()
 
@@ -57,9 +58,9 @@ def small(name: str, spec: Spec, **settings: object) -> Policy:
 
 
 def rows(policy: Policy, n: int) -> tuple[Tensors, Tensor]:
-    return {
-        name: observation(leaf, n) for name, leaf in policy.spec.obs.items()
-    }, policy.sample_noise(n, explore=True)
+    return {name: leaf.sample(n) for name, leaf in policy.spec.obs.items()}, policy.sample_noise(
+        n, explore=True
+    )
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
@@ -208,6 +209,82 @@ def test_the_header_is_the_policy(policy: str, settings: dict[str, Any], tmp_pat
     expected = made.act(obs, {}, 0 * noise)[0].detach().flatten(1)
     assert own <= 1e-5
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+WRONG = [math.nan, -math.nan, math.inf, -math.inf]
+COMPILERS = [each for each in ("gcc", "clang") if shutil.which(each)]
+
+
+def library(header: Path, compiler: str, level: str) -> ctypes.CDLL:
+    """The header's functions, compiled as a user might."""
+    main = '#define POLICY_SELF_TEST\n#include "policy.h"\nbool act(const float *, float *);\n'
+    main += "bool act(const float *o, float *a) { return policy_evaluate(o, a); }\n"
+    main += "float test(void); float test(void) { return policy_self_test(); }\n"
+    (header.parent / "lib.c").write_text(main)
+    out = header.parent / f"{compiler}{level}.so"
+    words = [compiler, "-std=c99", "-Wall", "-Werror", level, "-fPIC", "-c", "lib.c", "-o", "lib.o"]
+    subprocess.run(words, cwd=header.parent, check=True)
+    # Linked without the level: -Ofast would turn subnormal numbers off in the whole test process.
+    link = [compiler, "-shared", "lib.o", "-lm", "-o", str(out)]
+    subprocess.run(link, cwd=header.parent, check=True)
+    made = ctypes.CDLL(str(out))
+    made.act.restype, made.test.restype = ctypes.c_bool, ctypes.c_float
+    made.act.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return made
+
+
+@needs_cc
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("level", ["-O0", "-O2", "-O3", "-Ofast"])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_what_is_not_a_number_is_refused(
+    compiler: str, level: str, fitted: bool, tmp_path: Path
+) -> None:
+    """PyTorch's NaN is ONNX's NaN and the header's refusal; infinity the header refuses, too."""
+    made: Any = small("deterministic", SPECS["vectors"], hidden=[16, 16], activation="relu")
+    obs, noise = rows(made, 64)
+    if fitted:
+        made.fit({f"obs/{name}": value for name, value in obs.items()})
+    decision = Decision(made)
+    write_header(decision, facts(decision), tmp_path / "policy.h")
+    write_onnx(decision, facts(decision), tmp_path / "policy.onnx")
+    session = open_session(tmp_path / "policy.onnx")
+    header = library(tmp_path / "policy.h", compiler, level)
+    assert header.test() <= 1e-5
+    for number_ in WRONG:
+        for element in range(1 + obs["state"].shape[1]):
+            given = {name: value[:1].clone() for name, value in obs.items()}
+            flat = torch.cat([given["angle"][:, None], given["state"]], 1)
+            flat[0, element] = number_
+            given = {"angle": flat[:, 0], "state": flat[:, 1:]}
+            action = torch.full((decision.policy.chunk * SPECS["vectors"].act.size,), 7.0)
+            assert not header.act(flat.contiguous().data_ptr(), action.data_ptr())
+            assert (action == 0).all(), "the middle of the range, where nobody looks at the answer"
+            expected = made.act(given, {}, 0 * noise[:1])[0]
+            feed = {f"obs/{name}": value.numpy() for name, value in given.items()}
+            (found,) = session.run(["actions"], {**feed, "noise": 0 * noise[:1].numpy()})
+            assert expected.isnan().any() == np.isnan(found).any()
+            if math.isnan(number_):
+                assert expected.isnan().all() and np.isnan(found).all()
+    flat = torch.cat([obs["angle"][:, None], obs["state"]], 1)[0].contiguous()
+    assert header.act(flat.data_ptr(), action.data_ptr()), "and it goes on with the next one"
+
+
+@needs_cc
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_a_result_that_is_not_a_number_is_refused(level: str, tmp_path: Path) -> None:
+    """Before a normaliser is fitted nothing clips: huge numbers overflow inside."""
+    spec = Spec({"x": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    policy: Any = small("deterministic", spec, hidden=[])
+    with torch.no_grad():
+        policy.net[0].weight.copy_(torch.tensor([[100.0, -100.0]]))
+        policy.encoder.norm.limit.fill_(math.inf)
+    decision = Decision(policy)
+    write_header(decision, facts(decision), tmp_path / "policy.h")
+    header = library(tmp_path / "policy.h", COMPILERS[0], level)
+    obs, action = torch.tensor([3e38, 3e38]), torch.full((1,), 7.0)
+    assert policy.act({"x": obs[None]}, {}, torch.zeros(1, 1))[0].isnan().all()
+    assert not header.act(obs.data_ptr(), action.data_ptr()) and action.item() == 0
 
 
 @needs_cc

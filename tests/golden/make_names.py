@@ -15,12 +15,13 @@ import pkgutil
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 
 import embodied
 import envs
 import policies
 import real_robot
-from embodied.core.build import ConfigError, resolve
+from embodied.core.build import ConfigError, named_function, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.learners.learner import Learner
@@ -74,8 +75,11 @@ def _built(cls: type, module: str, name: str) -> bool:
 
 def there(name: str) -> bool:
     """Whether it is a class, a function or a module of today."""
+    for role in ("kinematics", "scheduled reward", "onboard export"):
+        with suppress(ConfigError, ImportError):
+            return named_function(name, role) is not None
     try:
-        resolve(name)
+        resolve(name, object)
     except (ConfigError, ImportError):
         try:
             importlib.import_module(name)

@@ -24,6 +24,8 @@ RENAMED: dict[str, str] = {}
 
 # Why these are not recorded.
 SKIPPED: dict[str, str] = {
+    "gym": "any Gymnasium id",
+    "mjlab": "needs an environment of its own",
     "robot": "needs a robot: one row that no seed decides",
     "robot_shuttle": "needs a robot: one row that no seed decides",
 }
@@ -43,7 +45,7 @@ RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {
 
 def make(stem: str, then: str) -> VecEnv:
     node = yaml.safe_load((CONFIGS / f"{stem}.yaml").read_text())
-    return build(node | {"num_envs": ROWS} | SETTINGS.get(then, {}))
+    return build(node | {"num_envs": ROWS} | SETTINGS.get(then, {}), VecEnv)
 
 
 def actions(env: VecEnv) -> list[Tensor]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.learners.learner import Learner
 from tests.contract import test_learner as contract
 from tests.golden import fingerprint
@@ -49,10 +50,10 @@ def make(stem: str, option: str) -> Learner:
         settings["horizon"] = contract.HORIZON
     torch.manual_seed(0)
     if group == "policy":
-        policy = build(contract.node(group, name), spec=contract.SPEC)
+        policy = build(contract.node(group, name), Policy, spec=contract.SPEC)
     else:
         policy = contract.steer(contract.CONFIGS / group / f"{name}.yaml")
-    return build(settings, policy=policy, spec=contract.SPEC, total_steps=100)
+    return build(settings, Learner, policy=policy, spec=contract.SPEC, total_steps=100)
 
 
 def state(stem: str, option: str) -> list[torch.Tensor]:

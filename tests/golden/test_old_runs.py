@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from embodied import moved
 from embodied.compose import PACKAGED, compose, options
-from embodied.core.build import ConfigError, resolve
+from embodied.core.build import ConfigError, named_function, resolve
 from tests.golden import fingerprint, runs
 
 EXPECTED = fingerprint.read(runs.FILE)
@@ -54,8 +55,11 @@ def test_every_case_is_recorded() -> None:
 
 def found(name: str) -> Any:
     """The class, the function or the module of a dotted name."""
+    for role in ("kinematics", "scheduled reward", "onboard export"):
+        with suppress(ConfigError):
+            return named_function(name, role)
     try:
-        return resolve(name)
+        return resolve(name, object)
     except ConfigError:
         return importlib.import_module(name)
 

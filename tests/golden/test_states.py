@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.learners.learner import Learner
 from tests.contract import test_learner as contract
@@ -83,9 +84,9 @@ def policy_of(name: str) -> Any:
     torch.manual_seed(0)
     node = contract.node("policy", name)
     try:
-        return build(node, spec=contract.SPEC)
+        return build(node, Policy, spec=contract.SPEC)
     except ConfigError:
-        return build(node, spec=contract.SPEC.with_act(CHOICE))
+        return build(node, Policy, spec=contract.SPEC.with_act(CHOICE))
 
 
 def acted(policy: Any, shape: Any, low: float) -> list[Tensor]:

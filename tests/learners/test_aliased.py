@@ -11,9 +11,11 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
+from embodied.learners.learner import Learner
 from policies.steering import dsrl_na
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -29,11 +31,11 @@ LEARNER = {
 def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:
     torch.manual_seed(0)
     policy = dsrl_na.DsrlNa.wrap(
-        build(base, spec=SPEC),
+        build(base, Policy, spec=SPEC),
         {"_target_": "policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
         INNER,
     )
-    return build(LEARNER | settings, policy=policy)
+    return build(LEARNER | settings, Learner, policy=policy)
 
 
 def rows(action: Tensor, reward: Tensor, discount: float = 0.0) -> Tensors:
@@ -112,7 +114,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
 def test_part_of_a_chunk() -> None:
     """With execute=1 of 2, critics judge the one action that was played."""
     policy = made().policy
-    learner: DsrlNa = build(LEARNER, policy=policy, execute=1)
+    learner: DsrlNa = build(LEARNER, DsrlNa, policy=policy, execute=1)
     learner.update(rows(torch.zeros(64, 1), torch.ones(64)))
     assert learner.critic.ensemble.weights[0].shape[1] == 2 + 1
 
@@ -127,4 +129,4 @@ def test_a_base_that_ignores_its_noise_is_refused() -> None:
 
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ConfigError, match="finetune=dsrl_na"):
-        build(LEARNER, policy=build(INNER, spec=SPEC))
+        build(LEARNER, Learner, policy=build(INNER, Policy, spec=SPEC))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import build
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
@@ -21,7 +26,7 @@ SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
 def made(**settings: object) -> Bresa:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [16]}, spec=SPEC)
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [16]}, Policy, spec=SPEC)
     node = {
         "_target_": "embodied.learners.off_policy.bresa.Bresa",
         "batch_size": 64,
@@ -31,7 +36,7 @@ def made(**settings: object) -> Bresa:
         "task": {"hidden": [16]},
         **settings,
     }
-    return build(node, policy=policy, spec=SPEC)
+    return build(node, Bresa, policy=policy, spec=SPEC)
 
 
 def rows(n: int, violated: Tensor | None = None, action: Tensor | None = None) -> Tensors:
@@ -59,7 +64,7 @@ def test_the_target_of_the_risk_is_a_probability_of_violation() -> None:
 
 def test_the_risk_is_discounted_per_decision() -> None:
     """Five ticks a decision at 0.85: 0.85^(1/5) = 0.9680 a tick, of the worse critic's 0.5."""
-    learner = made(risk_gamma=0.85, ticks=5)
+    learner = made(risk_gamma=0.85, decision_steps=5)
     for parameter in learner.target.parameters():
         parameter.zero_()
     batch = {
@@ -72,23 +77,23 @@ def test_the_risk_is_discounted_per_decision() -> None:
 
 
 def test_what_was_interrupted_is_decided_anew_and_the_rest_goes_on() -> None:
-    learner = made(ticks=10**9)
+    learner = made(decision_steps=10**9)
     batch = rows(4, violated=torch.zeros(4, dtype=torch.bool))
     batch["executed"] = torch.where(torch.arange(4)[:, None] < 2, batch["action"], -0.5)
-    ticks = learner._ticks(batch)
-    assert torch.equal(ticks["next_action"][:2], batch["action"][:2])
-    assert not torch.equal(ticks["next_action"][2:], batch["action"][2:])
-    assert torch.equal(ticks["executed"], batch["executed"])
+    risk_rows = learner._risk_rows(batch)
+    assert torch.equal(risk_rows["next_action"][:2], batch["action"][:2])
+    assert not torch.equal(risk_rows["next_action"][2:], batch["action"][2:])
+    assert torch.equal(risk_rows["executed"], batch["executed"])
 
 
 def test_violations_are_remembered_the_newest_of_them() -> None:
-    learner = made(memory=8)
+    learner = made(violation_buffer=8)
     bad = torch.zeros(64, dtype=torch.bool)
     for number, where in enumerate(([3, 9], [], [1, 2, 60], [0, 7], [4, 5, 6])):
         bad[:] = False
         bad[where] = True
         batch = rows(64, violated=bad, action=torch.full((64, 1), number / 10))
-        learner._remember(learner._ticks(batch))
+        learner._remember(learner._risk_rows(batch))
     assert learner.stored == 8 and learner.cursor == 2
     kept = torch.tensor([0.4, 0.4, 0.2, 0.2, 0.2, 0.3, 0.3, 0.4])
     assert torch.allclose(learner.done[:, 0], kept)
@@ -102,16 +107,16 @@ def test_held_for_one_tick_it_is_sac() -> None:
     held.critic, held.target, held.log_alpha = sac.critic, sac.target, sac.log_alpha
     batch = rows(8) | {"reward": torch.randn(8), "discount": torch.full((8,), 0.9)}
     losses = []
-    for learner, ticks in ((sac, 0), (held, 1), (held, 5)):
+    for learner, steps in ((sac, 0), (held, 1), (held, 5)):
         if isinstance(learner, Held):
-            learner.ticks = ticks
+            learner.held_steps = steps
         torch.manual_seed(1)
         losses.append(learner._critic_loss(batch)[0])
     assert torch.allclose(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
 
 
 def test_it_learns_what_is_dangerous_and_how_to_get_away() -> None:
-    learner = made(calm=150)
+    learner = made(reflex_start=150)
     for _ in range(149):
         metrics = learner.update(rows(64))
     assert not learner.policy.armed
@@ -124,8 +129,43 @@ def test_it_learns_what_is_dangerous_and_how_to_get_away() -> None:
     assert metrics["risk_violating"] > 0.8
 
 
+def coin(n: int) -> Tensors:
+    """Two states, -1 and 1, in which every action is a violation with 2% and 30%."""
+    batch = rows(n)
+    risky = torch.rand(n) < 0.5
+    batch["obs/state"] = torch.where(risky, 1.0, -1.0)[:, None]
+    batch["violated"] = torch.rand(n) < torch.where(risky, 0.3, 0.02)
+    return batch
+
+
+def test_the_risk_is_the_probability_of_a_violation() -> None:
+    """Though 30% of the safety critic's batch come from the buffer of violations."""
+    learner = made(violation_fraction=0.3, reflex=False, risk_lr=0.003, calibrated=True)
+    predicted, obs = list[Tensor](), {"state": torch.tensor([[-1.0], [1.0]])}
+    for number in range(1200):
+        learner.update(coin(64))
+        if number >= 800:  # the mean of many updates: one alone is noisy
+            with torch.no_grad():
+                predicted.append(learner.policy.risk(obs, torch.zeros(2, 1)))
+    safe, risky = torch.stack(predicted).mean(0).tolist()
+    assert safe == pytest.approx(0.02, abs=0.015) and risky == pytest.approx(0.3, abs=0.06)
+    assert learner.violating.item() == pytest.approx(0.16, abs=0.02)
+
+
+def test_violations_weigh_as_much_as_their_share() -> None:
+    """p n / (v + k) each: with p = 0.25 in the first batch, 16 in it and 7 of the buffer, 16."""
+    learner, violated = made(calibrated=True), (torch.arange(64) < 16).float()
+    assert learner.extra == 7
+    without = learner._risk_weights(torch.zeros(64))
+    assert (without[:64] == 1).all() and (without[64:] == 0).all()
+    learner.stored.fill_(5)
+    weight = learner._risk_weights(violated)
+    assert (weight[16:64] == 1).all() and torch.allclose(weight[:16], torch.tensor(16 / 23))
+    assert torch.allclose(weight[64:], torch.tensor(16 / 23))
+
+
 def test_without_a_reflex_it_is_never_armed() -> None:
-    learner = made(calm=1, reflex=False)
+    learner = made(reflex_start=1, reflex=False)
     learner.update(rows(64))
     learner.update(rows(64))
     assert not learner.policy.armed
@@ -135,7 +175,7 @@ def test_the_task_hears_of_violations_only_where_they_cost_something() -> None:
     """Rewards are 0 and the world ends: the critic's error is Q^2 without a penalty."""
     losses = []
     for penalty in (0.0, 10.0):
-        learner = made(penalty=penalty)
+        learner = made(violation_penalty=penalty)
         for parameter in learner.task.critic.parameters():
             parameter.data.zero_()
         bad = torch.arange(64) < 16
@@ -165,7 +205,7 @@ def play(policy: ReflexOverride, steps: int) -> tuple[list[float], list[Tensors]
 
 @torch.no_grad()
 def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
-    policy = made(ticks=3).policy
+    policy = made(decision_steps=3).policy
     done, kept = play(policy, 6)
     assert len(set(done[:3])) == len(set(done[3:])) == 1 and done[0] != done[3]
     assert all(carry["row/reflex"] == 0 for carry in kept)
@@ -182,7 +222,96 @@ def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
 
 
 def test_what_it_begins_with_is_held_too() -> None:
-    first = made(ticks=3).policy.warmup_policy()
+    first = made(decision_steps=3).policy.warmup_policy()
     assert isinstance(first, ReflexOverride)
     done, _ = play(first, 6)
     assert len(set(done[:3])) == 1 and done[0] != done[3]
+
+
+def test_recovery_rl_asks_once_per_decision_and_holds_what_it_says() -> None:
+    """A transition is a whole decision: one gamma_risk, and SAC's own target."""
+    learner = made(rate="decision", decision_steps=5, risk_gamma=0.5)
+    policy = learner.policy
+    assert policy.chunk == 5 and learner.held_steps == learner.task.held_steps == 1
+    policy.armed.fill_(True)
+    with torch.no_grad():
+        for bias in policy.risks.biases:
+            bias.fill_(9.0)  # everything is dangerous
+    obs = {"state": torch.zeros(1, 1)}
+    plan, carry = policy.act(obs, policy.initial(1), policy.sample_noise(1, explore=True))
+    assert plan.shape == (1, 5, 1) and len(plan.unique()) == 1
+    assert carry["row/executed"].item() == plan[0, 0, 0] and carry["row/reflex"] == 1
+
+
+JOINTS = {"state": Leaf((2,)), "joints": Leaf((4,))}
+ARM = Spec(JOINTS, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
+
+
+def arm(**settings: object) -> Bresa:
+    torch.manual_seed(0)
+    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+    learner = {
+        "_target_": "embodied.learners.off_policy.bresa.Bresa",
+        "batch_size": 8,
+        "hidden": [8],
+        "task": {"hidden": [16], "n_step": 5},
+        "reflex_obs": "joints",
+        "held_stiffness": [1.0],
+        **settings,
+    }
+    return build(learner, Bresa, policy=build(node, Policy, spec=ARM), spec=ARM)
+
+
+def test_the_reflex_sees_its_own_observation_and_alone_changes_the_stiffness() -> None:
+    policy = arm().policy
+    assert policy.encoder.size == 4 and set(policy.base.spec.obs) == {"state"}
+    obs = {"state": torch.randn(6, 2), "joints": torch.randn(6, 4)}
+    action, _ = policy.act(obs, policy.initial(6), policy.sample_noise(6, explore=True))
+    assert action.shape == (6, 1, 3) and (action[..., 2] == 1).all()
+    alone = policy.without_reflex()
+    assert alone.spec.act.size == 2 and alone.spec.dt == 5 * ARM.dt
+    noise = torch.zeros(6, 2)
+    expected = policy.base.act(obs, {}, noise)[0]
+    assert torch.equal(alone.act({"state": obs["state"]}, {}, noise)[0], expected)
+
+
+def test_n_steps_for_the_task_and_single_steps_for_the_risk() -> None:
+    learner, n = arm(), 8
+    batch = {
+        **{f"obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
+        **{f"next_obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
+        "action": torch.rand(n, 3),
+        "reward": torch.zeros(n),
+        "discount": torch.full((n,), 0.95),
+        "violated": torch.zeros(n, dtype=torch.bool),
+    }
+    with pytest.raises(ConfigError, match="demos=null"):
+        learner.update(batch)
+    single = {f"single/{k}": torch.randn_like(v) for k, v in batch.items() if "next_obs" in k}
+    single["single/discount"] = torch.zeros(n)
+    learner.update(batch | single)
+    rows_ = learner._risk_rows(learner._single(batch | single))
+    assert torch.equal(rows_["next_seen"], single["single/next_obs/joints"])
+    assert (rows_["goes_on"] == 0).all()
+    with pytest.raises(ConfigError, match=r"task\.n_step=3 should be 1, or at least"):
+        arm(task={"hidden": [16], "n_step": 3})
+
+
+def test_a_task_policy_that_is_trained_already_stays_as_it_is(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "checkpoints" / "00000001", arm().policy, 1)
+    learner = arm(task_run=str(tmp_path), task={"hidden": [16], "n_step": 1}, hidden=[4])
+    before = [p.clone() for p in learner.policy.base.parameters()]
+    n = 8
+    batch = {
+        **{f"obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
+        **{f"next_obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
+        "action": torch.rand(n, 3),
+        "reward": torch.ones(n),
+        "discount": torch.full((n,), 0.95),
+        "violated": torch.zeros(n, dtype=torch.bool),
+    }
+    learner.fit(batch)
+    metrics = learner.update(batch)
+    assert "risk_loss" in metrics and "critic_loss" not in metrics
+    assert all(map(torch.equal, before, learner.policy.base.parameters()))
+    assert learner.policy.warmup_policy() is learner.policy

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac
 from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 
@@ -23,9 +25,11 @@ def make(
     torch.manual_seed(0)
     log_std = [math.log(std) - 1, math.log(std) + 1]
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "log_std": log_std}
-    policy = build(node, spec=SPEC)
+    policy = build(node, Policy, spec=SPEC)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build({"_target_": f"embodied.learners.{target}", **given}, policy=policy, spec=SPEC)
+    return build(
+        {"_target_": f"embodied.learners.{target}", **given}, Learner, policy=policy, spec=SPEC
+    )
 
 
 def batch_of(n: int) -> Tensors:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -19,10 +21,13 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, **settings: object) -> DsacT:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=spec)
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
-        {"_target_": "embodied.learners.off_policy.dsac_t.DsacT", **given}, policy=policy, spec=spec
+        {"_target_": "embodied.learners.off_policy.dsac_t.DsacT", **given},
+        Learner,
+        policy=policy,
+        spec=spec,
     )
 
 
@@ -229,9 +234,14 @@ def test_bandit_is_solved() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.deterministic.Deterministic"}, spec=SPEC)
+    policy = build({"_target_": "policies.deterministic.Deterministic"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
-        build({"_target_": "embodied.learners.off_policy.dsac_t.DsacT"}, policy=policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.learners.off_policy.dsac_t.DsacT"},
+            Learner,
+            policy=policy,
+            spec=SPEC,
+        )
     with pytest.raises(ConfigError, match="delay=0"):
         make(delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):

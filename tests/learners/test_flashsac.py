@@ -9,8 +9,10 @@ import torch
 
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
 from embodied.training.collector import Collector
 from tests.learners.test_sac import score
@@ -22,10 +24,10 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 def make(spec: Spec = SPEC, **settings: object) -> Flashsac:
     torch.manual_seed(0)
     node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 16, "depth": 1}
-    policy = build(node, spec=spec)
+    policy = build(node, Policy, spec=spec)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
     node = {"_target_": "embodied.learners.off_policy.flashsac.Flashsac", **given}
-    return build(node, policy=policy, spec=spec)
+    return build(node, Learner, policy=policy, spec=spec)
 
 
 def batch_of(n: int) -> Tensors:
@@ -157,14 +159,14 @@ def test_learns_to_reach() -> None:
     torch.manual_seed(0)
     env = Reach(8)
     node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 32}
-    policy = build(node, spec=env.spec)
+    policy = build(node, Policy, spec=env.spec)
     rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
     node = {
         "_target_": "embodied.learners.off_policy.flashsac.Flashsac",
         "width": 32,
         "batch_size": 128,
     }
-    learner = build(node | rates, policy=policy, spec=env.spec)
+    learner = build(node | rates, Learner, policy=policy, spec=env.spec)
     replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
@@ -176,10 +178,13 @@ def test_learns_to_reach() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.gaussian.Gaussian"}, spec=SPEC)
+    policy = build({"_target_": "policies.gaussian.Gaussian"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="block_gaussian"):
         build(
-            {"_target_": "embodied.learners.off_policy.flashsac.Flashsac"}, policy=policy, spec=SPEC
+            {"_target_": "embodied.learners.off_policy.flashsac.Flashsac"},
+            Learner,
+            policy=policy,
+            spec=SPEC,
         )
     with pytest.raises(ConfigError, match="policy_delay"):
         make(policy_delay=0)

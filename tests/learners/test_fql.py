@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.learner import Learner
 from embodied.learners.offline.fql import Fql, value_loss
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -20,10 +22,13 @@ FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
 def make(chunk: int = 1, **settings: Any) -> Fql:
     torch.manual_seed(0)
     node = {"_target_": "policies.generative.one_step.OneStep", "flow": FLOW, "hidden": [32, 32]}
-    policy = build({**node, "chunk": chunk}, spec=SPEC)
+    policy = build({**node, "chunk": chunk}, Policy, spec=SPEC)
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
     return build(
-        {"_target_": "embodied.learners.offline.fql.Fql", **given}, policy=policy, spec=SPEC
+        {"_target_": "embodied.learners.offline.fql.Fql", **given},
+        Learner,
+        policy=policy,
+        spec=SPEC,
     )
 
 
@@ -145,7 +150,8 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="policy=one_step"):
         build(
             {"_target_": "embodied.learners.offline.fql.Fql"},
-            policy=build(FLOW, spec=SPEC),
+            Learner,
+            policy=build(FLOW, Policy, spec=SPEC),
             spec=SPEC,
         )
     wide = {"_target_": "policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
@@ -155,4 +161,4 @@ def test_refusals() -> None:
             "_target_": "policies.generative.one_step.OneStep",
             "flow": {**wide, "critic": critic},
         }
-        build(node, spec=SPEC)
+        build(node, Policy, spec=SPEC)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -17,10 +19,10 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **settings: object) -> Iql:
     torch.manual_seed(0)
-    made = build({"_target_": f"policies.{policy}", "hidden": [32]}, spec=spec)
+    made = build({"_target_": f"policies.{policy}", "hidden": [32]}, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     node = {"_target_": "embodied.learners.offline.iql.Iql", **given}
-    return build(node, policy=made, spec=spec, total_steps=100)
+    return build(node, Learner, policy=made, spec=spec, total_steps=100)
 
 
 def batch_of(n: int) -> Tensors:
@@ -114,9 +116,10 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
     torch.manual_seed(0)
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
-    policy = build(node, spec=SPEC)
+    policy = build(node, Policy, spec=SPEC)
     learner = build(
         {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [32], "beta": 0.1},
+        Learner,
         policy=policy,
         spec=SPEC,
         total_steps=10,
@@ -131,9 +134,10 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
 def test_a_flow_policy_can_be_extracted() -> None:
     torch.manual_seed(0)
     node = {"_target_": "policies.generative.flow.Flow", "chunk": 3, "width": 16, "depth": 1}
-    policy = build(node, spec=SPEC)
+    policy = build(node, Policy, spec=SPEC)
     learner = build(
         {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [16]},
+        Learner,
         policy=policy,
         spec=SPEC,
         total_steps=10,
@@ -177,7 +181,8 @@ def test_what_cannot_be_learned_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a loss"):
         build(
             {"_target_": "embodied.learners.offline.iql.Iql"},
-            policy=build({"_target_": "policies.random.Random"}, spec=SPEC),
+            Learner,
+            policy=build({"_target_": "policies.random.Random"}, Policy, spec=SPEC),
             spec=SPEC,
             total_steps=1,
         )

@@ -12,8 +12,10 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
+from embodied.learners.learner import Learner
 from embodied.learners.on_policy.gae import value_loss
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
@@ -45,7 +47,9 @@ def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: 
     node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
     learner = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **given}
-    return build(learner, policy=build(node, spec=spec), spec=spec, total_decisions=240)
+    return build(
+        learner, Learner, policy=build(node, Policy, spec=spec), spec=spec, total_decisions=240
+    )
 
 
 def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) -> Tensors:
@@ -340,7 +344,8 @@ def test_deviation_that_does_not_learn() -> None:
             "batch_size": 12,
             "epochs": 1,
         },
-        policy=build(node, spec=spec),
+        Learner,
+        policy=build(node, Policy, spec=spec),
         spec=spec,
     )
     fixed.update(played(fixed))
@@ -358,7 +363,8 @@ def test_only_the_played_part_of_a_chunk_counts() -> None:
             "batch_size": 4,
             "epochs": 1,
         },
-        policy=build(node, spec=env.spec),
+        Learner,
+        policy=build(node, Policy, spec=env.spec),
         spec=env.spec,
         execute=2,
     )
@@ -379,9 +385,11 @@ def steps(loop: OnPolicyLoop, count: int) -> None:
 
 def test_policies_without_a_density_are_refused() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({"_target_": "policies.generative.flow.Flow", "width": 8}, spec=spec)
+    policy = build({"_target_": "policies.generative.flow.Flow", "width": 8}, Policy, spec=spec)
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
-        build({"_target_": "embodied.learners.on_policy.ppo.Ppo"}, policy=policy, spec=spec)
+        build(
+            {"_target_": "embodied.learners.on_policy.ppo.Ppo"}, Learner, policy=policy, spec=spec
+        )
     with pytest.raises(ConfigError, match='no observation "truth"'):
         make(value={"obs": ["truth"]})
 
@@ -390,7 +398,8 @@ def train(env: VecEnv, policy: dict[str, Any], count: int, **settings: Any) -> P
     torch.manual_seed(0)
     learner = build(
         {"_target_": "embodied.learners.on_policy.ppo.Ppo", **settings},
-        policy=build(policy, spec=env.spec),
+        Learner,
+        policy=build(policy, Policy, spec=env.spec),
         spec=env.spec,
     )
     steps(OnPolicyLoop(Collector(env, learner.policy, learner.gamma, seed=0), learner), count)

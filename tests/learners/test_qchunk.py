@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
+from embodied.learners.learner import Learner
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
 from tests.toy_envs import Config, Counter
@@ -33,10 +35,12 @@ def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings
         "critic": critic,
         "n": n,
     }
-    policy = build({**node, "chunk": chunk}, spec=SPEC)
+    policy = build({**node, "chunk": chunk}, Policy, spec=SPEC)
     given = {"batch_size": 16, "gamma": GAMMA, **settings}
     return build(
-        {"_target_": "embodied.learners.offline.qchunking.QChunking", **given}, policy=policy
+        {"_target_": "embodied.learners.offline.qchunking.QChunking", **given},
+        Learner,
+        policy=policy,
     )
 
 
@@ -179,9 +183,9 @@ def test_each_step_moves_its_own_part() -> None:
 
 
 def test_refusals() -> None:
-    flow = build(FLOW, spec=SPEC)
+    flow = build(FLOW, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=best_of_n"):
-        build({"_target_": "embodied.learners.offline.qchunking.QChunking"}, policy=flow)
+        build({"_target_": "embodied.learners.offline.qchunking.QChunking"}, Learner, policy=flow)
     with pytest.raises(ConfigError, match="hold 1 steps per decision"):
         learner = make(2)
         learner._actor_loss(two_modes(4))

@@ -11,8 +11,10 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
+from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -27,7 +29,9 @@ def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
     node = {"_target_": TARGET, **given, "bc_batch_size": 8, "bc_lr": 0.02, **settings}
-    return build(node, policy=build(NODES[name], spec=spec), spec=spec, total_decisions=240)
+    return build(
+        node, Learner, policy=build(NODES[name], Policy, spec=spec), spec=spec, total_decisions=240
+    )
 
 
 def episode(seen: str, ret: float) -> Episode:
@@ -221,13 +225,14 @@ def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
 
 def test_what_it_does_not_take() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({**MEMORY, "inner": NODES["normal"]}, spec=spec)
+    policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
-        build({"_target_": TARGET}, policy=policy, spec=spec)
+        build({"_target_": TARGET}, Learner, policy=policy, spec=spec)
     with pytest.raises(ConfigError, match="length of the run"):
         build(
             {"_target_": TARGET, "bc_decay": 0.5},
-            policy=build(NODES["normal"], spec=spec),
+            Learner,
+            policy=build(NODES["normal"], Policy, spec=spec),
             spec=spec,
         )
     refused: list[dict[str, Any]] = [{"size": 0}, {"bc_steps": -1}, {"weights": [1.0, -0.1, 0.0]}]

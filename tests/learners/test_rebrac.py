@@ -10,8 +10,10 @@ import torch
 import yaml
 
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
 
@@ -21,10 +23,12 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 
 def make(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, spec=SPEC)
+    policy = build(
+        {"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, Policy, spec=SPEC
+    )
     given = {"hidden": [32], "batch_size": 4, **settings}
     node = {"_target_": f"embodied.learners.{target}", **given}
-    return build(node, policy=policy, spec=SPEC)
+    return build(node, Learner, policy=policy, spec=SPEC)
 
 
 def batch_of(n: int) -> Tensors:

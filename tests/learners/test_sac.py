@@ -11,9 +11,11 @@ from torch import Tensor
 
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
@@ -26,10 +28,13 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
     torch.manual_seed(0)
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "zero_head": zero_head}
-    policy = build(node, spec=spec)
+    policy = build(node, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
-        {"_target_": "embodied.learners.off_policy.sac.Sac", **given}, policy=policy, spec=spec
+        {"_target_": "embodied.learners.off_policy.sac.Sac", **given},
+        Learner,
+        policy=policy,
+        spec=spec,
     )
 
 
@@ -227,11 +232,11 @@ def test_learns_to_reach() -> None:
     torch.manual_seed(0)
     env = Reach(8)
     node = {"_target_": "policies.gaussian.Gaussian", "hidden": [64, 64]}
-    policy = build(node, spec=env.spec)
+    policy = build(node, Policy, spec=env.spec)
     settings = {"hidden": [64, 64], "batch_size": 128, "initial_temperature": 0.1}
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
     node = {"_target_": "embodied.learners.off_policy.sac.Sac", **settings, **lrs}
-    learner = build(node, policy=policy, spec=env.spec)
+    learner = build(node, Learner, policy=policy, spec=env.spec)
     replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
@@ -258,9 +263,11 @@ def test_refusals() -> None:
     spec = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 3), dt=0.1)
     with pytest.raises(ConfigError, match="continuous actions"):
         make(spec)
-    policy = build({"_target_": "policies.random.Random"}, spec=SPEC)
+    policy = build({"_target_": "policies.random.Random"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
-        build({"_target_": "embodied.learners.off_policy.sac.Sac"}, policy=policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC
+        )
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         make(cuda_graph=True).update(batch_of(4))
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -34,7 +36,7 @@ def make(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
     node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", **given, **settings}
     learner: PpoDemos = build(
-        node, policy=build(NODES[name], spec=spec), spec=spec, total_decisions=240
+        node, PpoDemos, policy=build(NODES[name], Policy, spec=spec), spec=spec, total_decisions=240
     )
     if rows:
         learner.set_demonstrations(demos(name, rows))
@@ -125,14 +127,17 @@ def test_it_goes_on_exactly() -> None:
 
 def test_what_it_does_not_take() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({**MEMORY, "inner": NODES["normal"]}, spec=spec)
+    policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
         build(
-            {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}, policy=policy, spec=spec
+            {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"},
+            Learner,
+            policy=policy,
+            spec=spec,
         )
     with pytest.raises(ConfigError, match="length of the run"):
         node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "bc_decay": 0.5}
-        build(node, policy=build(NODES["normal"], spec=spec), spec=spec)
+        build(node, Learner, policy=build(NODES["normal"], Policy, spec=spec), spec=spec)
 
 
 def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import ACTIVATIONS
@@ -23,10 +25,15 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, **settings: object) -> Td3:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, spec=spec)
+    policy = build(
+        {"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, Policy, spec=spec
+    )
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
-        {"_target_": "embodied.learners.off_policy.td3.Td3", **given}, policy=policy, spec=spec
+        {"_target_": "embodied.learners.off_policy.td3.Td3", **given},
+        Learner,
+        policy=policy,
+        spec=spec,
     )
 
 
@@ -221,10 +228,10 @@ def test_learns_to_reach() -> None:
     torch.manual_seed(0)
     env = Reach(8)
     node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
-    policy = build(node, spec=env.spec)
+    policy = build(node, Policy, spec=env.spec)
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
-    learner = build(node, policy=policy, spec=env.spec)
+    learner = build(node, Learner, policy=policy, spec=env.spec)
     replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(700):
         if step == 50:
@@ -240,9 +247,11 @@ def test_learns_to_reach() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.gaussian.Gaussian"}, spec=SPEC)
+    policy = build({"_target_": "policies.gaussian.Gaussian"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=deterministic"):
-        build({"_target_": "embodied.learners.off_policy.td3.Td3"}, policy=policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.learners.off_policy.td3.Td3"}, Learner, policy=policy, spec=SPEC
+        )
     with pytest.raises(ConfigError, match="at least 1"):
         make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
@@ -323,7 +332,7 @@ def test_the_policy_climbs_the_smaller_mean() -> None:
 
 def test_every_episode_has_its_own_deviation() -> None:
     node = {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}
-    policy = build({**node, "std_range": [0.1, 0.5]}, spec=SPEC)
+    policy = build({**node, "std_range": [0.1, 0.5]}, Policy, spec=SPEC)
     obs = {"state": torch.zeros(3, 3)}
     e = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -9.0]])
     with torch.no_grad():

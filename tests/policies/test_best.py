@@ -13,8 +13,10 @@ from torch.distributions import AffineTransform, Normal, TanhTransform, Transfor
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.nn.networks import QFunction
 from policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
 from policies.wrappers.edit import Edit
 
@@ -33,7 +35,7 @@ def best(**settings: Any) -> BestOfN:
         "n": 4,
         **settings,
     }
-    return build(node, spec=SPEC)
+    return build(node, Policy, spec=SPEC)
 
 
 def edit(**settings: Any) -> Edit:
@@ -44,7 +46,7 @@ def edit(**settings: Any) -> Edit:
         "critic": LINEAR,
         "edit": GAUSSIAN,
     }
-    return build({**node, "n": 4, **settings}, spec=SPEC)
+    return build({**node, "n": 4, **settings}, Policy, spec=SPEC)
 
 
 @torch.no_grad()
@@ -113,7 +115,7 @@ def test_chunk_and_refusals() -> None:
 def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
     """The base keeps weights and normalisers; the whole loads alone."""
     torch.manual_seed(3)
-    base = build(FLOW, spec=SPEC)
+    base = build(FLOW, Policy, spec=SPEC)
     rows = {"obs/state": 5 + torch.randn(50, 3), "action": torch.rand(50, 4) / 2}
     base.fit(rows)
     kept = {key: value.clone() for key, value in base.state_dict().items()}
@@ -132,14 +134,14 @@ def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
 def test_any_base_and_what_its_critic_judges() -> None:
     """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
     torch.manual_seed(1)
-    flow = build(FLOW, spec=SPEC)
+    flow = build(FLOW, Policy, spec=SPEC)
     latent = {
         "_target_": "policies.steering.dsrl.Dsrl",
         "bound": 2.0,
         "base": FLOW,
         "inner": GAUSSIAN,
     }
-    steered = build(latent, spec=SPEC)
+    steered = build(latent, Policy, spec=SPEC)
     steered.base.load_state_dict(flow.state_dict())
     policy = best(base=latent, n=5)
     policy.base.load_state_dict(steered.state_dict())
@@ -209,7 +211,7 @@ def flat(obs: Tensors, actions: Tensor, critic: Any) -> Tensor:
 def test_values_of_many_actions_are_those_of_each() -> None:
     torch.manual_seed(0)
     node = {**LINEAR, "n": 3, "hidden": [8, 8], "layer_norm": True}
-    critic = build(node, spec=SPEC, size=4)
+    critic = build(node, QFunction, spec=SPEC, size=4)
     obs, actions = {"state": torch.randn(5, 3)}, torch.randn(5, 6, 4)
     expected = flat(obs, actions, critic)
     torch.testing.assert_close(critic.each(obs, actions), expected)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, build, parse
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
@@ -110,7 +111,7 @@ def test_camera_policies_export(body: str, head: str, shared: bool, tmp_path: Pa
     node = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16, "images": images}
     eyes = {name: Leaf((20, 16, 3), "uint8") for name in ("base", "wrist")}
     obs = {**eyes, "state": Leaf((3,))}
-    policy = build(node, spec=Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.05))
+    policy = build(node, Policy, spec=Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.05))
     decision = Decision(policy)
     written = write_onnx(decision, facts(decision), tmp_path / "policy.onnx")
     assert written.difference is not None and written.difference <= 1e-5

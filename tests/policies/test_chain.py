@@ -12,6 +12,7 @@ from torch.distributions import Normal
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.denoising_mdp.chain import DenoisingMDP
 from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
@@ -34,7 +35,7 @@ BASES: dict[str, dict[str, Any]] = {
 
 def fitted(kind: str) -> Any:
     torch.manual_seed(0)
-    base = build(BASES[kind], spec=SPEC)
+    base = build(BASES[kind], Policy, spec=SPEC)
     rows = {"obs/state": torch.randn(50, 3), "action": torch.rand(50, 3, 2) - 0.3}
     base.fit(rows)
     return base
@@ -88,7 +89,7 @@ def test_rows_with_and_without_noise_do_not_mix(kind: str) -> None:
 def test_a_diffusion_policy_may_take_fewer_steps() -> None:
     """The clone of ten steps, as it acts in five."""
     policy = noisy("diffusion", steps=5, last=2)
-    coarse = build(BASES["diffusion"] | {"steps": 5}, spec=SPEC)
+    coarse = build(BASES["diffusion"] | {"steps": 5}, Policy, spec=SPEC)
     coarse.load_state_dict(fitted("diffusion").state_dict())
     obs, noise = {"state": torch.randn(50, 3)}, policy.sample_noise(50)
     plain = coarse.act(obs, {}, noise[:, : policy.size])[0]
@@ -209,5 +210,5 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as found:
-        build({"_target_": f"policies.denoising_mdp.{name}", **settings}, spec=SPEC)
+        build({"_target_": f"policies.denoising_mdp.{name}", **settings}, Policy, spec=SPEC)
     assert "\n" not in str(found.value)

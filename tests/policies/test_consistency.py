@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.generative.consistency import Config, Consistency
 
@@ -91,5 +92,7 @@ def test_steps_that_do_not_fit_are_refused() -> None:
     for settings in ({"steps": 0}, {"steps": 9, "levels": 8}):
         with pytest.raises(ConfigError, match="steps="):
             build(
-                {"_target_": "policies.generative.consistency.Consistency", **settings}, spec=SPEC
+                {"_target_": "policies.generative.consistency.Consistency", **settings},
+                Policy,
+                spec=SPEC,
             )

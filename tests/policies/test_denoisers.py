@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.nn.networks import Denoiser
 from policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
@@ -34,7 +35,7 @@ POLICIES = [
 
 def make(net: dict[str, Any], chunk: int = 4) -> Timed:
     torch.manual_seed(0)
-    return build(net, chunk=chunk, action=3, features=5)
+    return build(net, Timed, chunk=chunk, action=3, features=5)
 
 
 @pytest.mark.parametrize("net", NETS, ids=["transformer", "unet"])
@@ -67,7 +68,7 @@ def test_every_step_sees_the_whole_chunk_the_time_and_the_features(net: dict[str
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    made = build({"_target_": f"policies.{policy}", "chunk": 3, "net": net}, spec=SPEC)
+    made = build({"_target_": f"policies.{policy}", "chunk": 3, "net": net}, Policy, spec=SPEC)
     batch = {
         "obs/state": torch.randn(8, 4),
         "action": torch.randn(8, 3, 3),
@@ -83,7 +84,7 @@ def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, 
 def test_the_default_network_is_what_it_was(policy: str) -> None:
     """Same names, same values for the same seed: checkpoints and results stay as they are."""
     torch.manual_seed(3)
-    made = build({"_target_": f"policies.{policy}", "chunk": 2, "width": 16}, spec=SPEC)
+    made = build({"_target_": f"policies.{policy}", "chunk": 2, "width": 16}, Policy, spec=SPEC)
     torch.manual_seed(3)
     Encoder(SPEC.obs)
     net = Denoiser(6, 4, 16, 2, 16)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.generative.diffusion import Config, Diffusion
 
@@ -24,7 +25,7 @@ def make(**settings: float) -> Diffusion:
         "width": 16,
         **settings,
     }
-    return build(node, spec=SPEC)
+    return build(node, Policy, spec=SPEC)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])

@@ -7,6 +7,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
+from embodied.core.text import encode, text_leaf
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from policies.networks.encoders import Encoder, ImageConfig
 
@@ -31,6 +32,15 @@ def test_vectors_are_sorted_by_name_and_critics_see_more() -> None:
     assert encoder.size == 7
     assert encoder(ROWS).tolist() == [[1, 2, 3, 4, 7, 8, 5]]
     assert Encoder(OBS, asymmetric=True)(ROWS).tolist() == [[1, 2, 3, 4, 7, 8, 5, 9, 9, 9, 6]]
+
+
+def test_sentences_are_left_to_policies_that_read() -> None:
+    leaves = {"b": Leaf((2,)), "text": text_leaf(8)}
+    for asymmetric in (False, True):
+        encoder = Encoder(leaves, asymmetric=asymmetric)
+        assert encoder.size == 2
+        rows = {"b": ROWS["b"], "text": encode(["lift"], 8)}
+        assert encoder(rows).tolist() == [[7, 8]]
 
 
 def test_standard_by_hand() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.gaussian import Config, Gaussian
 
@@ -79,7 +80,9 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
     deviations = {}
     for kind in ("nll", "mse"):
         policy = build(
-            {"_target_": "policies.gaussian.Gaussian", "hidden": [8], "imitate": kind}, spec=SPEC
+            {"_target_": "policies.gaussian.Gaussian", "hidden": [8], "imitate": kind},
+            Policy,
+            spec=SPEC,
         )
         adam = torch.optim.Adam(policy.parameters(), lr=0.02)
         for _ in range(200):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config
 
@@ -33,7 +34,7 @@ def trained(node: dict[str, Any], updates: int) -> tuple[Tensor, float]:
         "action": action[:, None],
         "valid": torch.ones(ROWS, 1, dtype=torch.bool),
     }
-    policy = build({**node, "chunk": 1, "width": 64}, spec=SPEC)
+    policy = build({**node, "chunk": 1, "width": 64}, Policy, spec=SPEC)
     learner = BehaviorCloning(Config(batch_size=256, lr=2e-3), policy, total_steps=updates)
     learner.fit(rows)
     for _ in range(updates):

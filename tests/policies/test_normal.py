@@ -10,6 +10,7 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.diagonal_gaussian import DiagonalGaussian
 
@@ -21,6 +22,7 @@ def make(**settings: Any) -> DiagonalGaussian:
     torch.manual_seed(0)
     return build(
         {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8], **settings},
+        Policy,
         spec=SPEC,
     )
 
@@ -83,4 +85,4 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 def test_discrete_actions_are_refused() -> None:
     spec = SPEC.with_act(Leaf((), "int64", 0, 3))
     with pytest.raises(ConfigError, match="continuous"):
-        build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=spec)
+        build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec)

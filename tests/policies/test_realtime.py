@@ -44,7 +44,7 @@ def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> RealTimeChunking:
         "base": base,
         **settings,
     }
-    policy: RealTimeChunking = build(node, spec=SPEC)
+    policy: RealTimeChunking = build(node, RealTimeChunking, spec=SPEC)
     action = torch.rand(50, 2) * torch.tensor([0.4, 1.6]) - 0.2
     policy.fit({"obs/state": 2 * torch.randn(50, 3), "action": action.clamp(-1, 1)})
     return policy.eval()

@@ -9,6 +9,7 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from policies.networks.encoders import Encoder
@@ -30,7 +31,7 @@ def make(inner: str) -> Recurrent:
         "width": 6,
         "inner": {"_target_": TARGETS[inner], "hidden": [5]},
     }
-    return build(node, spec=Spec(OBS, ACTS[inner], dt=0.1))
+    return build(node, Policy, spec=Spec(OBS, ACTS[inner], dt=0.1))
 
 
 def test_the_cell_is_torchs() -> None:
@@ -89,4 +90,4 @@ def test_inner_policies_without_a_density_are_refused() -> None:
         "inner": {"_target_": "policies.generative.flow.Flow"},
     }
     with pytest.raises(ConfigError, match="density"):
-        build(node, spec=Spec(OBS, ACTS["normal"], dt=0.1))
+        build(node, Policy, spec=Spec(OBS, ACTS["normal"], dt=0.1))

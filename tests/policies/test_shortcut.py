@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.generative.shortcut import Config, Shortcut
 
@@ -120,4 +121,4 @@ def test_targets_have_no_gradient() -> None:
 )
 def test_steps_that_do_not_fit_are_refused(settings: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build({"_target_": "policies.generative.shortcut.Shortcut", **settings}, spec=SPEC)
+        build({"_target_": "policies.generative.shortcut.Shortcut", **settings}, Policy, spec=SPEC)

@@ -9,6 +9,7 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
@@ -22,7 +23,7 @@ def saved(folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = SPEC, chun
     node = {"_target_": f"policies.{kind}"}
     if chunk > 1:
         node |= {"chunk": chunk, "width": 16, "depth": 1}
-    checkpoint.save(folder / "checkpoints" / "00000001", build(node, spec=spec), 1)
+    checkpoint.save(folder / "checkpoints" / "00000001", build(node, Policy, spec=spec), 1)
     return folder
 
 
@@ -32,7 +33,7 @@ def trained(run: Path, spec: Spec = SPEC, **settings: object) -> CheckpointDemon
         "run": str(run),
         **settings,
     }
-    return build(node, spec=spec)
+    return build(node, Policy, spec=spec)
 
 
 def acted(

@@ -8,16 +8,18 @@ import signal
 import time
 
 from real_robot.daemon.requests import MOST_BYTES, Request, Verb
-from real_robot.safety.checks import FreshConfig
+from real_robot.safety.checks import FreshConfig, Heartbeat
 from tests.fakes.servo_bus import Faults
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, raw, until
 from tests.real_robot.test_decide import SPEC
 
-TABLE = Settings(FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15), 0.2, 0.01, 0.2, 0.5, 1.0)
+CAREFUL = FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15)
+TABLE = Settings(CAREFUL, 0.2, 0.01, 0.2, 0.5, 1.0, Heartbeat())
 """What one would set for an arm."""
-BUSY = Settings(FreshConfig(1.0, 3.0, 2.0, frozen=30, pause=1.5), 2.0, 0.2, 1.5, 2.0, 1.0)
+PATIENTLY = FreshConfig(1.0, 3.0, 2.0, frozen=30, pause=1.5)
+BUSY = Settings(PATIENTLY, 2.0, 0.2, 1.5, 2.0, 1.0, Heartbeat(2.0, 6.0))
 """For a machine that does much else at the same time, as those that run tests do."""
 SETTLE = 0.3  # s: an arm that springs hold comes to rest a little after its commands do
 BRAKE = SETTLE + max(
@@ -26,6 +28,7 @@ BRAKE = SETTLE + max(
 TURN = 2 / HERTZ
 SAY = 0.5  # s that the daemon may take to pass a wish on
 HOUR = 3600.0
+SILENT = 4  # id of a servo
 
 
 def flood(scene: Scene) -> float:
@@ -88,6 +91,22 @@ def unplug(scene: Scene) -> None:
     scene.unplugged = True
 
 
+def asked(settings: Settings) -> float:
+    """s until a servo that does not answer is given up; it may have been asked once before."""
+    return 2 * (RETRIES + 1) * settings.timeout
+
+
+def mute(scene: Scene) -> None:
+    """One servo neither answers nor listens; it holds its last goal."""
+    assert scene.bus is not None
+    scene.bus.gone.add(SILENT)
+
+
+def heard(scene: Scene) -> None:
+    assert scene.bus is not None
+    scene.bus.gone.clear()
+
+
 def noise(flip: float, lose: float) -> Blow:
     """A share of the frames on the bus, both ways."""
     all_of_it = flip == 1.0
@@ -103,11 +122,13 @@ def noise(flip: float, lose: float) -> Blow:
     share = "every frame" if all_of_it else f"{flip:.0%} of frames flipped, {lose:.0%} lost"
     return Blow(
         f"noise on a servo bus: {'a bit of every frame is flipped' if all_of_it else share}",
-        "servos hold; who hears late of `stop` turns back to where it was" if all_of_it else "",
+        "servos hold their last goal, then their watchdog"
+        if all_of_it
+        else "nothing has to: it goes on",
         strike,
         lambda s: (
-            s.watchdog + SETTLE + 28 * (RETRIES + 1) * s.timeout,
-            2 * (RETRIES + 1) * s.timeout + TURN,
+            s.watchdog + SETTLE + asked(s),
+            asked(s) + TURN,
         ),
         "latched" if all_of_it else "goes on",
         "fr3_joint" if all_of_it else "",
@@ -129,7 +150,8 @@ def jump(by: float) -> Blow:
         strike,
         lambda s: (TURN + BRAKE, TURN),
         "latched",
-        "paused for 3" if ahead else "older than the one before",
+        # Whether a measurement or a chunk is the first to come after the jump is chance.
+        ("paused for 3",) if ahead else ("older than the one before", "from the future"),
     )
 
 
@@ -231,6 +253,19 @@ ARM = (
 
 BUS = (
     noise(0.01, 0.01),
+    Blow(
+        "one servo of seven falls silent",
+        "control: brakes the others within the limits; it holds its last goal",
+        mute,
+        lambda s: (
+            2 * (RETRIES + 1) * s.timeout + TURN + BRAKE,
+            2 * (RETRIES + 1) * s.timeout + TURN,
+        ),
+        "latched",
+        "fr3_joint4",
+        on="bus",
+        mend=heard,
+    ),
     Blow(
         "the control process is killed, on a servo bus",
         "servos hold their last goal, then their watchdog",

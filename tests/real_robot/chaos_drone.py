@@ -21,6 +21,7 @@ import yaml
 
 from embodied.core.build import allow, build
 from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.flight import Flight
 from real_robot.daemon.requests import Verb
@@ -61,7 +62,7 @@ class Flying(Scene):
         spec = Spec({"state": Leaf((len(names),), names=names)}, act, dt=robot["step"])
         trouble = str(self.folder / "trouble")
         policy = build(
-            {"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, spec=spec
+            {"_target_": "tests.real_robot.troubled.Sway", "trouble": trouble}, Policy, spec=spec
         )
         # News of a drone come when the radio has them: one that is silent is the driver's to see.
         fresh = replace(self.settings.fresh, state=1.0 + self.settings.silence, frozen=0)

@@ -1,5 +1,6 @@
 """The safety page: `python -m tests.real_robot.safety_page [FILE]` hurts a bridge in every way of
-`blows.py`, with the settings that one would give a real arm, and writes what was measured."""
+`blows.py` and its neighbours, with the settings that one would give a real arm, and writes what was
+measured."""
 
 from __future__ import annotations
 
@@ -7,74 +8,117 @@ import os
 import platform
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from embodied.bench.measure import processor
 from tests.real_robot.blows import ARM, BUS, TABLE
+from tests.real_robot.blows_bridge import BRIDGE, REFUSED
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
+from tests.real_robot.chaos_contact import BOUND, CONTACT, Contact, contact, plate, reset_and_armed
 from tests.real_robot.chaos_drone import DRONE, flown
+from tests.real_robot.chaos_terminal import TERMINAL, terminal
 from tests.real_robot.test_daemon import HERTZ
 
 HERE = Path(__file__).with_name("safety_page.md")
 TRIES = 4
-HEAD = (
-    "| what was done | what stops the arm | at rest (bound), s | latched (bound), s "
-    "| reason, as logged | records whole |\n|---|---|---|---|---|---|\n"
+COLUMNS = (
+    "what was done",
+    "what stops the arm",
+    "at rest (bound), s",
+    "latched (bound), s",
+    f"contact force 1 s after the latch (bound {BOUND:.0f}), N",
+    "reason, as logged",
+    "records whole",
 )
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
 
 
 def main(path: Path) -> None:
-    """Measure, print row by row, and write the page; about two minutes."""
-    rows: list[str] = []
+    """Measure, print row by row, and write the page; about ten minutes."""
     with suppress(PermissionError):
         os.nice(-10)  # before others, as a process that moves an arm would run
-    with scene(TABLE) as arm:
-        for blow in ARM:
-            rows.append(line(blow, tried(arm, blow)))
-            print(rows[-1], flush=True)
-    with scene(TABLE, bus=True) as bus:
-        for blow in BUS:
-            rows.append(line(blow, tried(bus, blow)))
-            print(rows[-1], flush=True)
-    with flown(TABLE) as drone:
-        for blow in DRONE:
-            rows.append(line(blow, tried(drone, blow)))
-            print(rows[-1], flush=True)
+    rows: list[str] = []
+    for row in table():
+        rows.append(row)
+        print(row, flush=True)
+    path.write_text(HERE.read_text().format(table=HEAD + "\n".join(rows), **settings()))
+
+
+def settings() -> dict[str, object]:
+    """What the text says of this run."""
     fresh = TABLE.fresh
-    page = HERE.read_text().format(
-        table=HEAD + "\n".join(rows),
-        hertz=HERTZ,
-        hold=fresh.hold,
-        stop=fresh.stop,
-        state=fresh.state,
-        frozen=fresh.frozen,
-        pause=fresh.pause,
-        watchdog=TABLE.watchdog,
-        silence=TABLE.silence,
-        hover=TABLE.hover,
-        machine=f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
-        load=os.getloadavg()[0],
-        nice=os.nice(0),
-        date=time.strftime("%Y-%m-%d"),
-    )
-    path.write_text(page)
+    return {
+        "hertz": HERTZ,
+        "hold": fresh.hold,
+        "stop": fresh.stop,
+        "state": fresh.state,
+        "frozen": fresh.frozen,
+        "pause": fresh.pause,
+        "watchdog": TABLE.watchdog,
+        "silence": TABLE.silence,
+        "hover": TABLE.hover,
+        "beat_hold": TABLE.beat.hold,
+        "beat_stop": TABLE.beat.stop,
+        "bound": BOUND,
+        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "load": os.getloadavg()[0],
+        "nice": os.nice(0),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
-def line(blow: Blow, outcome: Outcome) -> str:
+def table() -> Iterator[str]:
+    """Rows: the arm (each blow also in contact with a plate), servos, a drone."""
+    forces: dict[str, str] = {}
+    with plate(TABLE) as pressing:
+        for blow in (*BRIDGE, *ARM):
+            forces[blow.done] = force(contact(pressing, tried(pressing, blow)))
+            print(f"on the plate: {blow.done}: {forces[blow.done]}", flush=True)
+        at_stop = tried(pressing, CONTACT)
+        armed = Contact(0.0, reset_and_armed(pressing), 0.0)
+        stopped = f"{force(contact(pressing, at_stop))}; after reset and arm {force(armed)}"
+    yield from rows(scene(TABLE), (*REFUSED, *BRIDGE, *ARM), forces)
+    yield line(CONTACT, at_stop, stopped)
+    yield from rows(terminal(TABLE), TERMINAL, forces)
+    yield from rows(scene(TABLE, bus=True), BUS, forces)
+    yield from rows(flown(TABLE), DRONE, forces)
+
+
+def rows(
+    place: AbstractContextManager[Scene], blows: Sequence[Blow], forces: dict[str, str]
+) -> Iterator[str]:
+    """Of one scene, blow by blow."""
+    with place as here:
+        for blow in blows:
+            yield line(blow, tried(here, blow), forces.get(blow.done, ""))
+
+
+def line(blow: Blow, outcome: Outcome, force: str) -> str:
     """Of the table."""
     done, whole = blow.done.format(paused=TABLE.paused), "yes" if outcome.whole else "NO"
     if blow.ends == "goes on":
-        return f"| {done} | nothing has to: it goes on | | not latched | | {whole} |"
+        return f"| {done} | {blow.stops} | | not latched | | {outcome.reason} | {whole} |"
     at_rest, latched = blow.within(TABLE)
-    still, locked = took(outcome.still, at_rest), took(outcome.latched, latched)
-    return f"| {done} | {blow.stops} | {still} | {locked} | {outcome.reason} | {whole} |"
+    still = took(outcome.still, at_rest)
+    locked = "not latched" if blow.ends == "rests" else took(outcome.latched, latched)
+    return f"| {done} | {blow.stops} | {still} | {locked} | {force} | {outcome.reason} | {whole} |"
 
 
 def took(measured: float | None, bound: float) -> str:
     if measured is None:
         return "NEVER"
     return f"{measured:.2f} ({bound:.2f}){' LATE' if measured > bound else ''}"
+
+
+def force(pressed: Contact | None) -> str:
+    """What the plate says."""
+    if pressed is None:
+        return "NEVER latched"
+    if pressed.after is None:  # the simulated arm is a part of the control process
+        return f"{pressed.last:.1f} when the control process and the simulation end"
+    return f"{pressed.after:.1f}{' TOO MUCH' if pressed.after > BOUND else ''}"
 
 
 def tried(scene: Scene, blow: Blow) -> Outcome:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.camera import Camera, CameraError, Frame, fitted
+from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, fitted
 from real_robot.cameras.sources import (
     Folder,
     FolderConfig,
@@ -56,7 +56,7 @@ class Clock:
         return self.now
 
 
-class Scene:
+class Wall(Scene):
     """A world whose picture counts."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_rendered_is_late_noisy_and_lossy() -> None:
-    node = {"_target_": "tests.real_robot.test_cameras.Scene"}
+    node = {"_target_": "tests.real_robot.test_cameras.Wall"}
     from embodied.core.build import allow
 
     allow("tests.")

@@ -197,7 +197,7 @@ def test_old_commands_are_held_then_a_fault() -> None:
     assert np.abs(stopped - places[held]).max() < 0.1 < np.abs(target - stopped).max()
 
 
-@pytest.mark.parametrize(("t", "now"), [(0.0, 0.06), (0.2, 0.1)])
+@pytest.mark.parametrize(("t", "now"), [(0.0, 0.06), (0.2, 0.1), (np.nan, 0.1)])
 def test_an_arm_that_is_not_seen_is_a_fault(t: float, now: float) -> None:
     made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.05)))
     made(START, now, arm(t=t), now)
@@ -231,6 +231,22 @@ def test_an_observation_from_the_future_is_a_fault() -> None:
     assert not made.fault, "as little as two clocks may be apart"
     made(START, 60.0, arm(), 0.0)
     assert "60.000 s from the future" in made.fault
+
+
+def test_an_observation_of_no_time_is_stale() -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.05)))
+    made(START, np.nan, arm(), 0.0)
+    assert "last observation is nan s old" in made.fault
+
+
+def test_a_measurement_of_no_time_does_not_hide_an_older_one() -> None:
+    made = chain(Fresh(FreshConfig(hold=1.0, stop=2.0, state=0.5)))
+    made(START, 0.2, arm(t=0.2), 0.2)
+    made(START, 0.2, arm(t=np.nan), 0.2)
+    assert "last seen nan s ago" in made.fault
+    made.clear()
+    made(START, 0.2, arm(t=0.1), 0.2)
+    assert "older than the one before" in made.fault
 
 
 def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
@@ -272,7 +288,7 @@ def test_the_tool_stays_in_its_workspace_and_above_the_table() -> None:
         tuple(fr3.LOWER), tuple(fr3.UPPER), (0.0,) * 7, tuple(fr3.VELOCITY), (10.0,) * 7,
         (5000.0,) * 7, tuple(fr3.TORQUE), (1.0,) * 7,
     )  # fmt: skip
-    made = Chain([Finite(), stage], Limiter(limits, 0.01, stage.depth))
+    made = Chain([Finite(), stage], Limiter(limits, 0.01, [stage.depths]))
     made.begin(arm(q))
     least = np.inf
     for k in range(1500):
@@ -288,7 +304,7 @@ def test_a_tool_outside_may_come_in_but_not_go_further_out() -> None:
     first = np.array([1.0, 0.0, 0.0])  # a joint that slides along x
     stage = Workspace(Box(low=(-1.0, -1.0, -1.0), high=(1.0, 1.0, 1.0)), lambda q: q * first)
     limits = Limits((-3.0,), (3.0,), (0.0,), (2.0,), (10.0,), (500.0,), (1.0,), (9.0,))
-    made = Chain([stage], Limiter(limits, 0.01, stage.depth))
+    made = Chain([stage], Limiter(limits, 0.01, [stage.depths]))
     here = arm(np.array([1.5]))
     for wish, expected in ((2.5, 1.5), (1.2, 1.2), (-2.0, -1.0)):
         made.begin(here)

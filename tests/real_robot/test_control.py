@@ -17,7 +17,7 @@ from real_robot.control.loop import Channels, Control
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
 from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Chain
+from real_robot.safety.chain import Chain, Stage
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
 
@@ -48,7 +48,7 @@ class Bench:
             Torque(LIMITS),
             Tracking(LIMITS),
         ]
-        chain = Chain(stages, Limiter(LIMITS, DT))
+        chain = Chain([*stages, *self.further()], Limiter(LIMITS, DT))
         follower = ChunkFollower(CartesianDelta(CartesianConfig()), STEP)
         self.here = Channels.make(folder, 7, len(chain.names))
         self.there = Channels.open(folder, 7, len(chain.names))
@@ -56,6 +56,10 @@ class Bench:
         self.action: Floats | None = None
         self.sent: list[Floats] = []
         self.control.connect()
+
+    def further(self) -> list[Stage]:
+        """Stages of the chain beyond the usual ones."""
+        return []
 
     def ask(self, wish: Command) -> Mode:
         """What the operator sees one turn later."""
@@ -122,7 +126,8 @@ def test_it_moves_only_when_it_was_armed_and_started(bench: Bench) -> None:
     before = fr3.forward(bench.sent[-1][None])[0][0, 2]
     bench.moving()
     after = fr3.forward(bench.sent[-1][None])[0][0, 2]
-    assert before - after == pytest.approx(0.25 * 0.9, abs=0.08), "0.5 m/s for half a second"
+    # 0.5 m/s for half a second, less what the lead before the measured tool holds back.
+    assert before - after == pytest.approx(0.25 * 0.55, abs=0.05)
     assert bench.ask(Command.STOP) == Mode.STOPPING
     bench.run(60)
     assert bench.mode == Mode.IDLE and not bench.fault
@@ -197,6 +202,8 @@ def test_delay_and_lost_reads_are_survived_up_to_the_limit(tmp_path: Path) -> No
 def follower(blend: int = 2, grace: int = 0) -> ChunkFollower:
     class Sum:
         """A controller whose joint target is the sum of its actions."""
+
+        names = ("a",)
 
         def begin(self, q: Floats, width: Floats) -> dict[str, Floats]:
             return {"q": q}

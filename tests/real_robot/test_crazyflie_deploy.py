@@ -12,6 +12,7 @@ import yaml
 
 from embodied.core.build import build
 from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from envs.quadrotor.goto_env import Config, QuadrotorGoto
 from tests.real_robot.test_deploy import robot, said, start
@@ -48,7 +49,9 @@ def test_a_policy_of_the_setpoint_world_fits(
     """Rate, actions, observations and parity: what it was trained in is what is flown."""
     spec = QuadrotorGoto(Config(num_envs=1)).spec
     policy = build(
-        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]}, spec=spec
+        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
+        Policy,
+        spec=spec,
     )
     run = tmp_path / "run"
     save(run / "checkpoints" / "00000000", policy, 0)

@@ -18,6 +18,7 @@ import yaml
 from embodied.compose import compose
 from embodied.core.build import build
 from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
 from embodied.deploy.site import site
 from embodied.embodiments.crazyflie import PAPER
 from embodied.export.crazyflie import export_app
@@ -64,7 +65,7 @@ def like_the_pilot() -> Any:
     rest[3:12:4], rest[18:] = 1.0, hover
     env = Quadrotor(Config(num_envs=1, history=PAST))
     policy = build(
-        {"_target_": "policies.deterministic.Deterministic", "hidden": []}, spec=env.spec
+        {"_target_": "policies.deterministic.Deterministic", "hidden": []}, Policy, spec=env.spec
     )
     layer = policy.feedforward().net[0]
     with torch.no_grad():

@@ -26,6 +26,7 @@ import pytest
 
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
 from embodied.embodiments import fr3
 from real_robot.daemon.client import ClientError, call, connect
 from real_robot.daemon.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
@@ -47,6 +48,13 @@ def until(so: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"never so: {what}"
         time.sleep(0.05)
     return said
+
+
+def rested(bridge: Bridge) -> list[float] | None:
+    """The set-point, if it stays for half a second (a second aim would come after SETTLE)."""
+    sent = bridge.status["sent"]
+    time.sleep(0.5)
+    return sent if bridge.status["sent"] == sent else None
 
 
 def gone(pid: int) -> bool:
@@ -123,7 +131,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
         driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
-        policy=str(save(place / "0", build(node, spec=SPEC), 0)),
+        policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),
         hertz=HERTZ,
         step=SPEC.dt,
         limits=LIMITS,
@@ -191,8 +199,8 @@ def test_a_killed_policy_is_held_and_latched_and_leaves_a_black_box(
     assert "the policy's last observation is 3.0" in status["fault"]
     assert status["policy"]["died"] == "the policy process died (SIGKILL)"
     assert status["control"]["pid"], "the arm is still held"
-    held = status["sent"]
-    assert not bridge.ask(Verb.START).ok and bridge.status["sent"] == held
+    held = until(lambda: rested(bridge), "the set-point has yielded to the measured pose")
+    assert not bridge.ask(Verb.START).ok and rested(bridge) == held
     assert not bridge.status["policy"]["pid"], "no one started it again by itself"
     state = until(lambda: boxed(Path(deployment.records), b"observation"), "a black box")
     assert (np.diff(state["tick"]) == 1).all() and (state["mode"] == Mode.RUNNING).any()

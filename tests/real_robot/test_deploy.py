@@ -19,13 +19,15 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.core.checkpoint import save
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy import site
 from embodied.embodiments import fr3, so101
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
-from envs.hardware_sim.fr3_task import Config as WiredConfig
-from envs.hardware_sim.fr3_task import Wired
+from envs.hardware_sim.fr3_task import Config as TaskWorldConfig
+from envs.hardware_sim.fr3_task import TaskWorld
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
 from tests.real_robot.test_daemon import PATIENT, gone, until
@@ -134,7 +136,7 @@ def run_through(
     assert after["control"]["pid"] == before["control"]["pid"]
     spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
     node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach"}
-    stranger = save(where / "stranger", build(node, spec=spec), 0)
+    stranger = save(where / "stranger", build(node, Policy, spec=spec), 0)
     code, text = robot(capsys, "load", str(stranger), f"folder={folder}")
     assert code == 2 and "the one before goes on" in text and "q6" in text, text
     same = now()
@@ -201,9 +203,9 @@ def test_who_kills_deploy_leaves_an_arm_at_rest(
 def trained(folder: Path, **env: Any) -> Path:
     """A run folder of a policy (for the simulated FR3), as `embodied train` leaves it."""
     world = env or {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4}
-    spec = build({**world, "num_envs": 1}).spec
+    spec = build({**world, "num_envs": 1}, VecEnv).spec
     policy = build(
-        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 2}, spec=spec
+        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 2}, Policy, spec=spec
     )
     save(folder / "checkpoints" / "00000000", policy, 0)
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
@@ -287,7 +289,7 @@ def test_robots_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_wired_world_is_the_simulations() -> None:
     """Objects of a wired world start as the task says, and success is its predicate."""
-    world = Wired(WiredConfig("lift"))
+    world = TaskWorld(TaskWorldConfig("lift"))
     model = world.compile()
     data = mujoco.MjData(model)
     data.qpos[:7] = fr3.HOME
@@ -305,7 +307,7 @@ def test_the_wired_world_is_the_simulations() -> None:
 
 def test_things_fall_and_the_arm_does_not() -> None:
     now = 10.0
-    world = {"_target_": "envs.hardware_sim.fr3_task.Wired", "task": "lift"}
+    world = {"_target_": "envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
     with Sim(SimConfig(world=world), lambda: now) as arm:
         first = arm.read().q
         at = arm.model.joint("cube").qposadr[0]
@@ -321,7 +323,7 @@ def test_things_fall_and_the_arm_does_not() -> None:
 def test_ranges_that_a_robot_names_for_itself_count() -> None:
     robot = {"driver": {"world": {"task": "as_trained", "ranges": {"goal_x": [0.9, 0.91]}}}}
     trained = {"env": {"task": "reach", "ranges": {"goal_x": [0, 1], "goal_y": [0, 0.5]}}}
-    world = site._as_trained(robot, trained)["driver"]["world"]
+    world = site.as_trained(robot, trained)["driver"]["world"]
     assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}
     wrapped = {"env": {"_target_": "envs.wrappers.stack.Wrapped", **trained}}
-    assert site._as_trained(robot, wrapped)["driver"]["world"] == world
+    assert site.as_trained(robot, wrapped)["driver"]["world"] == world

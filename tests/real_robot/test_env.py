@@ -15,6 +15,7 @@ import yaml
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import require_same
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
@@ -46,7 +47,7 @@ def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: Rea
     require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
     torch.manual_seed(0)
     node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-    actor = Actor(build(node, spec=env.spec), 1)
+    actor = Actor(build(node, Policy, spec=env.spec), 1)
     obs, first = env.reset(), torch.tensor([True])
     goals, ends = [], []
     left: list[torch.Tensor] = []

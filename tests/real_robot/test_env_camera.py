@@ -13,6 +13,7 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.render_caption import PICTURE
@@ -20,7 +21,7 @@ from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from envs.fr3.rendered_camera import Config as PosedConfig
 from envs.fr3.rendered_camera import RenderedCamera
-from real_robot.cameras.camera import CameraError
+from real_robot.cameras.camera import CameraError, Source
 from real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 
@@ -79,12 +80,17 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
         "refit_every": 0,
     }
     made: Classifier = build(
-        node, spec=env.spec, device=torch.device("cpu"), seed=0, folder=tmp_path / "reward"
+        node,
+        Classifier,
+        spec=env.spec,
+        device=torch.device("cpu"),
+        seed=0,
+        folder=tmp_path / "reward",
     )
     watched: VecEnv = made.augment_env(env)
     assert watched is not env and watched.spec.obs[PICTURE].shape == (SIZE, SIZE, 3)
     torch.manual_seed(0)
-    actor = Actor(build(LIFT, spec=env.spec), 1)
+    actor = Actor(build(LIFT, Policy, spec=env.spec), 1)
     obs, first = watched.reset(), torch.tensor([True])
     begun = float(made.probability(obs))
     for _ in range(200):
@@ -112,4 +118,4 @@ def test_no_camera_and_an_old_picture(env: RealEnv) -> None:
     with pytest.raises(CameraError, match="nothing new"):
         env.images.reward_camera.newest(-1.0)
     with pytest.raises(ConfigError, match="scene"):
-        build({"_target_": "real_robot.cameras.sources.Rendered", "scenes": {}})
+        build({"_target_": "real_robot.cameras.sources.Rendered", "scenes": {}}, Source)

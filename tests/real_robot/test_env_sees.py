@@ -15,6 +15,7 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
+from embodied.core.policy import Policy
 from embodied.core.spec import require_same
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
@@ -81,7 +82,7 @@ def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
     require_same(inner.spec, env.spec, "simulation", "arm")
     inner.close()
     torch.manual_seed(0)
-    actor = Actor(build(FLOW, spec=env.spec), 1)
+    actor = Actor(build(FLOW, Policy, spec=env.spec), 1)
     first = env.reset()
     assert first["front"].shape == (1, SIZE, SIZE, 3) and first["front"].dtype == torch.uint8
     obs, begins, shown = first, torch.tensor([True]), []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, allow, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from real_robot.cameras.camera import CameraError
 from real_robot.cameras.policy_images import PolicyImages
@@ -40,7 +41,7 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
     observer = Observer(SEEING, 7, tool, GOAL, pictures=("front",))
     with PolicyImages(SEEING, {"front": camera}, PATIENT) as eyes:
         boxes = bench.there.state, bench.there.chunk
-        policy = build(node, spec=SEEING)
+        policy = build(node, Policy, spec=SEEING)
         decider = Decider(policy, observer, *boxes, lambda sent: tool(sent[None])[0], eyes)
         bench.control.turn()
         assert decider.turn()

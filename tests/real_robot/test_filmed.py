@@ -52,7 +52,7 @@ def files(folder: Path) -> dict[str, Any]:
 
 def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
     torch.manual_seed(0)
-    made: Policy = build({**FLOW, **more}, spec=spec)
+    made: Policy = build({**FLOW, **more}, Policy, spec=spec)
     return str(save(folder / "0", made, 0))
 
 

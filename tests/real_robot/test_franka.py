@@ -30,13 +30,13 @@ pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 from envs.hardware_sim.franka import Config as FrankyConfig
 from envs.hardware_sim.franka import Franky
 from real_robot.control.arm_state import Limits
-from real_robot.control.chunk_follower import ChunkFollower
+from real_robot.control.chunk_follower import Chunk, ChunkFollower
 from real_robot.control.loop import Channels, Control
-from real_robot.drivers.driver import DriverError
+from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.franka.driver import Franka
 from real_robot.drivers.franka.errors import explain
-from real_robot.drivers.franka.impedance import Tool
 from real_robot.drivers.franka.limits import Own, allowed, misfit, own
+from real_robot.drivers.springs import Tool
 from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
@@ -72,7 +72,7 @@ def until(so: Callable[[], Any], what: str) -> None:
 @pytest.fixture(scope="module")
 def settings() -> Iterator[dict[str, Any]]:
     """A Franka that is not there, before a cube."""
-    world = {"_target_": "envs.hardware_sim.fr3_task.Wired", "task": "lift"}
+    world = {"_target_": "envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
     emulator = Franky(FrankyConfig(world=world))
     try:
         yield emulator.start()
@@ -82,7 +82,7 @@ def settings() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def arm(settings: dict[str, Any]) -> Iterator[Franka]:
-    with build(node(**settings)) as driver:
+    with build(node(**settings), Driver) as driver:
         yield driver
 
 
@@ -128,7 +128,7 @@ def test_follows_a_move(arm: Franka) -> None:
 def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
     """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
     holds where it is told to stop."""
-    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0})) as arm:
+    with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
         to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
         place = fr3.forward(to[None])[0][0]
         follow(arm, to, 0.5)
@@ -146,6 +146,104 @@ def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
         assert away() < 0.01
     with pytest.raises(ConfigError, match="tool: stiffness"):
         Tool(stiffness=0.0)
+
+
+@pytest.mark.parametrize("tool", [None, {"stiffness": 600.0, "turning": 40.0}])
+def test_becomes_softer_while_it_holds(
+    settings: dict[str, Any], tool: dict[str, float] | None
+) -> None:
+    """The running controller takes other gains, and goes on holding the arm."""
+    with build(node(**settings, tool=tool), Driver) as arm:
+        low, high = arm.stiffness
+        assert high.tolist() == arm.springs.stiffness.tolist()
+        arm.stiffen(0.3 * high)
+        gains = arm._motion.get_gains().stiffness
+        assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
+        began, here = arm.robot_time, arm.read().q
+        until(lambda: (arm.read(), arm.robot_time > began + 0.3)[1], "later")
+        assert np.abs(arm.read().q - here).max() < 0.02
+        with pytest.raises(DriverError, match="was asked for a stiffness"):
+            arm.stiffen(1.1 * high)
+        assert (low < 0.3 * high).all()
+
+
+@pytest.mark.parametrize("tool", [None, {"stiffness": 800.0}])
+def test_released_it_carries_its_weight_and_follows_nothing(
+    settings: dict[str, Any], tool: dict[str, float] | None
+) -> None:
+    with build(node(**settings, tool=tool), Franka) as arm:
+        assert not arm.falls_when_released
+        arm.release()
+        start, began = arm.read().q, arm.robot_time
+        until(lambda: (arm.read(), arm.robot_time > began + 0.3)[1], "later")
+        arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
+        until(lambda: (arm.read(), arm.robot_time > began + 1.0)[1], "a second later")
+        here = arm.read().q
+        assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
+        arm.engage()
+        to = here + 0.05
+        follow(arm, to, 0.5)
+        place = fr3.forward(to[None])[0][0]
+
+        def away() -> float:
+            return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
+
+        until(lambda: away() < 0.01, "it follows again")
+
+
+def test_a_latched_stop_lets_go_of_the_table(tmp_path: Path) -> None:
+    """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
+    emulator = Franky(FrankyConfig())
+    arm = build(node(**emulator.start()), Franka)
+    try:
+        let_go_of_the_table(arm, tmp_path)
+    finally:
+        arm.close()
+        emulator.stop()
+
+
+def let_go_of_the_table(arm: Franka, tmp_path: Path) -> None:
+    run = control(arm, tmp_path)
+    run.follower.controller = CartesianDelta(CartesianConfig(low=(0.28, -0.3, -0.1)))
+    run.connect()
+    springs = arm.springs
+    assert springs is not None
+
+    def pull() -> float:
+        assert run.arm is not None
+        return float(np.abs(springs.stiffness * (run.chain.limiter.q - run.arm.q)).max())
+
+    ask(run, tmp_path, Command.ARM)
+    down = np.array([0.0, 0.0, -0.5, -1.0])
+
+    def say() -> None:
+        now = time.monotonic()
+        run.follower.take(Chunk(np.tile(down, (64, 1)), now, now))
+
+    say()
+    ask(run, tmp_path, Command.START)
+    assert run.mode == Mode.RUNNING
+
+    def pressed() -> bool:
+        say()
+        assert run.mode == Mode.RUNNING, run.fault
+        low = fr3.forward(run.arm.q[None])[0][0, 2] if run.arm is not None else 1.0
+        return low < 0.05 and pull() > 10.0 and bool((np.abs(run.arm.dq) < 0.05).all())
+
+    turn_until(run, pressed, "it presses on the table")
+    ask(run, tmp_path, Command.ESTOP)
+    turn_until(run, lambda: run.chain.resting and pull() < 4.0, "it lets go")
+    for _ in range(100):
+        run.turn()
+        time.sleep(0.005)
+    assert pull() < 4.0
+    ask(run, tmp_path, Command.RESET)
+    assert run.mode == Mode.IDLE
+    ask(run, tmp_path, Command.ARM)
+    for _ in range(100):
+        run.turn()
+        time.sleep(0.005)
+    assert run.mode == Mode.ARMED and pull() < 4.0
 
 
 def test_stop_holds(arm: Franka) -> None:
@@ -241,7 +339,7 @@ def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
 def ask(control: Control, folder: Path, wish: Command) -> None:
     boxes = Channels.open(folder, 7, len(control.chain.names))
     request = boxes.request.fields
-    request["number"] += control.ticks + 1
+    request["number"] += control.writer.ticks + 1
     request["command"] = wish
     boxes.request.send()
     control.turn()
@@ -251,9 +349,9 @@ def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
     emulator = Franky(FrankyConfig())
     settings = emulator.start()
     try:
-        bridge = control(build(node(**settings, silence=1.0, patience=5.0)), tmp_path)
+        bridge = control(build(node(**settings, silence=1.0, patience=5.0), Driver), tmp_path)
         bridge.connect()
-        turn_until(bridge, lambda: bridge.ticks > 20, "20 ticks")
+        turn_until(bridge, lambda: bridge.writer.ticks > 20, "20 ticks")
         assert bridge.mode == Mode.IDLE and bridge.fault == ""
         os.kill(emulator.pid, signal.SIGKILL)
         turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
@@ -266,7 +364,7 @@ def test_killed_ends_in_a_latched_stop_and_comes_back(tmp_path: Path) -> None:
         emulator.start()
         ask(bridge, tmp_path, Command.RESET)
         assert (bridge.mode, bridge.fault) == (Mode.IDLE, "")
-        turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
+        turn_until(bridge, lambda: bridge.writer.ticks > 40, "more ticks")
         assert bridge.mode == Mode.IDLE
         bridge.driver.stop()
         bridge.driver.close()
@@ -278,14 +376,14 @@ def test_frozen_is_said_before_the_library_does() -> None:
     emulator = Franky(FrankyConfig())
     settings = emulator.start()
     try:
-        driver = build(node(**settings, silence=0.2, patience=1.0))
+        driver = build(node(**settings, silence=0.2, patience=1.0), Driver)
         driver.connect()
         until(lambda: driver.read().t > 0, "a state")
         os.kill(emulator.pid, signal.SIGSTOP)
         with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
             until(lambda: driver.read() is None, "silence")
         with pytest.raises(DriverError, match="did not answer within 1 s"):
-            build(node(**settings, patience=1.0)).connect()
+            build(node(**settings, patience=1.0), Driver).connect()
         driver.stop()
         driver.close()
     finally:
@@ -295,9 +393,9 @@ def test_frozen_is_said_before_the_library_does() -> None:
 
 def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> None:
     with ReflexArm() as fake:
-        bridge = control(build(node(host=fake.host, hand=None)), tmp_path)
+        bridge = control(build(node(host=fake.host, hand=None), Driver), tmp_path)
         bridge.connect()
-        turn_until(bridge, lambda: bridge.ticks > 5, "5 ticks")
+        turn_until(bridge, lambda: bridge.writer.ticks > 5, "5 ticks")
         fake.reflex(CARTESIAN_REFLEX)
         turn_until(bridge, lambda: bridge.mode == Mode.ESTOP, "latched")
         assert "cartesian_reflex" in bridge.fault and "clear the way" in bridge.fault
@@ -305,7 +403,7 @@ def test_a_reflex_is_latched_and_cleared_by_an_operator_only(tmp_path: Path) -> 
         assert fake.recovered == 0
         ask(bridge, tmp_path, Command.RESET)
         assert (bridge.mode, bridge.fault, fake.recovered) == (Mode.IDLE, "", 1)
-        turn_until(bridge, lambda: bridge.ticks > 40, "more ticks")
+        turn_until(bridge, lambda: bridge.writer.ticks > 40, "more ticks")
         assert bridge.mode == Mode.IDLE
         bridge.driver.stop()
         bridge.driver.close()
@@ -316,15 +414,15 @@ def test_an_arm_that_has_stopped_itself_does_not_start() -> None:
         for mode, hint in ((RobotMode.kReflex, "user stop"), (RobotMode.kUserStopped, "release")):
             fake.pose(mode, CARTESIAN_REFLEX)
             with pytest.raises(DriverError, match=f"not ready: .*{hint}"):
-                build(node(host=fake.host, hand=None)).connect()
+                build(node(host=fake.host, hand=None), Driver).connect()
         fake.pose(None, None)
-        with build(node(host=fake.host, hand=None)) as driver:
+        with build(node(host=fake.host, hand=None), Driver) as driver:
             driver.read()
 
 
 def test_nobody_there() -> None:
     with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*FCI activated in Desk"):
-        build(node(host="127.9.9.9")).connect()
+        build(node(host="127.9.9.9"), Driver).connect()
 
 
 @pytest.mark.parametrize("key", ["collision_torque", "contact_force", "payload"])
@@ -332,13 +430,13 @@ def test_what_is_not_set_does_not_start(key: str) -> None:
     settings = node()
     del settings[key]
     with pytest.raises(ConfigError, match=key):
-        build(settings)
+        build(settings, Driver)
 
 
 def test_thresholds_that_are_none() -> None:
     for bad in ([30.0] * 4 + [20.0] * 3, [5.0] * 7, [30.0] * 6):
         with pytest.raises(ConfigError):
-            build(node(collision_torque=bad))
+            build(node(collision_torque=bad), Driver)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,6 +14,8 @@ from real_robot.drivers.sim import Config, Sim
 from real_robot.ipc.channels import Channels
 from real_robot.ipc.messages import Command, Mode
 from real_robot.ipc.ring_buffer import BlackBox
+from real_robot.safety.geometry import Box, Geometry
+from real_robot.safety.geometry import Config as GeometryConfig
 from tests.real_robot.test_control import LIMITS, Bench, within
 
 AWAY = fr3.HOME + np.array([0.4, 0.2, -0.3, 0.3, 0.2, 0.1, -0.5])
@@ -58,6 +60,73 @@ def test_an_arm_without_a_home_refuses(tmp_path: Path) -> None:
     bench.run(2)
     assert bench.ask(Command.HOME) == Mode.IDLE
     assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+
+
+SIDEWAYS = fr3.HOME + np.array([1.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def posted(bench: Bench, height: float, retreat: tuple[np.ndarray, ...] = ()) -> Geometry:
+    """A post `height` m high between where the arm is and its home, in its chain and its way."""
+    place = fr3.forward((fr3.HOME + SIDEWAYS)[None] / 2)[0][0]
+    box = Box((place[0], place[1], height / 2), (0.02, 0.02, height / 2))
+    geometry = Geometry(GeometryConfig("fr3", boxes=(box,)), 7)
+    bench.control.chain.limiter.guards = [geometry.depths]
+    bench.control.homing = Homing(SIDEWAYS, LIMITS, [geometry], retreat)
+    bench.run(2)
+    return geometry
+
+
+def reason(bench: Bench) -> str:
+    return bench.there.state.fields["reason"][0].decode()
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_the_way_home_goes_round_a_post(tmp_path: Path, taught: bool) -> None:
+    """S-7: it was a straight line in joint space, wherever that led."""
+    bench, lifted = Bench(tmp_path), (fr3.HOME + SIDEWAYS) / 2 + [0, -0.5, 0, 0.5, 0, 0, 0]
+    geometry = posted(bench, 0.55, (lifted,) if taught else ())
+    straight = fr3.HOME + np.linspace(0, 1, 50)[:, None] * (SIDEWAYS - fr3.HOME)
+    assert geometry.depth(straight) < -0.02, "the post is in the straight way"
+    assert bench.ask(Command.HOME) == Mode.HOMING and not reason(bench)
+    bench.run(2000)
+    assert bench.mode == Mode.IDLE and not bench.fault
+    assert bench.sent[-1] == pytest.approx(SIDEWAYS, abs=1e-3)
+    sent = np.stack(bench.sent)
+    assert geometry.depth(sent) > -1e-3
+    if taught:
+        assert np.abs(sent - lifted).max(1).min() < 1e-2, "through the pose that was taught"
+    within(bench.sent)
+    speed = np.abs(np.diff(sent, axis=0)).max(0) / 0.01
+    assert (speed <= 1.05 * SHARE * np.asarray(LIMITS.velocity)).all(), speed
+
+
+def test_where_no_way_home_is_free_it_is_refused_in_one_line(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    posted(bench, 2.0)
+    assert bench.ask(Command.HOME) == Mode.IDLE
+    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    assert "no way home is free: in the straight one is geometry (" in reason(bench)
+    assert "box 1" in reason(bench) and "\n" not in reason(bench)
+    before = bench.sent[-1]
+    bench.run(100)
+    assert (bench.sent[-1] == before).all() and not bench.fault
+    bench.control.homing = Homing(fr3.HOME - 0.1, LIMITS)
+    assert bench.ask(Command.HOME) == Mode.HOMING and not reason(bench)
+
+
+def test_what_comes_into_the_way_home_stops_it_and_is_named(tmp_path: Path) -> None:
+    """It was IDLE then, as if it were home."""
+    bench = Bench(tmp_path)
+    geometry = posted(bench, 2.0)
+    assert bench.control.homing is not None
+    bench.control.homing.route.regions = []  # nothing was there when it was planned
+    assert bench.ask(Command.HOME) == Mode.HOMING
+    bench.control.homing.route.regions = [geometry]
+    bench.run(2000)
+    assert bench.mode == Mode.ESTOP
+    assert bench.fault.startswith("the way home is blocked") and "geometry" in bench.fault
+    assert geometry.depth(np.stack(bench.sent)) > -2e-3
+    within(bench.sent)
 
 
 def test_a_dry_run_holds_the_arm_and_imagines_the_rest() -> None:

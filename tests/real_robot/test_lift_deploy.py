@@ -18,6 +18,8 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.core.checkpoint import save
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from real_robot.assemble import build_chain, open_flight_recorder
 from real_robot.control.arm_state import Limits
@@ -89,9 +91,11 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
 ) -> None:
     """Delays, noise and another arm in training change nothing of what is seen and done."""
     world = yaml.safe_load((ROOT / "configs/env/fr3_lift_deploy.yaml").read_text())
-    env = build(world | {"num_envs": 1})
+    env = build(world | {"num_envs": 1}, VecEnv)
     policy = build(
-        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 4}, spec=env.spec
+        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 4},
+        Policy,
+        spec=env.spec,
     )
     save(tmp_path / "checkpoints" / "00000000", policy, 0)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))

@@ -1,42 +1,59 @@
-"""Adversaries against the whole chain, with an arm that has mass; more of them: `long_run.py`."""
+"""Adversaries against each robot's complete chain, with an arm that has mass; more of them:
+`long_run.py`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from real_robot.safety.chain import Chain
-from tests.real_robot import long_run
-from tests.real_robot.long_run import LIES, World, run
+from real_robot.safety.checks import Torque, TorqueRate
+from real_robot.safety.limits import Limiter
+from tests.real_robot.long_run import CONFIGS, World, deployment, run
 
 
-def test_no_sequence_leads_out_of_a_limit() -> None:
-    world = run(1500, seed=3)
-    assert world.chain.counts[world.chain.names.index("energy")] > 0, "the tank had to say no"
-    assert world.chain.counts[-1] > 5000, "the limits had to say no"
-    assert 0.1 * LIES * 1500 < sum(world.faults.values()) < 3 * LIES * 1500
-    named = " ".join(world.faults)
-    for reason in ("a command", "shape", "last observation", "the policy's observation", "joint"):
-        assert reason in named
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_sequence_leads_out_of_a_limit(config: str) -> None:
+    world = run(config, 300, seed=3)
+    names = world.chain.names
+    for stage in ("workspace", "reflex", "energy", "limits"):
+        assert world.chain.counts[names.index(stage)] > 0, f"{stage} had nothing to do"
+    assert ("geometry" in names) == (config != "crazyflie_sim")
+    assert {"finite", "fresh", "heartbeat", "hold_to_run", "torque", "torque_rate", "tracking"} < {
+        *names
+    }
+
+
+def through(self: Chain, wish: object, *rest: object) -> object:
+    if np.shape(wish) == self.limiter.q.shape and np.isfinite(wish).all():  # pyright: ignore
+        self.limiter.q[:] = np.clip(wish, self.limiter.low, self.limiter.high)  # pyright: ignore
+    return self.limiter.q
 
 
 def test_it_finds_what_a_chain_without_limits_lets_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    def through(self: Chain, wish: object, *rest: object) -> object:
-        if np.shape(wish) == (2,) and np.isfinite(wish).all():  # pyright: ignore
-            self.limiter.q[:] = np.clip(wish, self.limiter.low, self.limiter.high)  # pyright: ignore
-        return self.limiter.q
-
     monkeypatch.setattr(Chain, "__call__", through)
     with pytest.raises(AssertionError):
-        run(50)
+        run("so101_sim", 50)
 
 
-def test_a_torque_above_its_limit_has_to_latch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_run, "STIFFNESS", 5e4)
-    monkeypatch.setattr(long_run, "MASS", 500.0)
-    monkeypatch.setattr(long_run.Torque, "__call__", lambda self, tick: None)
-    with pytest.raises(AssertionError, match="a torque above its limit"):
-        world = World(0)
-        sent: list[np.ndarray] = []
+@pytest.mark.parametrize("config", ["sim", "so101_sim", "ur_sim"])
+def test_it_finds_a_limiter_without_guards(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limiter, "_leaves", lambda self, now: False)
+    with pytest.raises(AssertionError, match="out by"):
+        run(config, 600)
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"), [(Torque, "a torque above its limit"), (TorqueRate, "a blow")]
+)
+def test_what_is_above_its_limit_has_to_latch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: type, says: str
+) -> None:
+    monkeypatch.setattr(stage, "__call__", lambda self, tick: None)
+    world = World(deployment("so101_sim", tmp_path), 0)
+    world.push, world.hurry = 3 * world.most, 1.0 if stage is TorqueRate else 0.05
+    with pytest.raises(AssertionError, match=says):
         for _ in range(300):
-            world.sequence(sent)
+            world.sequence()

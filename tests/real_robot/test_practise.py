@@ -15,6 +15,7 @@ from embodied.compose import compose
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from real_robot.policy.observer import Observer
 from real_robot.rl.reset_free import Config, lasting
 from tests.real_robot.test_env import PATIENT, robot
@@ -32,7 +33,7 @@ def node(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def env() -> Iterator[VecEnv]:
-    made = build(node(played={"1": PUSH}))
+    made = build(node(played={"1": PUSH}), VecEnv)
     yield made
     made.close()
     assert made.session.daemon.returncode == 0
@@ -43,7 +44,7 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
     cube, goal = names.index("cube_x"), names.index("goal_x")
     apart = names.index("goal_from_cube_x")
     torch.manual_seed(0)
-    actor = Actor(build(PUSH, spec=env.spec), 1)
+    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
     obs, first = env.reset(), torch.tensor([True])
     for _ in range(600):
         seen = obs["state"][0]

@@ -121,7 +121,7 @@ def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> Non
 
 def flow(folder: Path) -> str:
     torch.manual_seed(0)
-    policy: Policy = build(FLOW, spec=SPEC)
+    policy: Policy = build(FLOW, Policy, spec=SPEC)
     return str(save(folder / "0", policy, 0))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from policies.wrappers.reflex_override import ReflexOverride
 from real_robot.control.arm_state import ArmState, Limits
@@ -27,6 +28,7 @@ DT = 0.02
 SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)
 LIMITS = Limits(*((value,) * 2 for value in (-1.0, 1.0, 0.0, 2.0, 9.0, 90.0, 9.0, 9.0)))
 STRIDE = (0.01, 0.02)
+FITS: dict[str, Any] = {"stride": STRIDE, "stiffness": (0.4,), "springs": (50.0, 20.0)}
 
 
 def policy(armed: bool = True) -> ReflexOverride:
@@ -35,13 +37,13 @@ def policy(armed: bool = True) -> ReflexOverride:
     node = {
         "_target_": "policies.wrappers.reflex_override.ReflexOverride",
         "base": base,
-        "ticks": 1,
-        "above": 0.5,
-        "release": 0.9,
-        "least": 1,
+        "decision_steps": 1,
+        "threshold": 0.5,
+        "release_ratio": 0.9,
+        "min_duration_steps": 1,
         "hidden": [16, 16],
     }
-    made: ReflexOverride = build(node, spec=SPEC)
+    made: ReflexOverride = build(node, ReflexOverride, spec=SPEC)
     made.fit({"obs/state": torch.randn(500, 8) * torch.linspace(0.1, 2, 8) + 0.3})
     for weight in [*made.risks.parameters(), *made.recovery.parameters()]:
         weight.data.mul_(2)
@@ -57,7 +59,7 @@ def saved(made: ReflexOverride, folder: Path) -> str:
 
 def stage(folder: Path, made: ReflexOverride | None = None, **settings: Any) -> Reflex:
     run = saved(made or policy(), folder)
-    return Reflex(Config(**({"run": run, "stride": STRIDE, "stiffness": (0.4,)} | settings)), 2, DT)
+    return Reflex(Config(**(FITS | {"run": run} | settings)), 2, DT)
 
 
 def tick(random: np.random.Generator) -> Tick:
@@ -138,14 +140,17 @@ def test_ticks_keep_no_memory(tmp_path: Path) -> None:
     [
         ({"stride": (0.01,)}, DT, "stride needs 2 numbers"),
         ({}, 0.01, "learned at 50 Hz, the control loop runs at 100"),
-        ({"stiffness": ()}, DT, r"make 8 and \[2\]"),
+        ({"stiffness": (), "springs": ()}, DT, r"make 8 and \[2\]"),
+        ({"springs": ()}, DT, "needs springs"),
+        ({"springs": (50.0,)}, DT, "springs needs 2 numbers"),
+        ({"stiffness": (1.5,)}, DT, "from -1 to 1"),
         ({"run": "/nowhere"}, DT, "/nowhere cannot be read"),
     ],
 )
 def test_what_does_not_fit_is_refused(
     tmp_path: Path, settings: dict[str, Any], dt: float, line: str
 ) -> None:
-    node = {"run": saved(policy(), tmp_path), "stride": STRIDE, "stiffness": (0.4,)} | settings
+    node = FITS | {"run": saved(policy(), tmp_path)} | settings
     with pytest.raises(ConfigError, match=line) as caught:
         Reflex(Config(**node), 2, dt)
     assert "\n" not in str(caught.value)
@@ -154,7 +159,7 @@ def test_what_does_not_fit_is_refused(
 def test_a_reflex_that_never_learned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was never armed"):
         stage(tmp_path, policy(armed=False))
-    plain = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=SPEC)
+    plain = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="has no reflex"):
         stage(tmp_path / "plain", plain)
 

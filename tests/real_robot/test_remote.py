@@ -30,6 +30,7 @@ from real_robot.deployment import Deployment, Remote
 from real_robot.remote.authenticator import MAX_MESSAGE_BYTES
 from real_robot.remote.client import RemoteClient, call_remote
 from real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
+from real_robot.remote.server import Relay
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
 
 __all__ = ["deployment"]
@@ -84,6 +85,15 @@ def afar(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> It
     assert gone(relay)
 
 
+def test_it_listens_on_loopback_unless_an_address_is_given(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    make(tmp_path / "keys")
+    for about, address in (({}, "127.0.0.1"), ({"address": "0.0.0.0"}, "0.0.0.0")):
+        relay = Relay(tmp_path, Remote(port=0, keys=str(tmp_path / "keys"), **about))
+        assert relay.place.startswith(f"tcp://{address}:")
+        relay.close()
+
+
 @pytest.fixture
 def strange(tmp_path: Path) -> Path:
     """Keys of another robot."""
@@ -103,6 +113,13 @@ def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
     assert afar.mode("ESTOP")["fault"] == "an operator pressed stop"
     afar.did(Verb.RESET)
     afar.logged("is admitted (key client)")
+
+
+def test_an_arm_is_not_released_from_another_machine(afar: Afar) -> None:
+    afar.idle()
+    refused = afar.call(Verb.RELEASE)
+    assert not refused.ok and "stands beside it" in refused.reason
+    assert afar.status["mode"] == "IDLE"
 
 
 def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
@@ -180,7 +197,8 @@ def test_what_is_no_request_is_refused_with_the_desks_reason(
             assert answer == b"", "the line is closed"
             afar.logged("sends more than is read")
     if reason:
-        assert reason in (afar.folder / "daemon.log").read_text()
+        log = afar.folder / "daemon.log"
+        until(lambda: reason in log.read_text(), f"the daemon's log says: {reason}")
     assert afar.call(Verb.STATUS).ok
 
 
@@ -191,6 +209,24 @@ def test_a_message_that_is_far_too_large_ends_its_connection(afar: Afar) -> None
         caller.line.send(b"x" * (MAX_MESSAGE_BYTES + 1))
         afar.logged("far too large", ended + 1)
     assert afar.call(Verb.STATUS).ok
+
+
+def test_estop_works_while_the_daemon_hangs(afar: Afar) -> None:
+    afar.running()
+    host = afar.host
+    os.kill(afar.process.pid, signal.SIGSTOP)
+    try:
+        reply = call_remote(host, afar.keys, Verb.ESTOP, PATIENT)
+        assert reply.ok and "latched after" in reply.reason, reply.reason
+        assert "the daemon did not answer" in reply.reason
+    finally:
+        os.kill(afar.process.pid, signal.SIGCONT)
+    assert afar.mode("ESTOP")["fault"] in (
+        "an operator pressed stop",
+        "the daemon has not answered for 2.0 s",  # a busy machine
+    )
+    afar.did(Verb.RESET)
+    afar.idle()
 
 
 def test_a_stop_gets_through_a_flood_and_a_crowd(afar: Afar) -> None:

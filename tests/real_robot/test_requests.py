@@ -20,6 +20,7 @@ from real_robot.daemon.requests import (
     parse,
     parse_reply,
 )
+from real_robot.ipc.messages import Command
 
 GOOD: dict[str, Any] = {"version": 1, "number": 7, "time": 12.5, "verb": "stop"}
 json_values = st.recursive(
@@ -39,6 +40,32 @@ def line(**changed: Any) -> bytes:
 def test_a_request_comes_back_as_it_was(number: int, time: float, verb: Verb) -> None:
     request = Request(number, time, verb)
     assert parse(request.line()) == request
+
+
+def test_what_a_verb_takes_comes_back_as_it_was() -> None:
+    for request in (
+        Request(1, 0.5, Verb.START, seconds=2.5, session="abc"),
+        Request(2, 0.5, Verb.LOAD, policy="/a b"),
+        Request(3, 0.5, Verb.ESTOP, session="abc"),
+        Request(4, 0.5, Verb.RELEASE, supported=True),
+    ):
+        assert parse(request.line()) == request
+
+
+def test_an_arm_that_falls_is_released_only_by_who_says_that_it_is_held() -> None:
+    assert Request(1, 0.5, Verb.RELEASE).command == Command.RELEASE
+    held = parse(line(verb="release", supported=True))
+    assert held.command == Command.RELEASE_SUPPORTED
+    with pytest.raises(RequestError, match="supported 1 should be true or false"):
+        parse(line(verb="release", supported=1))
+    with pytest.raises(RequestError, match="wrong: "):
+        parse(line(verb="reset", supported=True))
+
+
+def test_a_session_is_known_by_its_token() -> None:
+    for token, foreign in (("abc", False), ("abd", True), ("", True)):
+        assert Request(1, 0.5, Verb.STATUS, session="abc").foreign(token) == foreign
+        assert not Request(1, 0.5, Verb.STATUS).foreign(token), "an operator's"
 
 
 @calmly
@@ -95,6 +122,18 @@ def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> N
         (line(time=float("nan")), "NaN is no number"),
         (line(time=float("inf")), "Infinity is no number"),
         (line(wish=1), "'wish'"),
+        (line(seconds=3), "'seconds'"),
+        (line(verb="start", seconds=0), "above 0"),
+        (line(verb="start", seconds=None), "above 0"),
+        (line(verb="start", seconds="3"), "above 0"),
+        (line(verb="start", seconds=True), "above 0"),
+        (line(verb="start", seconds=1e400), "Infinity is no number"),
+        (line(session=3), "should be a token"),
+        (line(session="x" * 65), "should be a token"),
+        (line(session="\ud800"), "should be a token"),
+        (line(verb="load"), "'policy'"),
+        (line(verb="load", policy="a\0b"), "a folder's name"),
+        (line(verb="load", policy="\ud800"), "a folder's name"),
         (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
         (b'{"version": 1, "version": 1}', "twice"),
         (b"[" * 4000, "the line is not JSON"),

@@ -92,7 +92,7 @@ def moved(folder: Path, mode: str) -> Slow:
     torch.manual_seed(0)
     folder.mkdir()
     bench = Bench(folder, noise=1e-4)
-    policy: Policy = build({**REALTIME, "mode": mode} if mode else BASE, spec=SPEC)
+    policy: Policy = build({**REALTIME, "mode": mode} if mode else BASE, Policy, spec=SPEC)
     actions: Any = policy.get_submodule("base.range" if mode else "range")
     actions.fit(BOX)
     slow = Slow(bench, policy.eval())
@@ -138,7 +138,7 @@ def mean_change(actions: list[Floats]) -> float:
 
 
 def test_the_clock_says_where_a_plan_is() -> None:
-    policy: RealTimeChunking = build(REALTIME, spec=SPEC)
+    policy: RealTimeChunking = build(REALTIME, RealTimeChunking, spec=SPEC)
     actor, now = Actor(policy, 1, execute=1), 100.0
     seam = RtcAlignment(0.1, 12, lambda: now)
     assert not seam.align(actor, 99.98, moves=False) and seam.start == 99.98
@@ -155,7 +155,7 @@ def test_the_clock_says_where_a_plan_is() -> None:
 
 def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    policy = build(BASE, spec=SPEC)
+    policy = build(BASE, Policy, spec=SPEC)
     boxes = bench.there.state, bench.there.chunk
     decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
     assert decider.alignment is None
@@ -164,7 +164,7 @@ def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
     torch.manual_seed(0)
-    policy = build(BASE, spec=SPEC)
+    policy = build(BASE, Policy, spec=SPEC)
     policy.range.fit(BOX)
     settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
     deployment = Deployment.parse({**settings, "chunks": "guided"})
@@ -172,7 +172,7 @@ def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
     assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
     assert with_real_time_chunking(made, deployment) is made
     assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
-    gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, spec=SPEC)
+    gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
         with_real_time_chunking(gaussian, deployment)
     folder = tmp_path / "daemon"

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, build
+from embodied.embodiments.controller import Reference
 from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.control.chunk_follower import Chunk, ChunkFollower, Reference
+from real_robot.control.chunk_follower import Chunk, ChunkFollower
 from real_robot.control.loop import Channels, Control
-from real_robot.drivers.driver import DriverError
+from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.servos import feetech_codec, serial_port
 from real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from real_robot.drivers.servos.serial_port import SerialPort
@@ -24,7 +25,7 @@ from real_robot.ipc.messages import Command, Mode
 from real_robot.safety.chain import Chain
 from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from real_robot.safety.limits import Limiter
-from tests.fakes.servo_bus import FakeBus, Faults
+from tests.fakes.servo_bus import FakeBus, Faults, FeetechServo
 
 START = (2100, 1500, 2500, 3000)
 TICK = math.tau / 4096
@@ -287,15 +288,17 @@ def test_settings() -> None:
     joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "sign": -1}]
     node = {"_target_": "real_robot.drivers.servos.driver.ServoBus", "protocol": "feetech"}
     node |= {"port": "/dev/ttyACM0", "joints": joints}
-    assert build(node).joints == ("a",)
+    assert build(node, Driver).joints == ("a",)
     with pytest.raises(ConfigError, match="different"):
-        build(node | {"joints": joints * 2})
+        build(node | {"joints": joints * 2}, Driver)
     with pytest.raises(ConfigError, match="sign"):
-        build(node | {"joints": [joints[0] | {"sign": 0}]})
+        build(node | {"joints": [joints[0] | {"sign": 0}]}, Driver)
 
 
 class Sum:
     """A controller whose joint target moves by its actions; the hand stays."""
+
+    names: tuple[str, ...] = ("a", "b", "c")
 
     def begin(self, q: Floats, width: Floats) -> Reference:
         return {"q": q, "width": width}
@@ -354,3 +357,161 @@ def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
         assert turns(5, Command.RESET) == Mode.ESTOP, "nothing to reset while the wire is gone"
         assert there.state.receive() and Mode(int(there.state.fields["mode"][0])) == Mode.ESTOP
         assert "is gone" in there.state.fields["fault"][0].decode()
+
+
+LIMITS = Limits(
+    low=(-2.0,) * 3,
+    high=(2.0,) * 3,
+    margin=(0.05,) * 3,
+    velocity=(2.0,) * 3,
+    acceleration=(10.0,) * 3,
+    jerk=(200.0,) * 3,
+    torque=(50.0,) * 3,
+    tracking=(1.5,) * 3,
+)
+
+
+class Deployed:
+    """The control loop on a bus, at 50 Hz; `sent` [ticks, 3] and when (s)."""
+
+    def __init__(self, arm: ServoBus, folder: Path) -> None:
+        fresh = Fresh(FreshConfig(hold=20.0, stop=30.0, state=10.0))
+        stages = [Finite(), fresh, Enabled(), Torque(LIMITS), Tracking(LIMITS)]
+        chain = Chain(stages, Limiter(LIMITS, 0.02))
+        here = Channels.make(folder, 3, len(chain.names))
+        self.there = Channels.open(folder, 3, len(chain.names))
+        self.control = Control(arm, chain, ChunkFollower(Sum(), 0.05), here)
+        arm.close()
+        self.control.connect()
+        self.sent: list[tuple[float, Floats]] = []
+
+    def ask(self, wish: Command, turns: int = 1) -> Mode:
+        request = self.there.request.fields
+        request["number"] += 1
+        request["command"] = wish
+        self.there.request.send()
+        return self.turn(turns)
+
+    def turn(self, turns: int) -> Mode:
+        for _ in range(turns):
+            due = time.monotonic() + 0.02
+            self.control.turn()
+            self.sent.append((time.monotonic(), self.control.chain.limiter.q.copy()))
+            time.sleep(max(0.0, due - time.monotonic()))
+        return self.control.mode
+
+    def running(self, speed: float) -> None:
+        assert self.ask(Command.ARM, 30) == Mode.ARMED
+        assert self.control.arm is not None
+        now = time.monotonic()
+        chunk = np.full((64, 3), 0.05 * speed)
+        self.control.follower.take(Chunk(chunk, now, now))
+        assert self.ask(Command.START, 25) == Mode.RUNNING, self.control.fault
+
+
+@BOTH
+def test_one_silent_servo_does_not_stretch_the_braking_of_the_others(
+    protocol: str, tmp_path: Path
+) -> None:
+    """Before, each tick of braking took four time-outs: the set-point came to rest after seconds,
+    and goals jumped between braking and where the servos were."""
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path, timeout=0.05)) as arm:
+        site = Deployed(arm, tmp_path)
+        site.running(0.8)
+        bus.gone.add(3)
+        while site.turn(1) != Mode.ESTOP:
+            pass
+        latched = len(site.sent)
+        site.turn(60)
+        times = [t for t, _ in site.sent[latched:]]
+        moved = [
+            bool((a != b).any())
+            for (_, a), (_, b) in zip(site.sent[latched:], site.sent[latched + 1 :], strict=False)
+        ]
+        rest = max((k + 1 for k, each in enumerate(moved) if each), default=0)
+        assert rest <= 30, "0.6 s of ticks"
+        assert times[-1] - times[0] < 2.4, "none of which waits for the silent servo"
+        assert "wrist" in site.control.fault
+        assert all(abs(bus.servos[i].goal() - bus.servos[i].at) < 30 for i in (1, 2))
+        bus.gone.clear()
+        assert site.ask(Command.RESET, 5) == Mode.IDLE, site.control.fault
+
+
+def test_an_overloaded_joint_lets_go_of_what_it_presses_on(tmp_path: Path) -> None:
+    """A servo that reports overload is a fault, and its measurements are good."""
+    with FakeBus("feetech", START) as bus, ServoBus(config("feetech", bus.path)) as arm:
+        site = Deployed(arm, tmp_path)
+        bus.servos[1].wall = START[0] - 10.0
+        site.running(-0.5)
+        bus.servos[1].alert = 0x20
+        assert site.turn(2) == Mode.ESTOP and "overload" in site.control.fault
+        site.turn(40)
+        assert abs(bus.servos[1].goal() - bus.servos[1].at) < 5
+
+
+def test_a_stopped_arm_stays_up_as_it_drooped_before_it_was_started(tmp_path: Path) -> None:
+    """Servos know no gravity: an arm whose set-point went to the measured pose would sink."""
+    with FakeBus("feetech", START) as bus:
+        for servo in bus.servos.values():
+            servo.sag = 20.0  # ticks, 0.03 rad
+        with ServoBus(config("feetech", bus.path)) as arm:
+            site = Deployed(arm, tmp_path)
+            site.turn(20)
+            site.running(0.0)
+            for wish in (Command.ESTOP, Command.RESET, Command.ARM):
+                before = [servo.at for servo in bus.servos.values()]
+                site.ask(wish, 40)
+                after = [servo.at for servo in bus.servos.values()]
+                assert after[:3] == pytest.approx(before[:3], abs=3.0), wish
+            assert pytest.approx(arm.droop(np.zeros(3))[0], abs=3 * TICK) == 20 * TICK
+
+
+@BOTH
+def test_released_servos_have_no_torque_until_they_are_engaged(protocol: str) -> None:
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        torque = bus.servos[1].TORQUE
+        assert arm.falls_when_released
+        arm.release()
+        assert [bus.servos[i].table[torque] for i in (1, 2, 3, 4)] == [0, 0, 0, 1], "the hand holds"
+        for i in (1, 2, 3):
+            bus.servos[i].at += 150  # by hand
+        led = [servo.at for servo in bus.servos.values()]
+        arm.engage()
+        assert all(servo.table[torque] for servo in bus.servos.values())
+        time.sleep(0.2)
+        assert [servo.at for servo in bus.servos.values()] == pytest.approx(led, abs=2)
+        arm.release()
+        arm.stop()
+        assert all(servo.table[torque] for servo in bus.servos.values()), "a stop holds it"
+        bus.gone.add(2)
+        with pytest.raises(DriverError, match=r"elbow \(id 2\) does not take"):
+            arm.release()
+
+
+def test_a_firm_grasp_is_limited_and_no_fault(tmp_path: Path) -> None:
+    with FakeBus("feetech", START) as bus:
+        hand = bus.servos[4]
+        assert isinstance(hand, FeetechServo)
+        hand.wall = 2500.0  # something between the jaws
+        with ServoBus(config("feetech", bus.path)) as arm:
+            q = arm.read().q
+            end = time.monotonic() + 4.0
+            overloaded = False
+            while time.monotonic() < end:
+                arm.write(q, 0.0)
+                arm.read()
+                assert hand.force <= 0.5 + 1e-9
+                overloaded = overloaded or bool(hand.alert & 0x20)
+            assert overloaded and hand.force == pytest.approx(0.2), "its own protection"
+            assert arm.width == pytest.approx(0.06 * 500 / 1200, abs=1e-3)
+        assert [hand.table[i] for i in (16, 17, 28, 29, 36)] == [244, 1, 250, 0, 25]
+        assert hand.table[55] == 1, "locked again"
+        kept = hand.kept
+        with ServoBus(config("feetech", bus.path)):
+            assert hand.kept == kept, "its lasting memory is not written twice"
+        with ServoBus(config("feetech", bus.path, hand=Hand(4, 2000, 3200, 0.06, force=0.3))):
+            assert int.from_bytes(hand.table[48:50], "little") == 300 and hand.kept > kept
+    with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)):
+        assert int.from_bytes(bus.servos[4].table[100:102], "little") == 442
+    with pytest.raises(ConfigError, match="share of its torque"):
+        config("feetech", "", hand=Hand(4, 2000, 3200, 0.06, force=1.5))

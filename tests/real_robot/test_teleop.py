@@ -17,6 +17,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import fr3
+from policies.scripted.intervener import Intervener
 from real_robot.emulators.servos.bus import FakeBus
 from real_robot.teleop.devices import (
     Gamepad,
@@ -30,7 +31,7 @@ from real_robot.teleop.devices import (
     pressed,
     sticks,
 )
-from real_robot.teleop.teleop import NOBODY, Config, Held, Teleoperator, TeleopIntervener
+from real_robot.teleop.teleop import NO_INPUT, Config, Device, Held, Teleoperator, TeleopIntervener
 
 NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
@@ -44,7 +45,7 @@ class ScriptConfig:
     """Nothing."""
 
 
-class Script:
+class Script(Device):
     """A device that is held as the list `says`, one after the other."""
 
     says: list[Held] = []  # noqa: RUF012
@@ -56,7 +57,7 @@ class Script:
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         self.tools.append(tool)
-        return self.says.pop(0) if self.says else NOBODY
+        return self.says.pop(0) if self.says else NO_INPUT
 
     def close(self) -> None:
         """Nothing is open."""
@@ -74,7 +75,7 @@ def now() -> list[float]:
 def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[float]) -> None:
     person = Teleoperator(Config(NODE, linger=0.3, speed=0.5), SPEC, clock=lambda: now[0])
     actor = Actor(person, 1)
-    Script.says += [NOBODY, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
+    Script.says += [NO_INPUT, Held((1.0, -0.2, 0.0, 0.9, 0.0, 0.3), -1.0, True)]
     assert actor(OBS, FIRST)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0], "an open hand"
     assert not actor.extras["intervened"].item()
     moved = actor(OBS, ~FIRST)[0].tolist()
@@ -91,9 +92,9 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
     node = {"_target_": "real_robot.teleop.teleop.TeleopIntervener", "device": NODE}
-    hand = build(node, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
+    hand = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     assert isinstance(hand, TeleopIntervener)
-    Script.says += [NOBODY, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
+    Script.says += [NO_INPUT, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
     assert hand.over(OBS, FIRST).tolist() == [False]
     assert hand.over(OBS, ~FIRST).tolist() == [True]
     Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
@@ -114,7 +115,7 @@ def test_keys_and_sticks() -> None:
     held = pressed({"w", "d", "x", "j"})
     assert held == Held((1.0, -1.0, 0.0, 0.0, 0.0, 1.0), 1.0, True)
     assert pressed({"w", "s", "z", "x"}) == Held((0.0,) * 6, 0.0, True)
-    assert pressed(set()) == NOBODY
+    assert pressed(set()) == NO_INPUT
     held = sticks([0.5, -1.0, 0.05, 0.2], -1.0)
     assert held == Held((1.0, -0.5, -0.2, 0.0, 0.0, 0.0), -1.0, True), "0.05 is let go"
 
@@ -125,7 +126,7 @@ def test_a_keyboard_without_its_window_in_front_moves_nothing(
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     board = Keyboard(KeyboardConfig())
-    assert board.read(None) == NOBODY
+    assert board.read(None) == NO_INPUT
     monkeypatch.setattr(board.pygame.key, "get_focused", lambda: True)
     down = dict.fromkeys(board.codes.values(), False) | {board.codes["r"]: True}
     monkeypatch.setattr(board.pygame.key, "get_pressed", lambda: down)
@@ -147,18 +148,18 @@ def pipe(tmp_path: Path) -> Iterator[tuple[SpaceMouse, int]]:
 
 def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
     mouse, writer = pipe
-    assert mouse.read(None) == NOBODY
+    assert mouse.read(None) == NO_INPUT
     os.write(writer, bytes([1]) + struct.pack("<3h", 0, -350, 175))
     assert mouse.read(None) == Held((1.0, 0.0, -0.5, 0.0, 0.0, 0.0), 0.0, True)
     assert mouse.read(None).motion[0] == 1.0, "as long as nothing else is said"
     os.write(writer, bytes([2]) + struct.pack("<3h", 0, 0, 700))
     assert mouse.read(None).motion[5] == -1.0, "no more than all of it"
     os.write(writer, bytes([1]) + struct.pack("<6h", 0, 0, 0, 0, 20, 0))
-    assert mouse.read(None) == NOBODY, "a little is nothing"
+    assert mouse.read(None) == NO_INPUT, "a little is nothing"
     os.write(writer, bytes([3, 1, 0]))
     assert mouse.read(None) == Held((0.0,) * 6, -1.0, True)
     os.close(writer)
-    assert mouse.read(None) == NOBODY, "unplugged is let go"
+    assert mouse.read(None) == NO_INPUT, "unplugged is let go"
 
 
 def test_a_spacemouse_survives_any_report() -> None:
@@ -190,15 +191,15 @@ def test_a_leader_is_read_and_never_held() -> None:
         now = [0.0]
         leader = Leader(LeaderConfig(arm, "embodied.embodiments.fr3.forward"), lambda: now[0])
         home = tuple(fr3.forward(fr3.HOME[None])[0][0])
-        assert leader.read(home) == NOBODY, "nobody has moved it"
+        assert leader.read(home) == NO_INPUT, "nobody has moved it"
         bus.servos[1].at += 100  # somebody turns its first joint by 9 degrees
         held = leader.read(home)
         assert held.touched
         turned = home[0] * np.array([np.cos(100 / tick) - 1, np.sin(100 / tick), 0.0]) / 0.025
         assert held.motion[:3] == pytest.approx(turned, abs=0.05)
         now[0] += 0.6
-        assert leader.read(home) == NOBODY, "it rests: let go"
+        assert leader.read(home) == NO_INPUT, "it rests: let go"
         assert not any(servo.table[servo.TORQUE] for servo in bus.servos.values())
         bus.unplug()
-        assert leader.read(home) == NOBODY
+        assert leader.read(home) == NO_INPUT
         leader.close()

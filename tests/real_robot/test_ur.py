@@ -213,7 +213,7 @@ def test_settings() -> None:
             replace(good, **bad)
     said = program(good)
     assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
-    assert said.count("end\n") == 4  # of two ifs, a while and a def
+    assert said.count("end\n") == 6  # of four ifs, a while and a def
 
 
 CLIENT = """
@@ -235,3 +235,65 @@ def test_another_client_understands_the_fake(fake: FakeUR) -> None:
 
 def test_a_double_is_big_endian() -> None:
     assert struct.pack(">d", 1.0) == bytes.fromhex("3ff0000000000000")
+
+
+@pytest.mark.parametrize(("bit", "reason"), [(3, "recovery mode"), (10, "safety system")])
+def test_every_bit_of_its_safety_system_that_stops_it_is_named(
+    fake: FakeUR, bit: int, reason: str
+) -> None:
+    with UR(config(fake)) as arm:
+        fake.bits = 1 << bit
+
+        def said() -> bool:
+            try:
+                arm.read()
+            except DriverError as error:
+                return reason in str(error)
+            return False
+
+        until(said, reason)
+        fake.bits = 1
+
+
+def test_a_more_exact_reason_comes_before_a_stop_by_the_safety_system(fake: FakeUR) -> None:
+    with UR(config(fake)) as arm:
+        fake.bits = 1 << 10 | 1 << 5
+        with pytest.raises(DriverError, match="system's emergency stop"):
+            until(lambda: arm.read() is None, "a stop")
+
+
+def test_a_program_arrives_at_a_controller_that_reads_late_and_says_much(fake: FakeUR) -> None:
+    """A connection closed with unread words is reset, and takes what was sent with it."""
+    fake.busy = 0.3
+    with UR(config(fake, patience=5.0)) as arm:
+        assert fake.code == program(arm.config) and arm.read() is not None
+
+
+def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
+    with UR(config(fake)) as arm:
+        here = arm.read().q
+        arm.write(here, 0.0)
+        until(lambda: fake.program is not None and arm.read() is not None, "it follows")
+        assert not arm.falls_when_released
+        arm.release()
+        until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        led = here + 0.2
+        fake.joints.q = led.tolist()  # by hand
+        until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
+        arm.engage()
+        until(lambda: (arm.read(), not fake.free)[1], "held")
+        arm.write(led, 0.0)
+        assert fake.q == pytest.approx(led.tolist()) and not fake.halted
+        arm.release()
+        until(lambda: (arm.read(), fake.free)[1], "freedrive again")
+        arm.stop()
+        until(lambda: (arm.read(), not fake.free)[1], "a stop holds it")
+
+
+def test_freedrive_ends_where_nobody_is_heard_any_more(fake: FakeUR) -> None:
+    with UR(config(fake, watchdog=0.5)) as arm:
+        arm.write(arm.read().q, 0.0)
+        arm.release()
+        until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        until(lambda: fake.halted == "the watchdog", "its watchdog")
+        assert not fake.free

@@ -252,3 +252,17 @@ def test_commands_that_cannot_be(fake: FakeUR) -> None:
         for bad in (np.full(6, np.nan), np.full(6, 7.0), np.zeros(7)):
             with pytest.raises(DriverError, match="outside"):
                 arm.write(bad, 0.0)
+
+
+def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
+    with UrRtde(config(fake)) as arm:
+        here = arm.read().q
+        arm.write(here, 0.0)
+        arm.release()
+        until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        led = here + 0.2
+        fake.joints.q = led.tolist()  # by hand
+        until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
+        arm.engage()
+        until(lambda: (arm.read(), not fake.free)[1], "held")
+        assert fake.q == pytest.approx(led.tolist()) and not fake.halted

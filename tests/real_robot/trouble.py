@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-NAMES = ("jump", "frozen", "blind", "wild", "dark")
+NAMES = ("jump", "frozen", "blind", "wild", "dark", "broken", "force", "felt")
 """`jump` (s) of the control process's clock; else 1 for: the sensors repeat themselves; what they
-say is no number; what the policy says is no number; the policy's camera gives no pictures."""
+say is no number; what the policy says is no number; the policy's camera gives no pictures; the
+controller raises. `force` (N) on the simulated arm's plate and the time `felt` are the arm's."""
 
 
 class Trouble:
@@ -22,6 +23,9 @@ class Trouble:
     blind: float
     wild: float
     dark: float
+    broken: float
+    force: float
+    felt: float
 
     def __init__(self, path: Path | str, create: bool = False) -> None:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
@@ -42,4 +46,4 @@ class Trouble:
 
     def end(self) -> None:
         """All is well again."""
-        self._all[:] = 0
+        self._all[: NAMES.index("force")] = 0

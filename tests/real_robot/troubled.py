@@ -13,7 +13,10 @@ from torch import Tensor
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from real_robot.cameras.camera import CameraError, Frame
+from embodied.embodiments.arrays import Floats
+from embodied.embodiments.cartesian_delta import CartesianDelta, Reference
+from embodied.embodiments.cartesian_delta import Config as DeltaConfig
+from real_robot.cameras.camera import CameraError, Frame, Source
 from real_robot.control.arm_state import ArmState
 from real_robot.drivers.sim import Config as SimConfig
 from real_robot.drivers.sim import Sim
@@ -26,12 +29,19 @@ class TroubledConfig(SimConfig):
 
 
 class TroubledSim(Sim):
-    """The simulated arm; its wire and its sensors fail when they are told to."""
+    """The simulated arm; its wire and its sensors fail when they are told to. What a plate in front
+    of it feels is told without them."""
 
     def __init__(self, config: TroubledConfig) -> None:
         super().__init__(config)
         self.trouble = Trouble(config.trouble)
         self.kept_arm: ArmState | None = None
+
+    def _run(self) -> float:
+        now = super()._run()
+        if self.world is not None:
+            self.trouble.force, self.trouble.felt = float(self.world.sense(self.data)[0]), now
+        return now
 
     def read(self) -> ArmState:
         arm = super().read()
@@ -43,11 +53,31 @@ class TroubledSim(Sim):
 
 
 @dataclass(frozen=True)
+class TroubledDeltaConfig(DeltaConfig):
+    trouble: str = ""
+
+
+class TroubledDelta(CartesianDelta):
+    """The usual action space, in a control process with a mistake in it."""
+
+    def __init__(self, config: TroubledDeltaConfig) -> None:
+        super().__init__(config)
+        self.trouble = Trouble(config.trouble)
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        if self.trouble.broken:
+            raise ValueError("broken on purpose")
+        return super().__call__(action, q, reference)
+
+
+@dataclass(frozen=True)
 class CameraConfig:
     trouble: str
 
 
-class TroubledCamera:
+class TroubledCamera(Source):
     """Grey pictures of 8 x 8, brighter by 1 from one to the next."""
 
     name = "of the chaos suite"
@@ -69,11 +99,13 @@ class TroubledCamera:
 
 @dataclass(frozen=True)
 class SwayConfig:
-    """`period` s of a sway along y, `reach` of the largest action."""
+    """`period` s of a sway along y, `reach` of the largest action; `down` of the one that presses
+    on what is below all the while."""
 
     trouble: str
     period: float = 3.0
     reach: float = 0.8
+    down: float = 0.0
 
 
 class Sway(Policy):
@@ -93,6 +125,7 @@ class Sway(Policy):
         turns = carry["steps"] * self.spec.dt / self.config.period
         action = torch.zeros(len(noise), 1, self.spec.act.size)
         action[:, 0, 1] = self.config.reach * torch.cos(2 * math.pi * turns)
+        action[:, 0, 2] = -self.config.down
         if self.trouble.wild:
             action[:, 0, 0] = torch.nan
         return action, {"steps": carry["steps"] + 1}

@@ -10,6 +10,7 @@ import pytest
 
 from embodied import cli
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board
 from embodied.reward_design.digest import digests
 from embodied.reward_design.experience import Experience, Verdict
@@ -61,7 +62,7 @@ def test_a_design_trains_chooses_and_reports(
 
 def board_of(folder: Path) -> Board:
     """What an analyser needs of a search that ended."""
-    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
+    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     ledger, found = Journal(folder), variables(env.spec)
     experience = Experience.load(folder)
     verdict = Verdict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.reward_design.description import SOFTWARE, about, describe
 from embodied.rewards.handcrafted.variables import known, variables
@@ -64,7 +65,7 @@ def test_names_of_programs() -> None:
     ids=lambda world: world["_target_"],
 )
 def test_no_software_is_named(world: dict[str, object]) -> None:
-    env = build(world)
+    env = build(world, VecEnv)
     env.close()
     text = describe(env.spec, env.spec.text, "table", about(env))
     assert SOFTWARE.search(text.replace(" rows", "")) is None, text

@@ -35,7 +35,7 @@ WORLD = {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 16}
 
 @pytest.fixture(scope="module")
 def env() -> VecEnv:
-    return build(WORLD)
+    return build(WORLD, VecEnv)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ class Instant(Trials):
             yield job, self._measure(job)
 
     def _measure(self, job: Job) -> Outcome:
-        env = build(WORLD)
+        env = build(WORLD, VecEnv)
         checked = check(job.program.read_text())
         rows = self.experience.rows
         given = inputs(variables(env.spec), checked.inputs, rows)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.env import Step
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
@@ -22,7 +23,7 @@ SPEC = Spec(
 
 def make(node: dict[str, Any], spec: Spec = SPEC, folder: Any = None, **more: Any) -> Any:
     context: dict[str, Any] = {"gamma": 0.9, "num_envs": 2, "device": torch.device("cpu")}
-    return build(node, spec=spec, seed=0, folder=folder, **(context | more))
+    return build(node, Reward, spec=spec, seed=0, folder=folder, **(context | more))
 
 
 def state(tool: float, cube: float = 0.0, goal: float = 0.0) -> Tensor:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
-from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Scheduled, Stateful
+from embodied.core.reward import (
+    AugmentsEnv,
+    HasComponents,
+    ObservesSteps,
+    Reward,
+    Scheduled,
+    Stateful,
+)
 from embodied.core.tensors import nest
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification, Ranking
@@ -40,7 +47,7 @@ def made(folder: Path, **settings: Any) -> Annotate:
         **settings,
     }
     cpu = torch.device("cpu")
-    return build(node, spec=world.spec, folder=folder, seed=0, device=cpu)
+    return build(node, Reward, spec=world.spec, folder=folder, seed=0, device=cpu)
 
 
 def rows_of(reward: Annotate, texts: list[str], times: list[int], own: float = 0.0) -> Any:

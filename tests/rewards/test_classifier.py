@@ -14,6 +14,7 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
@@ -71,7 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def made(folder: Path, **settings: Any) -> Classifier:
     context = {"spec": SPEC, "device": torch.device("cpu"), "seed": 0, "folder": folder}
-    return build(NODE | settings, **context)
+    return build(NODE | settings, Reward, **context)
 
 
 def rows(x: list[float], discount: list[float]) -> Tensors:
@@ -338,7 +339,7 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
     how = {"views": [PICTURE], "channels": [8, 8], "hidden": [16], "updates": 200, "lr": 0.005}
     context = {"device": torch.device("cpu"), "seed": 0, "folder": tmp_path / "run"}
     settings = {"data": str(tmp_path / "won"), "training": how}
-    reward: Classifier = build(NODE | settings, spec=env.spec, **context)
+    reward: Classifier = build(NODE | settings, Classifier, spec=env.spec, **context)
     watched = reward.augment_env(env)
     assert set(env.spec.obs) == {"state"} and watched.spec.obs[PICTURE].shape == (48, 48, 3)
     assert reward.augment_env(watched) is watched

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
 from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
@@ -105,7 +106,7 @@ def test_a_known_order_is_found_and_others_are_not() -> None:
 def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
     env = TwoGap(GapConfig(num_envs=3))
     node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
-    reward = build(node, spec=env.spec, device=torch.device("cpu"))
+    reward = build(node, Reward, spec=env.spec, device=torch.device("cpu"))
     watched = reward.augment_env(env)
     watched.reset(0)
     step = watched.step(torch.zeros(3, 2))
@@ -125,7 +126,7 @@ def test_change_is_potential_based() -> None:
         "scale": 2.0,
     }
     reward = build(
-        node | {"prompt": REACH, "picture": "front"}, spec=SPEC, device=torch.device("cpu")
+        node | {"prompt": REACH, "picture": "front"}, Reward, spec=SPEC, device=torch.device("cpu")
     )
     before, after = (torch.full((2, 8, 8, 3), v, dtype=torch.uint8) for v in (30, 220))
     rows = {"obs/front": before, "next_obs/front": after, "reward": torch.zeros(2)}
@@ -158,12 +159,12 @@ def test_ends_are_hidden_from_the_learner() -> None:
 def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: str) -> None:
     node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH, **settings}
     with pytest.raises(ConfigError, match=said):
-        build(node, spec=SPEC, device=torch.device("cpu"))
+        build(node, Reward, spec=SPEC, device=torch.device("cpu"))
 
 
 def test_rows_without_the_picture_are_refused() -> None:
     node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
-    reward = build(node, spec=SPEC, device=torch.device("cpu"))
+    reward = build(node, Reward, spec=SPEC, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"reward\.picture=NAME"):
         reward({"reward": torch.zeros(1)})
 

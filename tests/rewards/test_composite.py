@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import VecEnv
-from embodied.core.reward import AugmentsEnv, ObservesSteps, Scheduled, Stateful
+from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.composite import CompositeReward, correlation
 from embodied.rewards.wrappers.render_caption import with_render
@@ -30,7 +30,7 @@ NEAR = {
 RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
-class Looking:
+class Looking(Reward):
     """Watches pictures of the size that it is told."""
 
     frozen = True

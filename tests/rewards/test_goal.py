@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.datasets.lerobot.video import encode_png
@@ -22,7 +23,7 @@ SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, Leaf(
 
 def made(**settings: object) -> Goal:
     node = {"_target_": "embodied.rewards.vision_language.goal.Goal", **settings}
-    return build(node, spec=SPEC, device=torch.device("cpu"))
+    return build(node, Reward, spec=SPEC, device=torch.device("cpu"))
 
 
 def rows(**leaves: Tensor) -> dict[str, Tensor]:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.hg_dagger import HgDagger
+from embodied.learners.learner import Learner
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Collector
 from policies.scripted.intervener import Config as WatcherConfig
@@ -78,7 +80,7 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
     world = Plain(CounterConfig(ends=(3, 100)))
     env = InterventionWrapper(world, Scripted(plan), rewards_takeover=True)
-    policy = build({"_target_": "policies.random.Random"}, spec=env.spec)
+    policy = build({"_target_": "policies.random.Random"}, Policy, spec=env.spec)
     rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
     paid = torch.stack([made["reward"] for made, _ in rows])
@@ -98,7 +100,7 @@ def test_chunks_cannot_be_taken_over_from() -> None:
     env = InterventionWrapper(
         Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), rewards_takeover=False
     )
-    policy = build({"_target_": "policies.random.Random", "chunk": 2}, spec=env.spec)
+    policy = build({"_target_": "policies.random.Random", "chunk": 2}, Policy, spec=env.spec)
     with pytest.raises(ConfigError, match="execute=1"):
         Collector(env, policy, 0.9).step()
 
@@ -116,13 +118,14 @@ def test_a_demonstration_is_nobodys_complaint() -> None:
 
 def test_what_was_not_a_persons_is_not_cloned() -> None:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, spec=FAR)
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=FAR)
     learner = build(
         {
             "_target_": "embodied.learners.imitation.hg_dagger.HgDagger",
             "batch_size": 64,
             "lr": 0.01,
         },
+        Learner,
         policy=policy,
         spec=FAR,
     )

@@ -27,6 +27,7 @@ from embodied.rewards.preferences.labellers import (
     VisionLanguageLabeller,
     label_of,
 )
+from embodied.vision.image_text import ImageText
 from tests.llm.server import Server, Told, says, serving
 
 
@@ -63,7 +64,7 @@ class ColoursConfig:
     """Nothing to set."""
 
 
-class Colours:
+class Colours(ImageText):
     """Sees only how red and how blue a picture is, in mean."""
 
     name, size, side = "colours", 2, 1

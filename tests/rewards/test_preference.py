@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes
@@ -372,5 +373,5 @@ def test_agreement_by_hand() -> None:
 
 def test_the_packaged_node_builds() -> None:
     node = {"_target_": "embodied.rewards.preferences.preference.Preference", "labeller": SIMULATED}
-    reward = build(node, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
+    reward = build(node, Reward, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
     assert reward.frozen is False

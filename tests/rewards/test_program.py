@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
-from embodied.core.reward import HasComponents, Scheduled, Stateful
+from embodied.core.reward import HasComponents, Reward, Scheduled, Stateful
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.handcrafted.program import Program, statistics
 from embodied.rewards.handcrafted.variables import variables
@@ -47,7 +47,7 @@ def rows() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return build(node(), spec=SPEC)
+    return build(node(), Reward, spec=SPEC)
 
 
 def test_what_it_pays_by_hand(program: Program) -> None:
@@ -74,7 +74,7 @@ def test_parts_of_a_leaf_are_where_their_names_are() -> None:
 
 
 def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -> None:
-    reward = build(node(every=100), spec=SPEC, folder=tmp_path)
+    reward = build(node(every=100), Reward, spec=SPEC, folder=tmp_path)
     for step in (50, 100, 150, 200):
         reward(rows())
         reward.set_step(step)
@@ -86,7 +86,7 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
     state = reward.get_state() | {"step": 150, "written": 100}
     reward.set_state(state)
     assert [line["step"] for line in statistics(tmp_path)] == [100]
-    other = build(node(CODE.replace("0.5", "0.6")), spec=SPEC, folder=tmp_path)
+    other = build(node(CODE.replace("0.5", "0.6")), Reward, spec=SPEC, folder=tmp_path)
     with pytest.raises(ConfigError, match="changed since this run"):
         other.set_state(state)
 
@@ -102,23 +102,23 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
 )
 def test_refusals_are_one_line_that_says_what_to_do(code: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line) as caught:
-        build(node(code), spec=SPEC)
+        build(node(code), Reward, spec=SPEC)
     assert "\n" not in str(caught.value)
 
 
 def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
     """Made-up rows say nothing about it, the world's do."""
-    reward = build(node("def reward(width):\n    return torch.log(width - 1)"), spec=SPEC)
+    reward = build(node("def reward(width):\n    return torch.log(width - 1)"), Reward, spec=SPEC)
     with pytest.raises(NotFinite, match="failed in this environment: result: the reward is nan"):
         reward(rows())
 
 
 def test_a_missing_file_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
-        build(node(file="nowhere.py"), spec=SPEC)
+        build(node(file="nowhere.py"), Reward, spec=SPEC)
 
 
 def test_strict_pays_the_same(program: Program) -> None:
-    strict = build(node(mode="strict"), spec=SPEC)
+    strict = build(node(mode="strict"), Reward, spec=SPEC)
     torch.testing.assert_close(strict(rows()), program(rows()))
     strict.sandbox.close()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.nn.statistics import spearman
@@ -63,7 +64,7 @@ def record(path: Path, walks: list[Tensor], spec: Spec = SPEC) -> str:
 
 def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> StepwiseProgress:
     context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
-    return build(NODE | settings, **context)
+    return build(NODE | settings, Reward, **context)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from embodied.buffers.relabel import Relabel
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
-from embodied.core.reward import Scheduled
+from embodied.core.reward import Reward, Scheduled
 from embodied.rewards.handcrafted.scheduled import ScheduledWeights
 from envs.quadrotor.rewards import hover_rows
 
@@ -22,7 +22,7 @@ NODE = {
 
 
 def test_weights_at_each_bump() -> None:
-    reward = build(NODE)
+    reward = build(NODE, Reward)
     assert isinstance(reward, ScheduledWeights) and isinstance(reward, Scheduled)
     for step, position, velocity in (
         (0, 5.0, 0.01),
@@ -52,7 +52,7 @@ def rows() -> dict[str, torch.Tensor]:
 
 def test_stored_rows_are_rewarded_with_the_weights_of_now() -> None:
     """r = 2 - 1/2 (w_p 0.25 + w_a 4 * 0.334^2); a row that ended the world has none."""
-    replay, reward = ReplayBuffer(4), build(NODE)
+    replay, reward = ReplayBuffer(4), build(NODE, Reward)
     replay.add(rows())
     source = Relabel(replay, reward)
     for step, position, action in ((0, 5.0, 0.01), (200_000, 7.2, 0.0196)):
@@ -76,11 +76,11 @@ def test_a_tilt_costs_its_share() -> None:
 
 def test_settings_reach_the_function() -> None:
     """At the level of another vehicle the same action is no effort."""
-    reward = build(NODE | {"settings": {"level": 0.0}})
+    reward = build(NODE | {"settings": {"level": 0.0}}, Reward)
     expected = 2 - 0.5 * 5.0 * 0.25
     assert float(reward(rows())[0]) == pytest.approx(expected)
 
 
 def test_a_weight_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="no speed"):
-        build(NODE | {"factor": {"speed": 2.0}})
+        build(NODE | {"factor": {"speed": 2.0}}, Reward)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, build
-from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Stateful
+from embodied.core.env import VecEnv
+from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Reward, Stateful
 from embodied.core.tensors import Tensors, nest
 from embodied.llm.chat import Answer, ChatError
 from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
@@ -29,7 +30,7 @@ def world(id: str = "MiniGrid-DoorKey-8x8-v0", count: int = 4, **more: Any) -> M
 
 def made(folder: Path, seed: int = 0, **settings: Any) -> SubgoalBonus:
     node = {"_target_": "embodied.rewards.language.subgoal_bonus.SubgoalBonus", **settings}
-    return build(node, folder=folder, seed=seed)
+    return build(node, Reward, folder=folder, seed=seed)
 
 
 def led(reward: SubgoalBonus, env: MiniGrid) -> SubgoalBonusWrapper:
@@ -242,4 +243,4 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"accuracy=1\.5"):
         made(tmp_path, accuracy=1.5)
     with pytest.raises(ConfigError, match="no subgoals"):
-        made(tmp_path).augment_env(build({"_target_": "envs.toy.two_gap.TwoGap"}))
+        made(tmp_path).augment_env(build({"_target_": "envs.toy.two_gap.TwoGap"}, VecEnv))

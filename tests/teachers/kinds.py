@@ -20,6 +20,7 @@ from embodied.core.wrapper import Wrapper
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.task_wrapper import TaskWrapper
+from embodied.teachers.teacher import Curriculum
 from envs.fr3.env import Config, Fr3
 from envs.maze.env import Config as MazeConfig
 from envs.maze.env import Maze
@@ -34,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 def need(target: str) -> str:
     """The one thing that teacher `target` needs of a world ("": a box of tasks)."""
-    found = resolve(target).needs - OF_THE_STUDENT
+    found = resolve(target, Curriculum).needs - OF_THE_STUDENT
     if len(found) > 1:
         raise LookupError(f"{target} needs {sorted(found)}: no world here has all of it")
     return next(iter(found), "")
@@ -42,7 +43,7 @@ def need(target: str) -> str:
 
 def small(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of sizes with which a teacher has learned something after a few dozen episodes."""
-    return {"_target_": target, **_shrunk(_config(resolve(target)), settings)}
+    return {"_target_": target, **_shrunk(_config(resolve(target, Curriculum)), settings)}
 
 
 def _config(kind: Any) -> Any:
@@ -95,7 +96,7 @@ class Box:
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """A teacher and a real world whose episodes are those that it chooses: FR3 reach."""
         env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
-        teacher = build({**node, "signal": "success"}, spec=env.spec, seed=0)
+        teacher = build({**node, "signal": "success"}, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
@@ -109,8 +110,8 @@ class Help(Box):
         inner = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 2}
         magnet = {"_target_": "envs.fr3.assist_force.AssistForce", "body": "cube"}
         wrapped = {"_target_": "envs.wrappers.stack.Wrapped", "num_envs": 2}
-        env = build({**wrapped, "env": inner, "wrappers": [magnet]})
-        teacher = build(node, spec=env.spec, seed=0)
+        env = build({**wrapped, "env": inner, "wrappers": [magnet]}, VecEnv)
+        teacher = build(node, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
@@ -140,7 +141,7 @@ class Levels(Box):
 
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """With a second student that stands still, or a first that learns at once."""
-        teacher = build(node, **self.context(), seed=0)
+        teacher = build(node, Curriculum, **self.context(), seed=0)
         if "rival" in teacher.needs:
             other = teacher.antagonist_env(self.maze, lambda: Maze(self.maze.config))
             other.reset(1)
@@ -197,7 +198,9 @@ class States(Box):
         return 0.7
 
     def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
-        teacher = build({**node, "limit": 2, "usual": 0.0, "steps": 0}, **self.context(), seed=0)
+        teacher = build(
+            {**node, "limit": 2, "usual": 0.0, "steps": 0}, Curriculum, **self.context(), seed=0
+        )
         return teacher, ResetStateWrapper(self.env, teacher)
 
 

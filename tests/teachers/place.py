@@ -9,7 +9,7 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 
 TASK = Leaf((2,), low=0.0, high=1.0, names=("x", "y"))
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
@@ -19,7 +19,7 @@ LINE = Spec(SPEC.obs, SPEC.act, 0.1, Leaf((1,), low=0.0, high=1.0, names=("x",))
 def made(target: str, seed: int = 0, spec: Spec = SPEC, **settings: Any) -> Any:
     """A teacher of `embodied.teachers.TARGET` that scores returns as they are."""
     node = {"_target_": f"embodied.teachers.{target}", "signal": "return", **settings}
-    return build(node, spec=spec, seed=seed)
+    return build(node, Curriculum, spec=spec, seed=seed)
 
 
 def ended(*scores: float) -> Outcome:

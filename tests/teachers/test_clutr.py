@@ -20,7 +20,7 @@ from embodied.teachers.levels.level_autoencoder import (
     train,
 )
 from embodied.teachers.levels.level_generator import Grammar
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 from envs.maze.env import Config, Maze
 
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
@@ -33,7 +33,7 @@ def world() -> Maze:
 
 
 def made(world: Maze, seed: int = 0, **settings: Any) -> Clutr:
-    return build(NODE | settings, spec=world.spec, levels=world.levels, seed=seed)
+    return build(NODE | settings, Curriculum, spec=world.spec, levels=world.levels, seed=seed)
 
 
 def rng(seed: int = 0) -> np.random.Generator:

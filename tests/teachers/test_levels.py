@@ -16,7 +16,7 @@ from embodied.teachers.levels.level_buffer import LevelBuffer
 from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, Plr
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 from envs.maze.env import Config, Maze
 
 NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5}
@@ -28,7 +28,7 @@ def world() -> Maze:
 
 
 def made(world: Maze, seed: int = 0, **settings: Any) -> Plr:
-    return build(NODE | settings, spec=world.spec, levels=world.levels, seed=seed)
+    return build(NODE | settings, Curriculum, spec=world.spec, levels=world.levels, seed=seed)
 
 
 def outcome(gain: float, ret: float = 0.0, value: float = 0.0, n: int = 1) -> Outcome:
@@ -232,12 +232,18 @@ def test_a_world_says_who_learns(world: Maze) -> None:
 def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
     node = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
     with pytest.raises(ConfigError, match="needs an environment with levels"):
-        build(node, spec=world.spec, seed=0)
+        build(node, Curriculum, spec=world.spec, seed=0)
     with pytest.raises(ConfigError, match="levels are chosen whole"):
-        build(node | {"box": {"start": [0, 1]}}, spec=world.spec, levels=world.levels, seed=0)
+        build(
+            node | {"box": {"start": [0, 1]}},
+            Curriculum,
+            spec=world.spec,
+            levels=world.levels,
+            seed=0,
+        )
     small = Maze(Config(side=6, blocks=3))
     with pytest.raises(ConfigError, match="39 elements, a level has 28"):
-        build(node, spec=small.spec, levels=world.levels, seed=0)
+        build(node, Curriculum, spec=small.spec, levels=world.levels, seed=0)
 
 
 def test_settings_that_make_no_sense(world: Maze) -> None:

@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.state_codec import pack, unpack
 from embodied.teachers.assistance.privilege import Privilege
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 
 TASK = Leaf((2,), low=0.0, high=1.0, names=("cube_x", "help"))
 SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
@@ -25,7 +25,7 @@ def made(**settings: Any) -> Privilege:
         "step": 0.25,
         "below": 0.0,
     }
-    return build({**node, **settings}, spec=SPEC, seed=0)
+    return build({**node, **settings}, Curriculum, spec=SPEC, seed=0)
 
 
 def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
@@ -84,11 +84,12 @@ def test_settings_that_mean_nothing() -> None:
     with pytest.raises(ConfigError, match="with assistance"):
         build(
             {"_target_": "embodied.teachers.assistance.privilege.Privilege", "name": "aid"},
+            Curriculum,
             spec=SPEC,
         )
     with pytest.raises(ConfigError, match="with assistance"):
         node = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
-        build(node, spec=replace(SPEC, task=None))
+        build(node, Curriculum, spec=replace(SPEC, task=None))
     with pytest.raises(ConfigError, match="cannot be annealed"):
         made(box={"help": [0.5, 0.5]})
     for wrong in ({"step": 0.0}, {"batch": 0}, {"first": 2.0}, {"little": 0.8}):

@@ -23,7 +23,7 @@ from embodied.teachers.levels.level_generator import (
 from embodied.teachers.levels.paired import Paired
 from embodied.teachers.levels.regret import STUDENT, regret
 from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 from envs.maze.env import Config, Maze
 
 NODE = {"_target_": "embodied.teachers.levels.paired.Paired", "every": 4}
@@ -35,7 +35,7 @@ def world() -> Maze:
 
 
 def made(world: Maze, seed: int = 0, **settings: Any) -> Paired:
-    return build(NODE | settings, spec=world.spec, levels=world.levels, seed=seed)
+    return build(NODE | settings, Curriculum, spec=world.spec, levels=world.levels, seed=seed)
 
 
 def ended(*returns: float) -> Outcome:
@@ -244,4 +244,4 @@ def test_what_makes_no_sense_is_refused(world: Maze) -> None:
     leaf = Leaf((3,), low=0.0, high=1.0)
     spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 0.1, leaf)
     with pytest.raises(ConfigError, match="token by token"):
-        build(NODE, spec=spec, levels=Wordless(), seed=0)
+        build(NODE, Curriculum, spec=spec, levels=Wordless(), seed=0)

@@ -14,6 +14,7 @@ import torch
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotSavable
+from embodied.core.policy import Policy
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -23,7 +24,7 @@ from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrap
 from embodied.teachers.resets.reverse import Reverse
 from embodied.teachers.resets.snapshot import Snapshot, k_means
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
 from envs.fr3.env import Config, Fr3
@@ -42,7 +43,7 @@ def reach(rows: int = 2, horizon: int = 20) -> Fr3:
 
 def made(target: str, env: Any, **settings: Any) -> Any:
     node = {"_target_": target, "player": SCRIPT, "episodes": 3, "every": 2, **settings}
-    return build(node, spec=env.spec, env=env, seed=0)
+    return build(node, Curriculum, spec=env.spec, env=env, seed=0)
 
 
 def ends(n: int, score: float = 1.0) -> Outcome:
@@ -67,7 +68,7 @@ def paths(sizes: list[int], returns: list[float], togo: list[float] | None = Non
 def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
     """From each saved state the player earns to the bit what it earned from there."""
     env = reach() if world == "reach" else Gym(GymConfig("Hopper-v5", 2))
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, spec=env.spec)
+    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec)
     policy.eval()
     saved = record_trajectories(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
     assert saved.returns.shape == (3,) and set(saved.episode.tolist()) == {0, 1, 2}
@@ -93,7 +94,7 @@ def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
 
 def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() -> None:
     env = reach()
-    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
+    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 2, 3, seed=0, gamma=0.9)
     env.reset(5)
     for _ in range(4):
         env.step(torch.zeros(2, 4))
@@ -260,7 +261,7 @@ def test_what_cannot_be(target: str) -> None:
     with pytest.raises(ConfigError, match="not both"):
         made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
-        build({"_target_": target, "player": SCRIPT}, spec=env.spec)
+        build({"_target_": target, "player": SCRIPT}, Curriculum, spec=env.spec)
     for wrong in ({"episodes": 0}, {"every": 0}, {"usual": 1.5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             made(target, env, **wrong)
@@ -287,7 +288,7 @@ def test_a_run_is_resumed_exactly(tmp_path: Path, more: dict[str, Any], target: 
 
 def test_saved_states_are_tensors_of_one_length() -> None:
     env = reach()
-    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 3, 4, 0, 0.99)
+    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 3, 4, 0, 0.99)
     assert tt.length(saved.states) == len(saved)
     assert saved.only(torch.tensor([2, 0])).episode.unique().tolist() == [0, 1]
     assert (saved.time + saved.left == saved.lengths[saved.episode]).all()

@@ -13,6 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
+from embodied.teachers.teacher import Curriculum
 from envs.toy.rooms import Config, Rooms
 from envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
 from envs.wrappers.episodic_density import Config as FamiliarConfig
@@ -36,7 +37,9 @@ def game(
     env: EpisodicDensity, **settings: Any
 ) -> tuple[AdversarialSurprise, Any, Any, list[Tensors | None]]:
     """A teacher, the worlds of Control and Explore, and what Control was told to see."""
-    teacher: AdversarialSurprise = build(NODE | settings, spec=env.spec, env=env, seed=0)
+    teacher: AdversarialSurprise = build(
+        NODE | settings, AdversarialSurprise, spec=env.spec, env=env, seed=0
+    )
     control = teacher.antagonist_env(env, world)
     told: list[Tensors | None] = []
 
@@ -149,9 +152,9 @@ def test_a_saved_game_goes_on() -> None:
 def test_other_worlds_and_settings_are_refused() -> None:
     rooms = Rooms(Config(num_envs=2))
     with pytest.raises(ConfigError, match="episodic density"):
-        build(NODE, env=rooms, seed=0)
+        build(NODE, Curriculum, env=rooms, seed=0)
     for settings in ({"turns": 3}, {"steps": 1}, {"free": 1.0}):
         with pytest.raises(ConfigError, match="teacher"):
-            build(NODE | settings, env=world(), seed=0)
+            build(NODE | settings, Curriculum, env=world(), seed=0)
     with pytest.raises(ConfigError, match='no observation "vew"'):
         EpisodicDensity(FamiliarConfig(of="vew"), rooms)

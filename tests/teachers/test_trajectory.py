@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.state_codec import pack, unpack
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.resets.state_graph import nearby_states, similarity, similarity_graph
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories
 from embodied.teachers.resets.trajectory import Trajectory
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Curriculum, Outcome
 from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
 
 
@@ -24,7 +25,7 @@ def made(env: Fr3, **settings: Any) -> Trajectory:
         "player": SCRIPT,
         "episodes": 3,
     }
-    return build({**node, "usual": 0.0, **settings}, spec=env.spec, env=env, seed=0)
+    return build({**node, "usual": 0.0, **settings}, Curriculum, spec=env.spec, env=env, seed=0)
 
 
 def alike() -> Trajectories:
@@ -48,7 +49,7 @@ def test_the_graph_joins_what_is_alike_of_other_trajectories() -> None:
 
 def test_beside_a_state_is_where_random_actions_lead() -> None:
     env = reach()
-    saved = record_trajectories(build(SCRIPT, spec=env.spec), env, 2, 2, 0, 0.99)
+    saved = record_trajectories(build(SCRIPT, Policy, spec=env.spec), env, 2, 2, 0, 0.99)
     near = nearby_states(saved, env, 3, 1.0, np.random.default_rng(0))
     assert 0 < len(near) <= len(saved) and set(near.states) == set(saved.states)
     far = (near.states["obs/state"][:, None] - saved.states["obs/state"][None]).abs().sum(2)

@@ -6,6 +6,7 @@ import torch
 
 from embodied.core import tensors as tt
 from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.training.collector import Collector
 from tests.toy_envs import Config, Counter
 
@@ -14,7 +15,7 @@ GAMMA = 0.5
 
 def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
-    policy = build({"_target_": "policies.random.Random", "chunk": chunk}, spec=env.spec)
+    policy = build({"_target_": "policies.random.Random", "chunk": chunk}, Policy, spec=env.spec)
     return Collector(env, policy, GAMMA, n_step)
 
 

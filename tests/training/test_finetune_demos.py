@@ -10,6 +10,7 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.datasets.collect import CollectConfig, collect
 from tests.toy_envs import Reach
 from tests.training.test_train import run, settings
@@ -24,7 +25,7 @@ ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.DsrlNa", "batch_size"
 def given(tmp_path: Path) -> dict[str, Any]:
     """A base in a checkpoint, and demonstrations by somebody else."""
     torch.manual_seed(0)
-    base = build(BASE, spec=Reach().spec)
+    base = build(BASE, Policy, spec=Reach().spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
     random = {"_target_": "policies.random.Random"}
     out = str(tmp_path / "demos")

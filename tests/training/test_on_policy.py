@@ -75,7 +75,7 @@ def listen(
         "chunk": chunk,
         "hidden": [4],
     }
-    learner = Listener(build(node, spec=env.spec), horizon)
+    learner = Listener(build(node, Policy, spec=env.spec), horizon)
     collector = Collector(env, learner.policy, learner.gamma)
     loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
     nothing = Every(0, 0, 0)

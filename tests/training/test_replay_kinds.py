@@ -10,6 +10,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
+from embodied.core.policy import Policy
 from embodied.learners.off_policy.sac import Sac
 from embodied.training.collector import Collector
 from tests.contract.test_learner import batch_for, make
@@ -33,18 +34,13 @@ def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
 
 
-def Near(num_envs: int = 4) -> Reach:
+class Near(Reach):
     """A world in which many an episode succeeds by chance."""
-    env = Reach(num_envs)
-    whole = env.step
 
-    def step(action: torch.Tensor) -> Step:
-        out = whole(action)
+    def step(self, action: torch.Tensor) -> Step:
+        out = super().step(action)
         out.log["success"] = out.next_obs["state"].norm(dim=1) < 0.5
         return out
-
-    env.step = step
-    return env
 
 
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
@@ -98,7 +94,7 @@ def test_an_intervention_marks_its_decision() -> None:
     for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
         env = Watched(CounterConfig(ends=(100, 100)))
         node = {"_target_": "policies.random.Random", "chunk": chunk}
-        rollout = Collector(env, build(node, spec=env.spec), 0.9)
+        rollout = Collector(env, build(node, Policy, spec=env.spec), 0.9)
         out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
         marks = [rows["intervened"].tolist() for rows in out]
         assert marks == (expected or [[False, False], [True, False]] + 2 * [[False, False]])

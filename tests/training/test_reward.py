@@ -13,6 +13,7 @@ from torch import Tensor
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow, parse
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.training.components import RunComponents
@@ -30,7 +31,7 @@ class Config:
     start: float = 1.0
 
 
-class Growing:
+class Growing(Reward):
     """The world's reward times a factor that learning raises; remembers every step it was told."""
 
     frozen = False
@@ -55,7 +56,7 @@ class Growing:
         self.factor, self.told = state["factor"], list(state["told"])
 
 
-class Told:
+class Told(Reward):
     """Pays 1 for everything; what it is taught from holds what the world paid: less than 0."""
 
     frozen = False

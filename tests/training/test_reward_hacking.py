@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import allow
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.reports import run_report
 from embodied.training import reward_hacking
@@ -97,7 +98,7 @@ class Config:
     frozen: bool = True
 
 
-class Parted:
+class Parted(Reward):
     """Twice the world's reward, and 1."""
 
     def __init__(self, config: Config) -> None:

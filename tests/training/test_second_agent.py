@@ -10,6 +10,8 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.core.seeding import seed_everything
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -65,7 +67,7 @@ def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
 def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
     reward = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled"}
     random = {"_target_": "policies.categorical.Categorical", "hidden": [8]}
-    base = build(random, spec=build(NODE["env"]).spec)
+    base = build(random, Policy, spec=build(NODE["env"], VecEnv).spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
     for changes in ({"init": str(tmp_path / "base")}, {"reward": reward}):
         with pytest.raises(ConfigError, match="second agent from scratch"):

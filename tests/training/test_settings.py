@@ -80,6 +80,11 @@ ELSEWHERE = {
     "init": "test_finetune_demos.py",
     "eval": "test_task_grid.py",
     "data.random_shift": "test_a_shift_is_for_images",
+    "demo_memory_mb": "test_lazy_demos.py",
+    "mapping": "test_dataset_run.py",
+    "data.statistics": "test_dataset_run.py",
+    "data.held_out": "test_dataset_run.py",
+    "copy_base_mb": "test_finetune_adopted.py",
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "offline": {"reward": REWARD, "teacher": UNIFORM, "replay": PRIORITIZED},
@@ -171,6 +176,7 @@ def test_it_takes_effect_or_is_refused(
         ({"data.pretrain_steps": 5}, "demos=DIR"),
         ({"data.normalize": True}, "warm-up"),
         ({"demo_episodes": 3}, "demos=DIR"),
+        ({"demo_memory_mb": 3}, "demos=DIR"),
         ({"weighting": TOP}, "demos=DIR"),
         ({"data.random_shift": 4}, "image observations"),
         ({"steps": 0}, "steps=0"),

@@ -20,7 +20,7 @@ from embodied.cli import mistake
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError
-from embodied.core.env import NotFinite, Step
+from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.errors import RobotError
 from embodied.core.spec import SpecMismatch
 from embodied.training.config import OffPolicy, regime_of, settings_of
@@ -102,20 +102,16 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
         assert flat(whole) == flat(half)
 
 
-def Tired(num_envs: int = 4) -> Reach:
+class Tired(Reach):
     """A robot that gives up in its 60th step, once, where nobody has mended it."""
-    env = Reach(num_envs)
-    whole, taken = env.step, 0
 
-    def step(action: torch.Tensor) -> Step:
-        nonlocal taken
-        taken += 1
-        if taken == 60 and not Path(os.environ["MENDED"]).exists():
+    taken = 0
+
+    def step(self, action: torch.Tensor) -> Step:
+        self.taken += 1
+        if self.taken == 60 and not Path(os.environ["MENDED"]).exists():
             raise RobotError("the arm stopped: look at it")
-        return whole(action)
-
-    env.step = step
-    return env
+        return super().step(action)
 
 
 def test_a_robot_that_gives_up_costs_nothing_that_was_learned(
@@ -219,7 +215,7 @@ def test_another_spec_is_refused_with_both_sides(tmp_path: Path) -> None:
     with pytest.raises(SpecMismatch, match=r"obs/state: float32\[1\] \| float32\[2\]"):
         from embodied.core.build import build
 
-        checkpoint.load_policy(tmp_path / "run", build(other).spec)
+        checkpoint.load_policy(tmp_path / "run", build(other, VecEnv).spec)
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
@@ -237,21 +233,17 @@ def test_nan_from_an_environment_stops_the_run(tmp_path: Path) -> None:
         run(node)
 
 
-def Broken(num_envs: int) -> Any:
-    from tests.toy_envs import Reach
+class Broken(Reach):
+    """Its rewards are NaN in the 31st step."""
 
-    env = Reach(num_envs)
-    env.place = torch.zeros(num_envs, 2)
-    whole, count = env.step, iter(range(10**6))
+    taken = 0
 
-    def step(action: torch.Tensor) -> Any:
-        out = whole(action)
-        if next(count) == 30:
+    def step(self, action: torch.Tensor) -> Step:
+        out = super().step(action)
+        self.taken += 1
+        if self.taken == 31:
             out.reward = out.reward * float("nan")
         return out
-
-    env.step = step
-    return env
 
 
 def test_only_the_main_thread_handles_signals(tmp_path: Path) -> None:

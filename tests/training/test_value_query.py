@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.core.seeding import seed_everything
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
@@ -36,7 +37,7 @@ def test_values_are_the_critics_of_first_observations(
     parts = parts_of(tmp_path, {**MAZES, "policy": policy})
     student = task_value_estimator(MAZES["env"], parts.learner, parts.device)
     assert isinstance(student, TaskValueEstimator)
-    env: Any = build(MAZES["env"])
+    env: Any = build(MAZES["env"], VecEnv)
     tasks = env.levels.random(6, np.random.default_rng(0))
     found = student.values(tasks)
     assert found.shape == (6,) and np.array_equal(found, student.values(tasks))

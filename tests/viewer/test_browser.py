@@ -12,6 +12,8 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
@@ -37,11 +39,11 @@ WIDE, PHONE = (1100, 720), (390, 760)
 def run(tmp_path_factory) -> Path:
     """A run folder with two checkpoints of an untrained flow policy."""
     folder = tmp_path_factory.mktemp("clone")
-    env = build(LIFT | {"num_envs": 1})
+    env = build(LIFT | {"num_envs": 1}, VecEnv)
     for step in (10, 20):
         torch.manual_seed(step)
         name = folder / "checkpoints" / f"{step:08d}"
-        checkpoint.save(name, build(FLOW, spec=env.spec), step)
+        checkpoint.save(name, build(FLOW, Policy, spec=env.spec), step)
     env.close()
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
     return folder
@@ -173,7 +175,7 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Brow
         page_server.show_loading("the world of the test")
         early.wait("document.body.innerText.includes('Loading · the world of the test')")
         until(lambda: len(page_server.server.get_clients()) == 1)
-        with Viewer(alone(build(LIFT | {"num_envs": 1})), page_server=page_server):
+        with Viewer(alone(build(LIFT | {"num_envs": 1}, VecEnv)), page_server=page_server):
             early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
 

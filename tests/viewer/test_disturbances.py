@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import replay_of
@@ -22,7 +23,7 @@ LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads"
 
 @pytest.fixture(scope="module")
 def viewer() -> Iterator[Viewer]:
-    with Viewer(alone(build(LIFT)), port=0) as viewer:
+    with Viewer(alone(build(LIFT, VecEnv)), port=0) as viewer:
         viewer.choose("zero")
         yield viewer
 
@@ -65,7 +66,7 @@ def test_the_arm_is_pushed_by_its_joints(viewer: Viewer) -> None:
 
 
 def test_gymnasiums_worlds_can_be_pushed_others_not() -> None:
-    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1})
+    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
     hopper.reset(0)
     pushes = Pushes(hopper)
     assert pushes.names == ["robot"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
 from embodied.viewer.panels.task_map import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
@@ -26,7 +27,7 @@ LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads"
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Viewer]:
-    with Viewer(alone(build(LIFT)), port=0) as viewer:
+    with Viewer(alone(build(LIFT, VecEnv)), port=0) as viewer:
         viewer.choose("zero")
         yield viewer
 
@@ -102,7 +103,7 @@ def test_a_link_moves_the_way_it_is_pushed(viewer: Viewer) -> None:
 
 
 def test_links_are_what_joints_move() -> None:
-    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1})
+    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
     hopper.reset(0)
     assert Pushes(hopper).links() == ["torso", "thigh", "leg", "foot"]
     hopper.close()

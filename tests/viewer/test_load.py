@@ -13,6 +13,7 @@ import msgspec
 from websockets.sync.client import ClientConnection, connect
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer.app import Viewer
 from embodied.viewer.server.viser_event_fix import ThreadSafeEvent
 from tests import toy_envs
@@ -75,7 +76,10 @@ def test_every_page_has_a_bell() -> None:
 
 
 def test_ten_pages_see_the_same_end() -> None:
-    with Viewer(alone(build(LIFT)), port=0, seed=3) as viewer, pages(viewer, PAGES) as opened:
+    with (
+        Viewer(alone(build(LIFT, VecEnv)), port=0, seed=3) as viewer,
+        pages(viewer, PAGES) as opened,
+    ):
         viewer.choose("demonstrator")
         viewer.step(19)
         viewer.refresh()
@@ -91,7 +95,7 @@ def test_ten_pages_see_the_same_end() -> None:
 
 
 def test_what_is_kept_for_new_pages_does_not_grow() -> None:
-    with Viewer(alone(build(LIFT)), port=0, seed=3) as viewer, pages(viewer, 1) as opened:
+    with Viewer(alone(build(LIFT, VecEnv)), port=0, seed=3) as viewer, pages(viewer, 1) as opened:
         viewer.choose("demonstrator")
         buffer = viewer.server._websock_server._broadcast_buffer
         threading.Thread(target=lambda: drain(opened[0]), daemon=True).start()

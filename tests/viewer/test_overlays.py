@@ -10,6 +10,9 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.learners.learner import Learner
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
@@ -20,10 +23,10 @@ LEARNS = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "ga
 
 
 def make_run(folder: Path, **more) -> Path:
-    env = build(REACH)
+    env = build(REACH, VecEnv)
     torch.manual_seed(1)
-    policy = build(ACTS, spec=env.spec)
-    learner = build(LEARNS, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    policy = build(ACTS, Policy, spec=env.spec)
+    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, total_steps=1, execute=2)
     loop = {"loop": {"reward": None}}
     state = learner.get_state()
     checkpoint.save(folder / "checkpoints" / "00000010", policy, 10, state, loop)
@@ -38,9 +41,9 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
     session.reset(2)
     while not session.over:
         session.advance()
-    env = build(REACH)
-    policy = build(ACTS, spec=env.spec)
-    learner = build(LEARNS, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    env = build(REACH, VecEnv)
+    policy = build(ACTS, Policy, spec=env.spec)
+    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, total_steps=1, execute=2)
     learner.set_state(checkpoint.load_state(tmp_path, "learner"))
     moments = session.episode.moments
     for at in (0, 2, 4):

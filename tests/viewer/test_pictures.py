@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.viewer.app import Viewer
 from embodied.viewer.scene.images import cloud_of, is_picture, picture_of
@@ -23,7 +24,7 @@ FILES = [file for name in CHOSEN if (file := Path(f"configs/env/{name}.yaml")).e
 
 def opened(name: str, **settings: object) -> Viewer:
     node = yaml.safe_load(Path(f"configs/env/{name}.yaml").read_text())
-    return Viewer(alone(build(node | {"num_envs": 1} | settings)), port=0, seed=2)
+    return Viewer(alone(build(node | {"num_envs": 1} | settings, VecEnv)), port=0, seed=2)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -15,6 +15,8 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.viewer import ViewerError
 from embodied.viewer.export.export import export, replay_of
 from embodied.viewer.launch import open_session
@@ -37,9 +39,9 @@ FLOW = {
 def run(tmp_path_factory) -> Path:
     """A run folder with an untrained flow policy."""
     folder = tmp_path_factory.mktemp("clone")
-    env = build(LIFT | {"num_envs": 1})
+    env = build(LIFT | {"num_envs": 1}, VecEnv)
     torch.manual_seed(0)
-    checkpoint.save(folder / "checkpoints" / "00000010", build(FLOW, spec=env.spec), 10)
+    checkpoint.save(folder / "checkpoints" / "00000010", build(FLOW, Policy, spec=env.spec), 10)
     env.close()
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
     return folder
@@ -156,7 +158,9 @@ def test_what_is_written_cannot_end_the_script(tmp_path: Path) -> None:
 def test_a_film_has_every_moment(tmp_path: Path) -> None:
     from embodied.evaluation.video import read_mp4
 
-    session = alone(build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1, "horizon": 6}))
+    session = alone(
+        build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1, "horizon": 6}, VecEnv)
+    )
     file = export(session, tmp_path / "film.mp4", seed=3)
     frames = read_mp4(file)
     assert len(frames) >= 7 and frames.shape[2] == 640

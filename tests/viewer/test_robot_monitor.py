@@ -16,6 +16,7 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
+from embodied.embodiments.controller import Controller
 from embodied.viewer.robot.app import RobotViewer, monitor
 from embodied.viewer.robot.arm import RobotArm, plan_joints
 from embodied.viewer.robot.describe import code
@@ -219,8 +220,9 @@ def test_processes_that_were_killed_are_missed_and_others_are_found(folder: Path
     assert "no daemon runs" in seen.condition and seen.alive
     now = 104.9
     assert not seen.poll() and not seen.alive and "not ticked for 5 s" in seen.condition
-    for name in ("state", "chunk", "request"):
-        (folder / name).unlink()
+    for path in folder.iterdir():
+        path.unlink()
+    about.write(folder)
     assert not seen.poll() and "has ended" in seen.condition and seen.state is not None
     open_channels(about, folder, create=True)
     assert not seen.poll() and seen.number == 2 and seen.state is None, "all is new"
@@ -248,7 +250,7 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
 
 def test_the_plan_is_what_is_left_of_the_chunk() -> None:
     """Three of five actions to the left by 15 mm each: the tool is led 45 mm there."""
-    controller = build({"_target_": "embodied.embodiments.so101_delta.So101Delta"})
+    controller = build({"_target_": "embodied.embodiments.so101_delta.So101Delta"}, Controller)
     state = state_of(now=10.13, q=so101.HOME, sent=so101.HOME, width=0.03)[0]
     chunk = np.zeros(1, CHUNK)
     chunk["steps"], chunk["size"], chunk["start"] = 5, 4, 10.02  # 0.11 s ago: 2 steps are over

@@ -11,6 +11,7 @@ import yaml
 from viser import ViserServer
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer.app import Viewer
 from embodied.viewer.scene.types import Shape
 from embodied.viewer.scene.viser_scene import ViserScene
@@ -148,7 +149,7 @@ def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
 
 def test_a_maniskill_world_is_drawn_where_it_is() -> None:
     node = yaml.safe_load(Path("configs/env/maniskill_pick_cube.yaml").read_text())
-    env = build(node | {"num_envs": 1, "backend": "cpu"})
+    env = build(node | {"num_envs": 1, "backend": "cpu"}, VecEnv)
     with Viewer(alone(env), port=0, seed=4) as viewer:
         drawn = viewer.page.scene
         cube = next(i for i, name in enumerate(drawn.bodies) if name.endswith("cube"))

@@ -12,6 +12,7 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.rewards.wrappers.render_caption import CaptionVocabulary, with_captions
@@ -29,9 +30,9 @@ INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
 
 
 def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
-    env = build(env_node | {"num_envs": 1})
+    env = build(env_node | {"num_envs": 1}, VecEnv)
     torch.manual_seed(1)
-    policy = build(policy_node, spec=env.spec)
+    policy = build(policy_node, Policy, spec=env.spec)
     checkpoint.save(
         folder / "checkpoints" / "00000010", policy, 10, None, {"loop": {"reward": None}}
     )
@@ -166,7 +167,7 @@ class Plain:
 
 
 def test_rewards_that_need_more_than_a_picture_are_left_out() -> None:
-    env = build(REACH)
+    env = build(REACH, VecEnv)
     with pytest.raises(UnsupportedReward):
         reward_camera(Reads(), env)
     assert reward_camera(Plain(), env).capture() is None

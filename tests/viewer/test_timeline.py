@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from embodied.core.build import build
+from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
 from embodied.viewer.scene.decimate import lighter
@@ -26,7 +27,7 @@ LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads"
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Session]:
-    session = alone(build(LIFT))
+    session = alone(build(LIFT, VecEnv))
     yield session
     session.close()
 
@@ -147,7 +148,7 @@ def test_successes_count_once_while_they_last() -> None:
 
 
 def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
-    with Viewer(alone(build(LIFT)), port=0) as viewer:
+    with Viewer(alone(build(LIFT, VecEnv)), port=0) as viewer:
         viewer.choose("demonstrator")
         viewer.reset(3)
         viewer.step(10)

@@ -21,6 +21,8 @@ from websockets.sync.client import connect
 
 from embodied.core import checkpoint
 from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.viewer import ViewerError, serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.panels.plots import reward_range, thinned
@@ -43,11 +45,11 @@ def run(tmp_path_factory) -> Path:
     import yaml
 
     folder = tmp_path_factory.mktemp("run")
-    env = build(LIFT | {"num_envs": 1})
+    env = build(LIFT | {"num_envs": 1}, VecEnv)
     for step in (10, 20):
         torch.manual_seed(step)
         name = folder / "checkpoints" / f"{step:08d}"
-        checkpoint.save(name, build(FLOW, spec=env.spec), step)
+        checkpoint.save(name, build(FLOW, Policy, spec=env.spec), step)
     env.close()
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
     return folder
@@ -121,7 +123,7 @@ def test_the_same_seed_and_policy_give_the_same_episode(viewer: Viewer) -> None:
 def test_it_acts_as_the_actor_of_the_checkpoint_would(viewer: Viewer, run: Path) -> None:
     from embodied.core.actor import Actor
 
-    env = build(LIFT | {"num_envs": 1})
+    env = build(LIFT | {"num_envs": 1}, VecEnv)
     actor = Actor(checkpoint.load_policy(run, env.spec), 1, execute=2)
     torch.manual_seed(5)
     obs, first = env.reset(5), torch.ones(1, dtype=torch.bool)

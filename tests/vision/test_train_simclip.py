@@ -9,6 +9,7 @@ import torch
 
 from embodied.commands.reward.train_encoder import settings
 from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
 from embodied.nn.statistics import spearman
 from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.evaluate_simclip import evaluate
@@ -83,16 +84,16 @@ def test_views_stand_side_by_side() -> None:
 
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     node = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 2, "drawing": "light"}
-    env = build({**node, "portraits": ["front", "wrist"]})
+    env = build({**node, "portraits": ["front", "wrist"]}, VecEnv)
     env.reset(0)
     shots = env.photographs(torch.tensor([1, 0]), 24)
     assert env.views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
-    alone = build(node)
+    alone = build(node, VecEnv)
     alone.reset(0)
     assert torch.equal(alone.photographs(torch.tensor([1, 0]), 24), shots[:, :, :24])
     assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])
     with pytest.raises(ConfigError, match=r"camera 'wrst'.*wrist"):
-        build({**node, "portraits": ["wrst"]})
+        build({**node, "portraits": ["wrst"]}, VecEnv)
 
 
 def test_nothing_is_seen_in_a_blank() -> None:

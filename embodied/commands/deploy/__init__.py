@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from embodied.core.build import ConfigError, Node
 if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
+    from real_robot.deployment import Deployment
+    from real_robot.teleop.hold_to_run import HoldToRun
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
@@ -33,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
         "  embodied deploy robot=so101_sim demonstrator=reach seconds=8\n"
         "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
+        "  embodied deploy robot=so101 policy=ws://HOST:8000        a policy server\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
         "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
     )
@@ -53,14 +57,16 @@ def run(args: argparse.Namespace) -> None:
     with site(node, policy, output) as here:
         if not show_checks(here):
             raise ConfigError("not started: a check failed, see above")
-        _deploy(here, node, output)
+        _deploy(here, node, output, take(args.words, "robot")[0])
 
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
     """The `deploy` configuration, and the policy to run (None: a script)."""
     from embodied.compose import compose
+    from policies.remote.address import allow_typed
 
     policy, rest = take(words, "policy")
+    allow_typed([policy or ""])
     node = compose("deploy", rest, folders).node
     require_at_least(node, {"episodes": 1, "seconds": 0.1})
     if policy is not None and node.get("demonstrator"):
@@ -99,11 +105,13 @@ def _output(node: Node, words: list[str]) -> Path:
     return output.resolve()
 
 
-def _deploy(site: Site, node: Node, output: Path) -> None:
+def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
+    """`robot`: the name that was typed; the default folder is that robot's."""
     from dataclasses import replace
 
     from embodied.deploy.session import Session, Stopped
-    from real_robot.daemon.client import ClientError, default_folder
+    from real_robot.daemon.client import ClientError
+    from real_robot.daemon.folders import default_folder
     from real_robot.daemon.server import RpcServerError
     from real_robot.drivers.driver import DriverError
 
@@ -112,18 +120,22 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
         records=str(output / "blackbox"),
         recording=str(output / "recording") if node["record"] else "",
         dry=site.deployment.dry or node["dry"],
+        hold_to_run=site.deployment.hold_to_run or node["hold_to_run"],
     )
-    folder = Path(node["folder"]) if node["folder"] else default_folder()
+    folder = Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
     problem, share = "", 1.0
     try:
         pace = Pace(site.behind)
-        with Session(folder, made, output, Live()) as session:
+        with hand(made, node["hold"]) as hold, Session(folder, made, output, Live(hold)) as session:
             try:
                 print(f"starting in {folder} ...", flush=True)
                 elsewhere = f" folder={folder}" if node["folder"] else ""
                 print(f"to view it: embodied view robot{elsewhere}", flush=True)
                 session.ready()
                 if _agreed(node, made.robot, made.dry):
+                    if hold is not None:
+                        hold.start(folder)
+                        print(f"{hold.hint}: the arm moves only then", flush=True)
                     pace = Pace(site.behind)
                     session.run(node["episodes"], node["seconds"], node["home"])
             except Stopped as error:
@@ -145,6 +157,20 @@ def _deploy(site: Site, node: Node, output: Path) -> None:
         _remember(site)
 
 
+@contextmanager
+def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | None]:
+    """The operator's hand on `device` (None: the space bar) where the deployment wants one."""
+    from real_robot.teleop.hold_to_run import HoldToRun
+
+    if device is not None and not deployment.hold_to_run:
+        raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
+    if not deployment.hold_to_run:
+        yield None
+        return
+    with HoldToRun(device) as hold:
+        yield hold
+
+
 def _agreed(node: Node, robot: str, dry: bool) -> bool:
     if node["yes"]:
         return True
@@ -153,13 +179,16 @@ def _agreed(node: Node, robot: str, dry: bool) -> bool:
 
 
 class Live:
-    """Prints the state of the episode on one line, which a terminal overwrites."""
+    """Prints the state of the episode on one line, which a terminal overwrites. `hold`: the
+    operator's hand on hold-to-run."""
 
-    def __init__(self) -> None:
-        self.said = 0.0
+    def __init__(self, hold: HoldToRun | None = None) -> None:
+        self.said, self.hold = 0.0, hold
 
     def __call__(self, status: Status, ran: float, success: bool | None) -> None:
         line = live_line(status, ran, success)
+        if self.hold is not None and not self.hold.held:
+            line = f"LET GO, {self.hold.hint}: {line}"
         if sys.stdout.isatty():
             print(f"\r{line:<110}", end="\n" if status["mode"] != "RUNNING" else "", flush=True)
         elif time.monotonic() > self.said + PLAIN or success:
@@ -168,13 +197,15 @@ class Live:
 
 
 def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
-    """Mode, rate, late ticks, interventions, success."""
+    """Mode, rate, late ticks, interventions, success; or that the control process is silent."""
     control = status["control"]
     acted = [
         f"{name} {stage['count']}" for name, stage in status["stages"].items() if stage["count"]
     ]
     known = "" if success is None else f"  success {'yes' if success else 'not yet'}"
     late = f"late {1e3 * control['late']:.1f} ms (worst {1e3 * control['worst']:.0f})"
+    if control["silent"]:
+        return f"{status['fault']}  ({ran:.1f} s)"
     return (
         f"{status['mode']:8} {ran:5.1f} s  {control['rate']:.1f} Hz  {late}  missed "
         f"{control['missed']}  interventions: {', '.join(acted) if acted else 'none'}{known}"

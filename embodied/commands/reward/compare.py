@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, require_at_least, take
 from embodied.core.build import ConfigError, Node
+from embodied.core.saved_node import read_saved
 
 if TYPE_CHECKING:
     from embodied.core.env import VecEnv
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.core.build import build
+    from embodied.core.env import VecEnv
     from embodied.reports.reward_comparison import draw
 
     names = [word for word in args.words if "=" not in word]
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     settings = {**chosen[0][0], "policy": wanted or "mixture"}
     require_at_least(settings, LEAST)
     torch.set_num_threads(settings["threads"])
-    env: VecEnv = build(settings["env"] | {"num_envs": settings["num_envs"]})
+    env = build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)
     try:
         facts = compared(env, settings, [each[1] for each in chosen])
     finally:
@@ -102,7 +104,6 @@ def choose(
 ) -> tuple[Node, tuple[Node | None, Any]]:
     """Settings of the comparison, and one reward: its node (None: the environment's) and its state
     (None: untrained)."""
-    import yaml
 
     from embodied.compose import compose
     from embodied.reports.load_reward import of_run
@@ -119,7 +120,7 @@ def choose(
         node, state = of_run(path)
         given, name = {"reward/saved": node}, "saved"
     elif path.suffix == ".yaml" and path.exists():
-        given, name = {"reward/given": yaml.safe_load(path.read_text())}, "given"
+        given, name = {"reward/given": read_saved(path)}, "given"
     extra = [f"reward={name}", *(f"reward.{word}" for word in own)]
     node = compose("compare", [*words, *extra], folders, given).node
     return node, (node["reward"], state)
@@ -157,15 +158,16 @@ def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
     """The policies whose episodes are used, by name."""
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.core.policy import Policy
 
     wanted, run = settings["policy"], settings["run"]
     if wanted not in ("random", "mixture"):
         return {wanted: checkpoint.load_policy(wanted, env.spec)}
     made: dict[str, Policy] = {
-        "random": build({"_target_": "policies.random.Random"}, spec=env.spec)
+        "random": build({"_target_": "policies.random.Random"}, Policy, spec=env.spec)
     }
     if wanted == "mixture" and settings["demonstrator"] is not None:
-        made["demonstrator"] = build(settings["demonstrator"], spec=env.spec)
+        made["demonstrator"] = build(settings["demonstrator"], Policy, spec=env.spec)
     if wanted == "mixture" and run is not None:
         made[run] = checkpoint.load_policy(run, env.spec)
     return made

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from embodied.commands import add_overrides, require_at_least, take
 from embodied.core.build import ConfigError, Node
+from embodied.core.saved_node import read_saved, require_inside
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -89,21 +90,27 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
 
 def _own_sentence(env: Node) -> str:
     from embodied.core.build import build
+    from embodied.core.env import VecEnv
 
-    made = build(env | {"num_envs": 1})
+    made = build(env | {"num_envs": 1}, VecEnv)
     made.close()
     return made.spec.text
 
 
 def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
-    import yaml
+    from embodied.compose import allow_from
 
-    if words:
-        raise ConfigError(f"settings cannot change on resume; omit {words[0]}")
+    if changed := [word for word in words if not word.startswith("allow=")]:
+        raise ConfigError(f"settings cannot change on resume; omit {changed[0]}")
     file = folder / "design.yaml"
     if not file.exists():
         raise ConfigError(f"no design found in {folder}")
-    saved = yaml.safe_load(file.read_text())
+    saved = read_saved(file)
+    allow_from(words)
+    require_inside(saved["config"], file)
+    for word in [*saved["words"], *saved["config"].get("learn", [])]:
+        if str(word).lstrip("+").startswith(("-", "allow")) and word not in words:
+            raise ConfigError(f'{file} holds {word}; if you trust it, add "{word}"')
     return saved["config"], saved["words"]
 
 

@@ -59,6 +59,7 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
 
     from embodied.core.atomic_write import write_json
     from embodied.core.build import build
+    from embodied.core.reward import Reward
     from embodied.core.seeding import seed_everything
     from embodied.core.spec import require_same
     from embodied.datasets.lerobot.reader import read_episodes
@@ -76,7 +77,7 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
     device, where = torch.device("cpu"), out / "reward"
     context: dict[str, Any] = {"spec": episodes.spec, "gamma": 0.99, "num_envs": 1}
     context |= {"device": device, "seed": node["seed"], "folder": where}
-    reward = build(node["reward"], **context)
+    reward = build(node["reward"], Reward, **context)
     if not isinstance(reward, Teachable):
         raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
     print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; labelling pairs", flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, take
-from embodied.commands.robot import identify
+from embodied.commands.robot import calibrate, describe, identify
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ SAYS = {
     "arm": "hold the arm, ready to start",
     "start": "let the policy move it",
     "stop": "to rest, within its limits",
-    "estop": "the same from anything, and latched",
+    "estop": "the same from anything, and latched; also where the daemon hangs",
     "reset": "clear what is latched; start again what died",
     "home": "to where episodes begin",
     "load": "another policy takes over: embodied robot load RUN",
+    "release": "let a person move the arm by hand, until reset (supported=true: it is held)",
     "quit": "end the daemon; the arm stays held",
 }
 LOADING = 150.0  # s
@@ -32,11 +33,14 @@ ANSWER = 10.0  # s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    words = "|".join([*SAYS, "check", "keys", "identify"])
+    words = "|".join([*SAYS, "check", "keys", "identify", "describe", "find", "calibrate"])
     kinds = parser.add_subparsers(dest="kind", metavar=words, required=True)
     for word, sentence in SAYS.items():
         own = kinds.add_parser(word, help=sentence)
-        what = "folder=DIR of the daemon; host=ADDRESS:PORT keys=DIR where it is on another machine"
+        what = (
+            "robot=NAME or folder=DIR where several run; host=ADDRESS:PORT keys=DIR where it is on "
+            "another machine"
+        )
         add_overrides(own, f"RUN, {what}" if word == "load" else what)
         own.add_argument("--json", action="store_true", help="all that is known, as JSON")
     checking = kinds.add_parser("check", help="all that can be looked at before anything moves")
@@ -44,6 +48,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     making = kinds.add_parser("keys", help="for operators on other machines")
     add_overrides(making, "folder=DIR; name=NAME for another operator's")
     identify.add(kinds)
+    describe.add(kinds)
+    calibrate.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
@@ -57,8 +63,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.kind == "check":
         _check(args)
+    elif args.kind == "find":
+        calibrate.find(args)
+    elif args.kind == "calibrate":
+        calibrate.calibrate(args)
     elif args.kind == "identify":
         identify.run(args)
+    elif args.kind == "describe":
+        describe.run(args)
     elif args.kind == "keys":
         _keys(args)
     else:
@@ -66,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _ask(args: argparse.Namespace) -> None:
-    from real_robot.daemon.client import ClientError, call, default_folder
+    from real_robot.daemon.client import ClientError, call
     from real_robot.daemon.requests import RequestError
 
     folder, words = take(args.words, "folder")
@@ -78,14 +90,19 @@ def _ask(args: argparse.Namespace) -> None:
             raise ConfigError("say which policy: embodied robot load RUN")
         policy = own[0] if host else str(_checkpoint(own[0]))
         words.remove(own[0])
+    supported = args.kind == "release" and not host and _supported(words)
     timeout = LOADING if policy else ANSWER
     try:
         if host:
             reply = _remote(host, words, args.kind, timeout, policy)
+        elif args.kind == "estop":
+            _emergency_stop(daemon_folder(folder, words), args.json)
+            return
         else:
-            _understood(words, "folder=DIR")
-            place = Path(folder) if folder else default_folder()
-            reply = call(place, args.kind, timeout, policy)
+            place = daemon_folder(folder, words)
+            if args.kind == "release":
+                _confirm(supported)
+            reply = call(place, args.kind, timeout, policy, supported=supported)
     except (ClientError, RequestError) as error:
         raise ConfigError(str(error)) from error
     if args.json:
@@ -93,6 +110,48 @@ def _ask(args: argparse.Namespace) -> None:
     elif args.kind == "status":
         print("\n".join(status_lines(reply.status)))
     _said(args.kind, reply)
+
+
+def _supported(words: list[str]) -> bool:
+    """Whether a person holds the arm; its word is taken out of `words`."""
+    said, words[:] = take(words, "supported")
+    if said not in (None, "true", "false"):
+        raise ConfigError(f"supported={said} should be true or false")
+    return said == "true"
+
+
+def _confirm(supported: bool) -> None:
+    """On a terminal, ask once more before the arm becomes limp."""
+    warning = "hold the arm: it will fall" if supported else "the arm becomes limp"
+    if sys.stdin.isatty() and input(f"{warning}. Type yes to release it: ").strip() != "yes":
+        raise ConfigError("it was not released")
+
+
+def _emergency_stop(folder: Path, as_json: bool) -> None:
+    """Also where the daemon hangs. ConfigError where nothing was seen to stop the arm."""
+    from real_robot.daemon.emergency import emergency_stop
+
+    stopped = emergency_stop(folder, ANSWER)
+    if as_json and stopped.reply is not None:
+        print(json.dumps(stopped.reply.status, indent=1))
+    if not stopped.done:
+        raise ConfigError(f"estop: {stopped.line()}")
+    print(f"estop: done ({stopped.line()})")
+
+
+def daemon_folder(folder: str | None, words: list[str]) -> Path:
+    """The folder of the daemon that is meant: `folder=`, else `robot=` in `words`, else the only
+    one that runs. ConfigError where several do."""
+    from real_robot.daemon.folders import FolderError, find
+
+    robot, words = take(words, "robot")
+    _understood(words, "folder=DIR")
+    if folder:
+        return Path(folder)
+    try:
+        return find(robot)
+    except FolderError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
@@ -154,7 +213,8 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     control, policy = status["control"], status["policy"]
     lines = [f"{status['robot']} is {status['mode']}{' (dry)' if status['dry'] else ''}"]
     if status["fault"]:
-        lines.append(f"  fault     {status['fault']}; look, then: embodied robot reset")
+        then = "" if control["silent"] else "; look, then: embodied robot reset"
+        lines.append(f"  fault     {status['fault']}{then}")
     late = f"late {1e3 * control['late']:.1f} ms (worst {1e3 * control['worst']:.1f})"
     lines.append(
         f"  control   {_process(control)}, {control['rate']:.1f} Hz, {late}, "

@@ -43,7 +43,7 @@ def consolidate(path: Path) -> None:
         _move(path, info, index, waiting)
         index = read_index(path)
     if index is not None and info["total_episodes"] != index.num_rows:
-        _summarise(path, info, index)
+        summarise(path, info, index)
     if (path / "pending").is_dir():
         for file in (path / "pending").iterdir():
             file.unlink()
@@ -223,7 +223,7 @@ def _file_of(path: Path, line: Mapping[str, Any], what: str, template: str, name
     return path / template.format(video_key=name, chunk_index=chunk, file_index=file)
 
 
-def _summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
+def summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
     """Write stats.json and the totals of info.json from what is listed."""
     stats: dict[str, dict[str, Any]] = {}
     for name in [n for n in index.column_names if n.startswith("stats/")]:

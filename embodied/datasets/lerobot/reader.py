@@ -27,6 +27,8 @@ from embodied.datasets.lerobot.index import (
     read_index,
     read_info,
 )
+from embodied.datasets.lerobot.lazy_pictures import LazyPictures
+from embodied.datasets.lerobot.pictures import Encoded, Filmed, FrameCache, Pictures
 from embodied.datasets.lerobot.schema import (
     DATA,
     OURS,
@@ -36,8 +38,9 @@ from embodied.datasets.lerobot.schema import (
     columns_of_info,
     spec_of_info,
 )
-from embodied.datasets.lerobot.video import decode_film, decode_image
 from embodied.datasets.lerobot.writer import EpisodeWriter
+
+MEMORY_MB = 1500.0  # of decoded pictures
 
 __all__ = ["DatasetError", "EpisodeWriter", "Episodes", "read_episodes", "salvage"]
 
@@ -71,8 +74,13 @@ class Episodes:
         return {**rows, **last}
 
 
-def read_episodes(path: Path | str, limit: int | None = None) -> Episodes:
+def read_episodes(
+    path: Path | str, limit: int | None = None, memory_mb: float = MEMORY_MB
+) -> Episodes:
     """The first `limit` episodes of a dataset (None: all), those of a killed writer included.
+
+    Pictures are decoded at once if they take at most `memory_mb` (10^6 bytes); otherwise they are
+    `LazyPictures`: decoded when they are used, the newest `memory_mb` of them remembered.
 
     Reads what LeRobot recorded, too: reward 0 and no success where it has none, an end that is not
     marked as done is a truncation, and the last observation stands in for the final one, which
@@ -100,7 +108,8 @@ def read_episodes(path: Path | str, limit: int | None = None) -> Episodes:
     waiting = waiting if limit is None else waiting[: max(0, limit - listed)]
     if not len(wanted) and not waiting:
         raise DatasetError(f"{path} holds no finished episode yet")
-    return _assemble(path, info, None if index is None else index.slice(0, len(wanted)), waiting)
+    index = None if index is None else index.slice(0, len(wanted))
+    return _assemble(path, info, index, waiting, memory_mb)
 
 
 def salvage(path: Path | str, out: Path | str) -> int:
@@ -134,7 +143,11 @@ def _copy(
 
 
 def _assemble(
-    path: Path, info: Mapping[str, Any], index: pa.Table | None, waiting: Sequence[Pending]
+    path: Path,
+    info: Mapping[str, Any],
+    index: pa.Table | None,
+    waiting: Sequence[Pending],
+    memory_mb: float = MEMORY_MB,
 ) -> Episodes:
     """Read the episodes listed in `index`, then those in `waiting`."""
     columns = columns_of_info(info)
@@ -148,18 +161,22 @@ def _assemble(
     length = torch.from_numpy(np.array(line["length"].to_numpy()))
     start = length.cumsum(0) - length
     names = [column.name for column in columns if column.stored != "video"]
+    memory = _Memory(columns, int(length.sum()) + len(length), memory_mb)
     try:
         table = pa.concat_tables([table.select(names) for table in tables])
-        steps = {c.key: _values(c, table[c.name]) for c in columns if c.stored != "video"}
+        steps = {c.key: c.to_tensor(table[c.name]) for c in columns if not c.stored}
     except DAMAGE as error:
         raise damaged(path / "data", error) from error
     for column in columns:
         if column.stored == "video":
-            films = _films(path, column, info["fps"], index, length, waiting)
-            steps[column.key] = _read_films(column, films, int(length.sum()))
+            steps[column.key] = memory.read(
+                _filmed(path, column, info["fps"], index, length, waiting, memory.cache)
+            )
+        elif column.stored:
+            steps[column.key] = memory.read(_encoded(column, table[column.name], memory.cache))
     spec = spec_of_info(info)
     final = {
-        name: _final(line, steps, start + length - 1, by_key)
+        name: _final(line, steps, start + length - 1, by_key, memory)
         for name, by_key in ((c.key[4:], c) for c in columns if c.key.startswith("obs/"))
     }
     _complete(steps, start + length - 1)
@@ -167,6 +184,19 @@ def _assemble(
     notes = line["info"].to_pylist() if OURS in info else [None] * len(length)
     parsed = tuple(json.loads(note) if note else {} for note in notes)
     return Episodes(spec, steps, start, length, final, texts, parsed)
+
+
+class _Memory:
+    """Decodes pictures at once where all `rows` of them take at most `memory_mb`, else lazily."""
+
+    def __init__(self, columns: Sequence[Column], rows: int, memory_mb: float) -> None:
+        self.limit = int(memory_mb * 1e6)
+        self.lazy = sum(column.size for column in columns if column.stored) * rows > self.limit
+        self.cache = FrameCache(self.limit if self.lazy else 0)
+
+    def read(self, pictures: Pictures) -> Tensor:
+        lazy = LazyPictures.of(pictures, self.limit)
+        return lazy if self.lazy else lazy.load()
 
 
 def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
@@ -195,43 +225,33 @@ def _read_data(path: Path, index: pa.Table) -> list[pa.Table]:
     return tables
 
 
-def _values(column: Column, values: pa.ChunkedArray) -> Tensor:
-    if not column.stored:
-        return column.to_tensor(values)
-    pictures = [decode_image(picture["bytes"]) for picture in values.to_pylist()]
-    return torch.stack(pictures)
-
-
-@dataclass(frozen=True)
-class _Film:
-    """Where `length` pictures begin in a film, and the row they go to."""
-
-    file: Path
-    begin: int
-    length: int
-    row: int
-
-
-def _films(
+def _filmed(
     path: Path,
     column: Column,
     fps: float,
     index: pa.Table | None,
     length: Tensor,
     waiting: Sequence[Pending],
-) -> list[_Film]:
-    films: list[_Film] = []
-    row = 0
-    for line in [] if index is None else _places(index, column):
-        name = VIDEO.format(video_key=column.name, chunk_index=line[0], file_index=line[1])
-        steps = int(length[len(films)])
-        films.append(_Film(path / name, round(line[2] * fps), steps, row))
-        row += steps
-    for one in waiting:
-        steps = int(length[len(films)])
-        films.append(_Film(one.film(column), 0, steps, row))
-        row += steps
-    return films
+    cache: FrameCache,
+) -> Filmed:
+    """Where the pictures of a film column are: listed films first, then those of `waiting`."""
+    files: list[Path] = []
+    begin: list[float] = []
+    for chunk, file, at in [] if index is None else _places(index, column):
+        name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
+        files.append(path / name)
+        begin.append(at)
+    files += [one.film(column) for one in waiting]
+    begin += [0.0] * len(waiting)
+    return Filmed(column.shape, cache, files, np.array(begin), length.numpy(), fps)
+
+
+def _encoded(column: Column, values: pa.ChunkedArray, cache: FrameCache) -> Encoded:
+    """PNG files: as they are, or in the struct of LeRobot's image columns."""
+    data: Any = values
+    if pa.types.is_struct(values.type):
+        data = pa.chunked_array([chunk.field("bytes") for chunk in values.chunks], pa.binary())
+    return Encoded(column.shape, cache, data)
 
 
 def _places(index: pa.Table, column: Column) -> list[tuple[int, int, float]]:
@@ -240,33 +260,12 @@ def _places(index: pa.Table, column: Column) -> list[tuple[int, int, float]]:
     return list(zip(*(index[name].to_pylist() for name in names), strict=True))
 
 
-def _read_films(column: Column, films: Sequence[_Film], rows: int) -> Tensor:
-    """All pictures [rows, H, W, 3]; every film is decoded once, from its beginning."""
-    pictures = torch.empty(rows, *column.shape, dtype=torch.uint8)
-    for file in dict.fromkeys(film.file for film in films):
-        here = [film for film in films if film.file == file]
-        row_of = {f.begin + i: f.row + i for f in here for i in range(f.length)}
-        last, found = max(row_of), 0
-        try:
-            for number, picture in enumerate(decode_film(file)):
-                if number in row_of:
-                    pictures[row_of[number]] = picture
-                    found += 1
-                if number == last:
-                    break
-        except (*DAMAGE, RuntimeError) as error:
-            raise damaged(file, error) from error
-        if found != len(row_of):
-            raise damaged(file, f"it ends after {found} of {len(row_of)} pictures")
-    return pictures
-
-
-def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column) -> Tensor:
+def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column, memory: _Memory) -> Tensor:
     name = f"final/{column.key[4:]}"
     if name not in line.column_names:
         return steps[column.key][last]
     if column.stored:
-        return torch.stack([decode_image(data) for data in line[name].to_pylist()])
+        return memory.read(_encoded(column, line[name], memory.cache))
     return column.to_tensor(line[name])
 
 

@@ -137,20 +137,29 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
         if name in CLOCK or feature["dtype"] == "string" or name.startswith("observation.language"):
             continue
         shape: tuple[int, ...] = tuple(feature["shape"])
-        given = feature.get("names")
-        names = [str(word) for word in given] if isinstance(given, list) else []
+        names = _names(feature)
         key = f"obs/{name.split('.', 1)[1]}" if name.startswith("observation.") else name
         if feature["dtype"] in ("video", "image"):
-            if names[:1] and names[0].startswith("channel"):
-                shape = (shape[1], shape[2], shape[0])
+            first = names[0].startswith("channel") if names else shape[2] not in (1, 3, 4)
+            shape = (shape[1], shape[2], shape[0]) if first else shape
             key = key.replace("obs/images.", "obs/")
             columns.append(Column(name, key, shape, "uint8", feature["dtype"]))
         else:
             shape = () if name in keys and shape == (1,) else shape
-            columns.append(
-                Column(name, keys.get(name, key), shape, feature["dtype"], "", tuple(names))
-            )
+            # Policies compute in float32; an action of integers (counts of a servo) is a number.
+            number = feature["dtype"] == "float64" or name == "action"
+            dtype = "float32" if number else feature["dtype"]
+            names = names if len(names) == int(np.prod(shape, dtype=int)) else []
+            columns.append(Column(name, keys.get(name, key), shape, dtype, "", tuple(names)))
     return tuple(columns)
+
+
+def _names(feature: Mapping[str, Any]) -> list[str]:
+    """The names of a feature's elements: LeRobot writes a list, or {"motors": list}."""
+    given = feature.get("names")
+    if isinstance(given, Mapping):
+        given = [word for words in given.values() if isinstance(words, list) for word in words]
+    return [str(word) for word in given] if isinstance(given, list) else []
 
 
 def spec_of_info(info: Mapping[str, Any]) -> Spec:

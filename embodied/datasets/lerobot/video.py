@@ -71,9 +71,19 @@ def join_films(films: Sequence[bytes]) -> bytes:
     return sink.getvalue()
 
 
+def open_film(path: Path) -> Any:
+    """The film as PyAV's container; close it."""
+    return _av().open(str(path))
+
+
+def open_sink(sink: io.BytesIO) -> Any:
+    """A new MP4 file, as PyAV's container; close it."""
+    return _av().open(sink, "w", format="mp4")
+
+
 def decode_film(path: Path) -> Iterator[Tensor]:
     """The pictures [H, W, 3] uint8 of a film, in order."""
-    with _av().open(str(path)) as film:
+    with open_film(path) as film:
         for frame in film.decode(video=0):
             yield torch.from_numpy(frame.to_ndarray(format="rgb24"))
 

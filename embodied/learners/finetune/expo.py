@@ -143,7 +143,7 @@ class Expo(ActorCritic):
 
 def twin(policy: Edit) -> Edit:
     """A policy with the same edit policy and critics and a frozen copy of the base."""
-    other: Edit = build(policy.node, spec=policy.spec)
+    other = build(policy.node, Edit, spec=policy.spec)
     other.edit, other.critic, other.fresh = policy.edit, policy.critic, policy.fresh
     other.base = copy.deepcopy(policy.base).requires_grad_(False)
     return other

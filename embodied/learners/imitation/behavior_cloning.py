@@ -42,6 +42,8 @@ class BehaviorCloning(Learner):
     """Behaviour cloning: each update is one AdamW step on the policy's mean imitation loss."""
 
     data = "offline"
+    usual_policy = "flow"
+    usual_discrete_policy = "categorical"
     rows = "chunks"
 
     def __init__(self, config: Config, policy: Policy, total_steps: int) -> None:

@@ -1,18 +1,30 @@
-"""BRESA: SAC with a recovery policy that a safety critic triggers at every control tick (2025).
+"""BRESA: SAC with a recovery policy that a safety critic triggers at every control step (2025).
 
 Based on Recovery RL (Thananjeyan et al., 2021). c in {0, 1} is the environment's constraint
-violation (`violated`). A decision of the task policy lasts n control ticks; gamma_risk is per
-decision. Per tick:
+violation (`violated`). A decision of the task policy lasts n control steps; gamma_risk is per
+decision. Per control step:
 
-    y_risk = c + (1 - c) m gamma_risk^(1/n) max_j Q'_j(s', a'),  L = sum_j E (Q_j(s, a_exec) - y)^2
+    y_risk = c + (1 - c) m gamma_risk^(1/n) max_j Q'_j(s', a'),  L = sum_j E w H(y, Q_j(s, a_exec))
     L_rec  = E max_j Q_j(s, pi_rec(s)),         Q = sigmoid(.), m = 0 after a termination
 
-a' is the running decision or, with probability 1/n, a new one. As violations are rare, a fixed
-share of each safety-critic batch is sampled from a buffer of recent violations; without it the
-critic predicts 0. The task critic does not use c and is trained on proposed, not executed, actions.
-It also learns per tick, with the intra-option target (Sutton et al., 1999) of running decisions:
+a' is the running decision or, with probability 1/n or after a recovery, a new one. As violations
+are rare, a fixed share of each safety-critic batch is sampled from a buffer of recent violations.
+H is the cross-entropy, minimal at the expected target. With p the share of violations in the
+replayed transitions, the v violations of a batch of n and the k from their buffer each have the
+weight w = p n / (v + k), other samples 1: as much weight as without the buffer, so that Q is a
+probability. (Without `calibrated`: squared error with w = 1, as the method was published; Q is then
+far above the probability.) The task critic does not use c and is trained on proposed, not executed,
+actions.
+It also learns per control step, with the intra-option target (Sutton et al., 1999) of running
+decisions:
 
     y = r + d ((1 - 1/n) min Q'(s', a) + 1/n (min Q'(s', a') - alpha log pi(a'|s')))
+
+or, with `task.n_step` of n or more, with the n-step return, after which the decision has ended;
+values then spread over as much time per update as those of whole decisions.
+
+With `rate: decision` it is Recovery RL: transitions are whole decisions (n = 1 above, gamma_risk
+per transition), and the safety critic is asked once per decision.
 """
 
 from __future__ import annotations
@@ -22,8 +34,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core.build import ConfigError, build
+from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -32,42 +46,67 @@ from embodied.learners.gradient_learner import GradientLearner, frozen, soft_upd
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
-from policies.wrappers.reflex_override import ReflexOverride
+from policies.wrappers.reflex_override import Rate, ReflexOverride
 
+SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
+REFLEX_SETTINGS = (
+    "rate",
+    "decision_steps",
+    "threshold",
+    "release_ratio",
+    "min_duration_steps",
+    "hidden",
+    "reflex_obs",
+    "held_stiffness",
+)
+"""Settings of the learner that are settings of the policy."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma`: per tick; `risk_gamma`: per decision of `ticks` ticks. The reflex (`above`,
-    `release`, `least`: see policies.wrappers.reflex_override) is active after `calm` updates, or
-    never (`reflex: false`). `violating`: share of the safety critic's batch that is sampled from
-    the last `memory` violations. `penalty`: reward penalty of a violation in the task critic, for
-    comparisons (0: none). `task`: settings of SAC, without batch_size and gamma."""
+    """`gamma`: per control step; `risk_gamma`: per decision of `decision_steps` control steps.
+
+    `rate`: how often the safety critic is asked, at every "control" step (BRESA) or once per
+    "decision" (Recovery RL). The reflex (`threshold`, `release_ratio`, `min_duration_steps`,
+    `reflex_obs`, `held_stiffness`: see policies.wrappers.reflex_override) is active after
+    `reflex_start` updates, or never (`reflex: false`). `violation_fraction`: share of the safety
+    critic's batch that is sampled from the last `violation_buffer` violations.
+    `calibrated`: the critic's risk, and so `threshold`, is a probability (see the module).
+    `violation_penalty`: reward penalty of a violation in the task critic, for comparisons (0:
+    none). `task`: settings of SAC, without batch_size and gamma; its `n_step` is 1 or at least
+    `decision_steps`. `task_run`: a run of this learner whose task policy is used as it is, so that
+    only the safety critic and the recovery policy are trained (None: train all)."""
 
     batch_size: int = 256
     gamma: float = 0.99
-    ticks: int = 5
+    rate: Rate = "control"
+    decision_steps: int = 5
     reflex: bool = True
-    above: float = 0.5
-    release: float = 0.7
-    least: int = 3
-    calm: int = 500
+    threshold: float = 0.5
+    release_ratio: float = 0.7
+    min_duration_steps: int = 3
+    reflex_obs: str | None = None
+    held_stiffness: tuple[float, ...] = ()
+    reflex_start: int = 500
     risk_gamma: float = 0.5
     risk_tau: float = 0.005
     risk_lr: float = 3e-4
     recovery_lr: float = 3e-4
-    violating: float = 0.1
-    memory: int = 2048
-    penalty: float = 0.0
+    violation_fraction: float = 0.1
+    violation_buffer: int = 2048
+    calibrated: bool = False
+    violation_penalty: float = 0.0
     hidden: tuple[int, ...] = (128, 128)
     task: SacConfig = field(default_factory=SacConfig)
+    task_run: str | None = None
 
 
 class Held(Sac):
-    """SAC for decisions that are held for several ticks, trained on transitions of single ticks."""
+    """SAC for decisions that are held for several control steps, trained on transitions of single
+    control steps."""
 
-    ticks: int
+    held_steps: int
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         action, following = batch["action"], under(batch, "next_obs")
@@ -76,13 +115,13 @@ class Held(Sac):
         new = self._backup(reward, discount, following)
         with torch.no_grad():
             same = reward + discount * self.target(following, action).amin(0)
-        return critic_loss(q, same + (new - same) / self.ticks), q.detach().mean()
+        return critic_loss(q, same + (new - same) / self.held_steps), q.detach().mean()
 
 
 class Bresa(GradientLearner):
-    """`update` takes transitions of single ticks with the columns `violated` (bool) and, where it
-    differs from `action`, `executed`. It trains the task policy, the safety critic and the recovery
-    policy, in this order."""
+    """`update` takes transitions of single control steps (`rate: decision`: of decisions) with the
+    columns `violated` (bool) and, where it differs from `action`, `executed`. It trains the task
+    policy, the safety critic and the recovery policy, in this order."""
 
     data = "off_policy"
     policy: ReflexOverride  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,20 +130,35 @@ class Bresa(GradientLearner):
     stored: Tensor
     cursor: Tensor
     updates: Tensor
+    violating: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
-        if not 0 < config.violating < 1 or not 0 < config.risk_gamma < 1:
-            raise ConfigError("violating and risk_gamma must be between 0 and 1")
-        if config.memory < NEWEST:
-            raise ConfigError(f"memory={config.memory} violations must be at least {NEWEST}")
+        if not 0 < config.violation_fraction < 1 or not 0 < config.risk_gamma < 1:
+            raise ConfigError("violation_fraction and risk_gamma must be between 0 and 1")
+        if config.violation_buffer < NEWEST:
+            raise ConfigError(
+                f"violation_buffer={config.violation_buffer} should be at least {NEWEST}"
+            )
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
-        if task.utd != 1 or task.n_step != 1:
-            raise ConfigError("task.utd and task.n_step must be 1; set data.utd_ratio instead")
+        if task.utd != 1:
+            raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
         self.config, self.batch_size, self.gamma = config, config.batch_size, config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
-        self.task = Held(task, self.policy.base, spec)
-        self.task.ticks = config.ticks
+        if config.task_run is not None:
+            self.policy.use_task_of(load_policy(config.task_run, spec))
+        self.held_steps = self.policy.held_calls
+        """Transitions that a decision lasts."""
+        self.task = Held(task, self.policy.base, self.policy.base.spec)
+        self.n_step, self.keep_single = task.n_step, task.n_step > 1
+        if self.keep_single and (
+            task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
+        ):
+            raise ConfigError(
+                f"task.n_step={task.n_step} should be 1, or at least decision_steps="
+                f"{config.decision_steps} with rate=control and without violation_penalty"
+            )
+        self.task.held_steps = 1 if self.keep_single else self.held_steps
         self.target = copy.deepcopy(self.policy.risks).requires_grad_(False)
         self.critic_params: list[Tensor] = list(self.policy.risks.parameters())
         self.target_params: list[Tensor] = list(self.target.parameters())
@@ -113,38 +167,52 @@ class Bresa(GradientLearner):
             "risk": Adam(self.critic_params, config.risk_lr),
             "recovery": Adam(self.policy.recovery.parameters(), config.recovery_lr),
         }
-        self.extra = round(config.batch_size * config.violating / (1 - config.violating))
-        flat = sum(leaf.size for leaf in spec.obs.values())
-        self.register_buffer("seen", torch.zeros(config.memory, flat))
-        self.register_buffer("done", torch.zeros(config.memory, spec.act.size))
+        self.extra = round(
+            config.batch_size * config.violation_fraction / (1 - config.violation_fraction)
+        )
+        slots = config.violation_buffer
+        self.register_buffer("seen", torch.zeros(slots, self.policy.encoder.size))
+        self.register_buffer("done", torch.zeros(slots, spec.act.size))
         for name in ("stored", "cursor", "updates"):
             self.register_buffer(name, torch.tensor(0))
+        if config.calibrated:
+            self.register_buffer("violating", torch.tensor(0.0))  # running share of violations
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if "violated" not in batch:
-            raise ConfigError("this environment reports no violations: env=contact_maze")
-        cost = self.config.penalty * batch["violated"]
-        metrics = self.task.update({**batch, "reward": batch["reward"] - cost})
-        rows = self._ticks(batch)
+            raise ConfigError(
+                "this environment reports no violations: env=contact_maze or env=fr3_channel"
+            )
+        cost = self.config.violation_penalty * batch["violated"]
+        chosen = batch["action"][:, : self.policy.base.spec.act.size]
+        task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
+        metrics = self.task.update(task) if self.config.task_run is None else {}
+        rows = self._risk_rows(self._single(batch))
         self._remember(rows)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
         metrics |= self._risk_step(rows, slots) | self._recovery_step(rows, slots)
         self.updates += 1
         if self.config.reflex:
-            self.policy.armed.copy_(self.updates >= self.config.calm)
+            self.policy.armed.copy_(self.updates >= self.config.reflex_start)
         reflex = batch.get("reflex")
         return metrics if reflex is None else metrics | {"reflex": reflex.mean()}
 
-    def _ticks(self, batch: Tensors) -> Tensors:
+    def _single(self, batch: Tensors) -> Tensors:
+        """The transitions of single control steps (or decisions) in `batch`."""
+        if not self.keep_single:
+            return batch
+        if "single/discount" not in batch:
+            raise ConfigError("task.n_step above 1 is for a run's own transitions: demos=null")
+        return batch | under(batch, "single")
+
+    def _risk_rows(self, batch: Tensors) -> Tensors:
         """The safety critic's batch, with observations as flat vectors."""
         flat, action = self.policy.encoder.flat, batch["action"]
         following = under(batch, "next_obs")
         executed = batch.get("executed", action)  # demonstrations: same as the proposed action
         with torch.no_grad():
-            new = self.policy.base.act(following, {}, self.policy.sample_noise(len(action), True))[
-                0
-            ]
-        again = torch.rand(len(action), device=action.device) < 1 / self.config.ticks
+            new = self.policy.propose(following, self.policy.sample_noise(len(action), True))
+        again = torch.rand(len(action), device=action.device) < 1 / self.held_steps
         # After the reflex the task policy makes a new decision.
         again = again | (executed != action).any(1)
         return {
@@ -153,7 +221,7 @@ class Bresa(GradientLearner):
             "violated": batch["violated"].float(),
             "goes_on": (batch["discount"] > 0).float(),
             "next_seen": flat(following),
-            "next_action": torch.where(again[:, None], new.squeeze(1), action),
+            "next_action": torch.where(again[:, None], new, action),
         }
 
     def _remember(self, rows: Tensors) -> None:
@@ -168,26 +236,40 @@ class Bresa(GradientLearner):
         self.stored.copy_((self.stored + count).clamp(max=len(self.seen)))
 
     def _risk_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
-        policy, norm = self.policy, self.policy.encoder.norm
-        target = self._risk_target(rows)
-        seen = torch.cat([rows["seen"], self.seen[slots]])
+        policy = self.policy
+        seen = policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
         action = torch.cat([rows["executed"], self.done[slots]])
-        risk = policy.risks_of(norm(seen), action)
-        known = (self.stored > 0).float().expand(self.extra)
-        weight = torch.cat([torch.ones_like(target), known])
-        target = torch.cat([target, torch.ones_like(known)])
-        loss = critic_loss(risk, target, weight)
+        target = self._risk_target(rows)
+        target = torch.cat([target, torch.ones_like(target[:1]).expand(self.extra)])
+        logits = policy.risk_logits(seen, action)
+        weight = self._risk_weights(rows["violated"])
+        risk = torch.sigmoid(logits)
+        loss = (
+            cross_entropy(logits, target, weight)
+            if self.config.calibrated
+            else critic_loss(risk, target, weight)
+        )
         self.descend("risk", loss)
         soft_update(self.target_params, self.critic_params, self.config.risk_tau)
         ordinary, bad = risk.detach().amax(0).split([self.batch_size, self.extra])
         return {"risk_loss": loss.detach(), "risk": ordinary.mean(), "risk_violating": bad.mean()}
+
+    def _risk_weights(self, violated: Tensor) -> Tensor:
+        """Weights of the batch [n] and of the samples from the buffer of violations [k]."""
+        known = (self.stored > 0).float().expand(self.extra)
+        if not self.config.calibrated:
+            return torch.cat([torch.ones_like(violated), known])
+        rate = (1 / (self.updates + 1.0)).clamp(min=SHARE_RATE)
+        self.violating.lerp_(violated.mean(), rate)
+        each = self.violating * len(violated) / (violated.sum() + known.sum()).clamp(min=1)
+        return torch.cat([torch.where(violated > 0, each, 1.0), each * known])
 
     @torch.no_grad()
     def _risk_target(self, rows: Tensors) -> Tensor:
         """Targets y_risk [n] of the safety critic."""
         x = torch.cat([self.policy.encoder.norm(rows["next_seen"]), rows["next_action"]], 1)
         later = torch.sigmoid(self.target(x).squeeze(-1)).amax(0)
-        gamma = self.config.risk_gamma ** (1 / self.config.ticks)
+        gamma = self.config.risk_gamma ** (1 / self.held_steps)
         return risk_target(rows["violated"], rows["goes_on"], gamma, later)
 
     def _recovery_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
@@ -198,7 +280,8 @@ class Bresa(GradientLearner):
         return {"recovery_risk": loss.detach()}
 
     def fit(self, rows: Tensors) -> None:
-        self.task.fit(rows)
+        if self.config.task_run is None:
+            self.task.fit(rows)
         self.policy.encoder.fit(rows)
 
 
@@ -207,15 +290,19 @@ def reflexive(base: Policy, config: Config) -> ReflexOverride:
     node = {
         "_target_": "policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
-        "ticks": config.ticks,
-        "above": config.above,
-        "release": config.release,
-        "least": config.least,
-        "hidden": list(config.hidden),
+        **{name: getattr(config, name) for name in REFLEX_SETTINGS},
     }
-    made: ReflexOverride = build(node, spec=base.spec)
-    made.base = base
+    node = {key: list(value) if isinstance(value, tuple) else value for key, value in node.items()}
+    made = build(node, ReflexOverride, spec=base.spec)
+    if made.base.spec == base.spec:
+        made.base = base
     return made
+
+
+def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Sum over critics of the mean cross-entropy; `logits` [E, N], `target` and `weight` [N]."""
+    each = binary_cross_entropy_with_logits(logits, target.expand_as(logits), reduction="none")
+    return (each * weight).mean(1).sum()
 
 
 def risk_target(violated: Tensor, goes_on: Tensor, gamma: float, later: Tensor) -> Tensor:

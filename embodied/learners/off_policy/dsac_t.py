@@ -84,6 +84,7 @@ class DsacT(DelayedActorCritic):
     temperature and the targets on the same transitions."""
 
     data = "off_policy"
+    usual_policy = "gaussian"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     target_policy: Gaussian
     critic: Critic

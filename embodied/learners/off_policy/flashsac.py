@@ -98,6 +98,7 @@ class Flashsac(DelayedActorCritic):
     transitions."""
 
     data = "off_policy"
+    usual_policy = "block_gaussian"
     policy: BlockGaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: BlockCritic
     target: BlockCritic

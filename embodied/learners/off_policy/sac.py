@@ -60,6 +60,7 @@ class Sac(ActorCritic):
     """`update` takes utd * batch_size transitions: utd critic steps on slices, one actor step."""
 
     data = "off_policy"
+    usual_policy = "gaussian"
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic

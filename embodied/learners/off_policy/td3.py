@@ -72,6 +72,7 @@ class Td3(DelayedActorCritic):
     transitions."""
 
     data = "off_policy"
+    usual_policy = "deterministic"
     policy: Deterministic  # pyright: ignore[reportIncompatibleVariableOverride]
     target_policy: Deterministic
     critic: Critic

@@ -42,6 +42,7 @@ class CalQl(sac.Sac):
     """`update` as in SAC; with `calibrate`, transitions need the column `returns`."""
 
     data = "offline"
+    usual_policy = "gaussian"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)

@@ -57,6 +57,7 @@ class Fql(ActorCritic):
     transitions."""
 
     data = "offline"
+    usual_policy = "one_step"
     policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic

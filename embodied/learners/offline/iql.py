@@ -77,6 +77,7 @@ class Iql(GradientLearner):
     transitions."""
 
     data = "offline"
+    usual_policy = "deterministic"
     critic: Critic
     target: Critic
 

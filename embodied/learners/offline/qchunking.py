@@ -50,6 +50,7 @@ class QChunking(ActorCritic):
     """`update` is one critic step and one BC step of the base policy, on the same transitions."""
 
     data = "offline"
+    usual_policy = "best_of_n"
     policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy) -> None:

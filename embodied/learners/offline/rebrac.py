@@ -45,6 +45,7 @@ class Rebrac(td3.Td3):
     """`update` as in TD3; with `critic_bc` > 0, transitions need the column `next_action`."""
 
     data = "offline"
+    usual_policy = "deterministic"
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         if config.atoms:

@@ -79,6 +79,8 @@ class Ppo(GradientLearner):
     """PPO: `update` makes `epochs` passes over a batch [T, B] of the current policy's decisions."""
 
     data = "on_policy"
+    usual_policy = "diagonal_gaussian"
+    usual_discrete_policy = "categorical"
     renamed_state: ClassVar = {"rates": "lr.base_lrs", "pace": "lr.lr_scale", **STATS}
 
     def __init__(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from embodied.llm.chat import Chat, ChatError, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
-from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.eureka import newest_best
 from embodied.reward_design.digest import digests
 
@@ -60,7 +60,7 @@ class Config:
     temperature: float = 0.7
 
 
-class AutoMc:
+class AutoMc(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from embodied.llm.chat import Chat, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
-from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.journal import Candidate
 from embodied.reward_design.reflection import reflect
 
@@ -27,7 +27,7 @@ class Config:
     human: str = ""
 
 
-class Eureka:
+class Eureka(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:

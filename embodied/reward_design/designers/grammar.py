@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.primitives import (
     SCALES,
     WEIGHTS,
@@ -40,7 +40,7 @@ class Config:
     fresh: float = 0.25
 
 
-class Grammar:
+class Grammar(Designer):
     """A round depends on the seed and the journal only."""
 
     def __init__(self, config: Config) -> None:

@@ -18,7 +18,7 @@ from embodied.core.build import ConfigError
 from embodied.llm.chat import Chat, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
-from embodied.reward_design.designer import Board, Proposal
+from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.eureka import newest_best
 from embodied.reward_design.reflection import reflect
 
@@ -41,7 +41,7 @@ class Config:
     later_temperature: float = 0.7
 
 
-class Text2Reward:
+class Text2Reward(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:

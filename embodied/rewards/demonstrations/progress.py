@@ -28,6 +28,7 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -83,7 +84,7 @@ class Config:
     shift: int = 2
 
 
-class StepwiseProgress(nn.Module):
+class StepwiseProgress(nn.Module, Reward):
     """The fitted model is stored in the run's `folder`; built again with the same settings and
     demonstrations, it is loaded instead of fitted."""
 

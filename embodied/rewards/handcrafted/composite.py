@@ -71,7 +71,7 @@ class Record:
     won: list[float] = field(default_factory=list)
 
 
-class CompositeReward:
+class CompositeReward(Reward):
     """Frozen if all terms are frozen and none is normalised. It implements the optional protocols
     (`AugmentsEnv`, `ObservesSteps`, `Scheduled`) that one of its terms implements."""
 
@@ -92,6 +92,7 @@ class CompositeReward:
             name: accept_old_methods(
                 build(
                     term.reward,
+                    Reward,
                     spec=spec,
                     gamma=gamma,
                     num_envs=num_envs,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.build import ConfigError, Node, nearest, resolve
+from embodied.core.build import ConfigError, Node, named_function, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -93,7 +93,7 @@ class Factor:
         if "of" not in given:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
         name, self.weight = str(given.pop("of")), float(given.pop("weight", 1.0))
-        self.function = resolve(name) if "." in name else _registered(name)
+        self.function = named_function(name, "factor") if "." in name else _registered(name)
         _require_arguments(name, self.function, given)
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import End, Factor
@@ -38,7 +39,7 @@ class Config:
     join: Literal["krc", "sum"] = "krc"
 
 
-class Kinesthetic:
+class Kinesthetic(Reward):
     """Applied once, when transitions are stored."""
 
     frozen = True

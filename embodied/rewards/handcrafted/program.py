@@ -23,6 +23,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted import variables as vs
@@ -48,7 +49,7 @@ class Config:
     every: int = 1000
 
 
-class Program:
+class Program(Reward):
     """Frozen: applied when transitions are stored."""
 
     frozen = True

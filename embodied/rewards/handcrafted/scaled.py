@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 
 
@@ -20,7 +21,7 @@ class Config:
     factor: float = 1.0
 
 
-class Scaled:
+class Scaled(Reward):
     """Applied once, when transitions are stored."""
 
     frozen = True

@@ -8,13 +8,13 @@ sampled, with the current weights, which equals rewriting all stored rewards at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, resolve
+from embodied.core.build import ConfigError, named_function
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 
 
@@ -32,7 +32,7 @@ class Config:
     settings: dict[str, float] = field(default_factory=dict)
 
 
-class ScheduledWeights:
+class ScheduledWeights(Reward):
     """Weights depend on the step alone, so there is no state to save."""
 
     frozen = False
@@ -43,7 +43,7 @@ class ScheduledWeights:
         if config.every < 1:
             raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
-        self.function: Callable[..., Tensor] = resolve(config.function)
+        self.function = named_function(config.function, "scheduled reward")
         self.bumps = -1
         self.set_step(0)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from embodied.core.build import Node
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -29,7 +30,7 @@ class Config:
     env_weight: float = 1.0
 
 
-class Shaping:
+class Shaping(Reward):
     """Applied once, when transitions are stored."""
 
     frozen = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from embodied.core.build import Node
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -25,7 +26,7 @@ class Config:
     env_weight: float = 1.0
 
 
-class WeightedSum:
+class WeightedSum(Reward):
     """Applied once, when transitions are stored."""
 
     frozen = True

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -47,7 +48,7 @@ class Config:
     memory: int | None = 4096
 
 
-class Icm:
+class Icm(Reward):
     """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.env import Step
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -47,7 +48,7 @@ class Config:
     memory: int | None = 4096
 
 
-class Rnd:
+class Rnd(Reward):
     """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.client import open_chat
@@ -77,7 +78,7 @@ class Config:
     learn_batch: int = 64
 
 
-class Annotate:
+class Annotate(Reward):
     """Labels are appended to `folder/labels.jsonl` with their provenance, and checkpointed."""
 
     frozen = False

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embodied.llm.chat import Answer, ChatError, Message
+from embodied.llm.chat import Answer, Chat, ChatError, Message
 
 LINE = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 PAIR = re.compile(r"^first: (.*) \| second: (.*)$")
@@ -36,7 +36,7 @@ class Config:
     seed: int = 0
 
 
-class RuleReader:
+class RuleReader(Chat):
     """A Chat that labels numbered captions, and pairs of them, by rules."""
 
     def __init__(self, config: Config) -> None:

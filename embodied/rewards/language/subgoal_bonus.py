@@ -24,6 +24,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -48,7 +49,7 @@ class Config:
     limit: int | None = None
 
 
-class SubgoalBonus:
+class SubgoalBonus(Reward):
     """The bonus is in the transitions; invalid subgoals are counted.
 
     `folder/plans.jsonl` has every list of a language model, with prompt and provenance; levels with

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, Node
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -53,7 +54,7 @@ class Config:
     env_weight: float = 0.0
 
 
-class Heron:
+class Heron(Reward):
     """Applied when transitions are sampled, to their next observations."""
 
     frozen = False

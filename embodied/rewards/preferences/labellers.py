@@ -82,7 +82,7 @@ class Ladders(Protocol):
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
 
-class CountingLabeller:
+class CountingLabeller(Labeller):
     """Base class of labellers: counts, random generator and their state."""
 
     def __init__(self, seed: int) -> None:
@@ -283,7 +283,7 @@ def label_of(text: str) -> int | None:
 def _encoder(model: str | Node) -> ImageText:
     """Opens an encoder, imported only here: not every labeller needs one."""
     if isinstance(model, dict):
-        return build(model)
+        return build(model, ImageText)
     return importlib.import_module("embodied.vision.contrastive").open_image_text(model)
 
 

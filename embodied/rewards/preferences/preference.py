@@ -26,6 +26,7 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import Step, VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
@@ -76,7 +77,7 @@ class Config:
     fit: FitConfig = field(default_factory=FitConfig)
 
 
-class Preference:
+class Preference(Reward):
     """Applied when transitions are sampled, by the index of the observation that they led to;
     transitions without an index (of a dataset) are scored directly. The reward is 0 before the
     first labels."""
@@ -87,7 +88,7 @@ class Preference:
         if distributed.world() > 1:
             raise ConfigError("preferences are learned in one process: start without torchrun")
         self.config = config
-        self.labeller: Labeller = build(config.labeller, seed=seed)
+        self.labeller = build(config.labeller, Labeller, seed=seed)
         self.scored = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
         leaf = _leaf(config, spec)

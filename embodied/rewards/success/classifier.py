@@ -25,6 +25,7 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed
@@ -57,7 +58,7 @@ class Config:
     limit: float = 0.05
 
 
-class Classifier:
+class Classifier(Reward):
     """`version` 1 is trained on the datasets; the newest version is written to the run's
     `folder`."""
 

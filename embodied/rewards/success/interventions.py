@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embodied.core.build import Node, build
 from embodied.core.env import Step, VecEnv
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from policies.scripted.intervener import Intervener
@@ -33,7 +34,7 @@ class Config:
     pay: Literal["interventions", "env", "world"] = "interventions"
 
 
-class Interventions:
+class Interventions(Reward):
     """Demonstrations are the operator's throughout and have no takeover: reward 0."""
 
     frozen = True
@@ -45,7 +46,7 @@ class Interventions:
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the operator's interventions."""
         context = {"spec": env.spec, "num_envs": env.num_envs, "seed": self.seed}
-        intervener: Intervener = build(self.config.intervener, **context)
+        intervener = build(self.config.intervener, Intervener, **context)
         return InterventionWrapper(env, intervener, self.config.pay == "interventions")
 
     def __call__(self, rows: Tensors) -> Tensor:

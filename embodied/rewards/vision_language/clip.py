@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
@@ -66,7 +67,7 @@ class Config:
     terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
 
 
-class Clip:
+class Clip(Reward):
     """Applied once, when transitions are stored; the encoder is never trained."""
 
     frozen = True

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import VecEnv
+from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
@@ -49,7 +50,7 @@ class Config:
     terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
 
 
-class Goal:
+class Goal(Reward):
     """Applied once, when transitions are stored; nothing is learned."""
 
     frozen = True

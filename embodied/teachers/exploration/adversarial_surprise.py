@@ -27,6 +27,7 @@ from embodied.core.wrapper import Wrapper
 from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels.two_agent import StepSecondAgent
+from embodied.teachers.teacher import Curriculum
 
 
 @runtime_checkable
@@ -48,7 +49,7 @@ class Config:
     free: float = 0.5
 
 
-class AdversarialSurprise:
+class AdversarialSurprise(Curriculum):
     """A two-agent teacher (`TwoAgentTeacher`); it does not choose tasks."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})

@@ -26,7 +26,7 @@ from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories
 from embodied.teachers.task_space import Floats
-from embodied.teachers.teacher import Outcome, bounded
+from embodied.teachers.teacher import Curriculum, Outcome, bounded
 
 TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99
@@ -61,7 +61,7 @@ class Config:
     signal: Literal["success", "return"] = "success"
 
 
-class ResetDistribution(ABC):
+class ResetDistribution(Curriculum, ABC):
     """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
     the outcomes (`learn`).
 
@@ -82,7 +82,7 @@ class ResetDistribution(ABC):
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.clock, self.issued, self.dropped = 0, 0, 0
         self.pending: dict[int, tuple[int, Any]] = {}
-        player: Policy = build(_player(config), spec=spec).eval()
+        player = build(_player(config), Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
         self.paths = self.select(recorded)
         self.set_up()
@@ -91,7 +91,7 @@ class ResetDistribution(ABC):
     def select(self, paths: Trajectories) -> Trajectories:
         """The trajectories whose states are used as initial states."""
 
-    def set_up(self) -> None:  # noqa: B027  (optional)
+    def set_up(self) -> None:
         """Compute what depends on `paths`; called again after a resume."""
 
     @abstractmethod

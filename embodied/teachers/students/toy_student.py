@@ -153,7 +153,7 @@ def main(words: list[str]) -> Path:
     config = read(words)
     student = Student(config)
     node = {**yaml.safe_load(file(config.teacher).read_text()), **config.settings}
-    teacher: Teacher = build(node, spec=student.spec, seed=config.seed, student=student)
+    teacher = build(node, Teacher, spec=student.spec, seed=config.seed, student=student)
     return run(config, student, teacher)
 
 

@@ -9,9 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embodied.core.atomic_write import write_durably
+from embodied.core.saved_node import read_saved
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports.run_report import PAGE, STYLE
 from embodied.reports.svg import COLOURS, Point, coloured, framed, legend, number, svg
@@ -62,7 +61,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
         if not rows:
             raise ViewerError(f"{folder} has no metrics.jsonl; give a run folder")
         file = folder / "run.yaml"
-        config = yaml.safe_load(file.read_text()) if file.exists() else {}
+        config = read_saved(file) if file.exists() else {}
         runs.append(RunData(folder, folder.resolve().name, rows, config))
     names = [run.name for run in runs]
     if len(set(names)) == len(names):

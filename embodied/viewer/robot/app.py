@@ -18,11 +18,12 @@ QUERY = 0.5  # s between two status requests to the daemon
 
 
 class RobotViewer(PageThread):
-    """Monitors the deployment in `folder`, and its successors, from a thread; read-only."""
+    """Monitors the deployment in `folder` (None: the only one in a default folder), and its
+    successors, from a thread; read-only."""
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         port: int = 8080,
         host: str = HOST,
         page_server: PageServer | None = None,
@@ -73,17 +74,17 @@ class RobotViewer(PageThread):
 def monitor(
     folder: Path | None = None, port: int = 8080, host: str = HOST, block: bool = True
 ) -> RobotViewer:
-    """Open the monitoring page for the deployment in `folder` (None: the default folder of
-    `embodied deploy`), running or not yet started. `port`, `host` and `block` as in `serve`. Raises
-    ViewerError."""
+    """Open the monitoring page for the deployment in `folder` (None: the only one in the default
+    folders of `embodied deploy`), running or not yet started. `port`, `host` and `block` as in
+    `serve`. Raises ViewerError; FolderError where several run."""
     from embodied.viewer.launch import require_port, require_viser
-    from real_robot.daemon.client import default_folder
+    from real_robot.daemon.folders import find
 
     require_port(port, host)
     require_viser()
-    place = default_folder() if folder is None else folder
+    place = find() if folder is None else folder
     page_server = PageServer(host, port)
     print(f"monitoring {place} at {page_server.url} (Ctrl-C ends it, not the robot)", flush=True)
     return run_page(
-        page_server, lambda page_server: RobotViewer(place, page_server=page_server), block
+        page_server, lambda page_server: RobotViewer(folder, page_server=page_server), block
     )

@@ -10,23 +10,25 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
 import torch
 
-from embodied.core.build import Node, build, resolve
+from embodied.core.build import Node, build, named_function
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.arm import is_arm_file
+from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
 from embodied.viewer.scene.decimate import DecimatedScene
 from embodied.viewer.scene.mujoco import MujocoScene
 from embodied.viewer.scene.pose_from_obs import HINGE, PosedModel
 from embodied.viewer.scene.types import Array
 from envs.fr3.scene import compile_scene
-from envs.hardware_sim.fr3_task import Wired
+from envs.hardware_sim.fr3_task import TaskWorld
 from real_robot.assemble import forward_kinematics
 from real_robot.control.arm_state import Floats
-from real_robot.control.chunk_follower import Controller
 from real_robot.deployment import Deployment
+from real_robot.drivers.sim import World
 from real_robot.policy.observer import APART, AXES, names_of
 
 PLACE = re.compile(r"(.+)_x")
@@ -44,7 +46,8 @@ class RobotArm:
         self.deployment, self.model, self.missing = deployment, None, ""
         known = names_of(deployment.joints, deployment.given, deployment.sensed)
         self.where = {name: at for at, name in enumerate(known)}
-        self.forward, self.controller = forward_kinematics(deployment), build(deployment.controller)
+        self.forward = forward_kinematics(deployment)
+        self.controller = build(deployment.controller, Controller)
         model = model_of(deployment)
         bodies: set[str] = set()
         if model is None or int((model.jnt_type == HINGE).sum()) != deployment.joints:
@@ -109,12 +112,17 @@ def model_of(deployment: Deployment) -> mujoco.MjModel | None:
     module's `mjcf()`; None if there is none."""
     node = sim_env_node(deployment)
     if node is not None:
-        made: Any = build(node)
+        made = build(node, World)
         # The simulation compiles its model without visual geoms.
         return (
-            compile_scene(made.task, pictures=True) if isinstance(made, Wired) else made.compile()
+            compile_scene(made.task, pictures=True)
+            if isinstance(made, TaskWorld)
+            else made.compile()
         )
-    module = sys.modules[resolve(deployment.kinematics).__module__]
+    if is_arm_file(deployment.kinematics):
+        file = deployment.driver.get("file")  # of a simulation of the arm's own file
+        return None if file is None else compile_spec(read_spec(Path(file)), Path(file))
+    module = sys.modules[named_function(deployment.kinematics, "kinematics").__module__]
     source = module.mjcf() if hasattr(module, "mjcf") else None
     if source is None:
         return None

@@ -18,6 +18,7 @@ import numpy as np
 from embodied.core.build import ConfigError
 from real_robot.assemble import build_chain
 from real_robot.daemon.client import ClientError, call
+from real_robot.daemon.folders import FolderError, find, robots_folder
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
@@ -32,7 +33,7 @@ class ReadOnlyMailbox(Mailbox):
     """A mailbox mapped read-only. MailboxError if it does not exist or has another version."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int = VERSION) -> None:
-        self.path, self.size, self.seen = path, HEAD.itemsize + dtype.itemsize, 0
+        self.path, self.size = path, HEAD.itemsize + dtype.itemsize
         try:
             handle = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -45,10 +46,7 @@ class ReadOnlyMailbox(Mailbox):
         finally:
             os.close(handle)
         self.inode = about.st_ino
-        self._head = np.frombuffer(self._map, HEAD, 1)
-        self._body = np.frombuffer(self._map, dtype, 1, HEAD.itemsize)
-        self.fields = np.zeros(1, dtype)
-        self._counter = self._head["counter"]
+        self._attach(dtype)
         head = self._head[["magic", "version", "size"]][0].item()
         if head != (MAGIC, version, dtype.itemsize):
             self.close()
@@ -64,15 +62,16 @@ class ReadOnlyMailbox(Mailbox):
 
 
 class RobotMonitor:
-    """The deployment in `folder`; call `poll` often and `query_daemon` now and then.
+    """The deployment in `folder`; call `poll` often and `query_daemon` now and then. Without a
+    folder, that of the only daemon in the default folders, as soon as there is one.
 
     `state` and `chunk` are the newest messages (None before the first), `status` the daemon's last
     answer, `trouble` why it does not answer. `number` counts the deployments; the last values of a
     deployment stay until the next one starts.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.clock = folder, clock
+    def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.clock, self._anywhere = folder or robots_folder(), clock, folder is None
         self.deployment: Deployment | None = None
         self.stages: tuple[str, ...] = ()
         self.state: np.void | None = None
@@ -108,7 +107,7 @@ class RobotMonitor:
     def condition(self) -> str:
         """Why nothing new arrives, in a line; empty if all is well."""
         if self._boxes is None:
-            return f"no deployment is running in {self.folder}; waiting for one"
+            return self.trouble or f"no deployment is running in {self.folder}; waiting for one"
         if not self._boxes[0].current:
             return "the deployment has ended; showing its last state; waiting for the next one"
         if self.state is None:
@@ -147,17 +146,19 @@ class RobotMonitor:
 
     def _follow(self) -> None:
         """Open the mailboxes of a new deployment."""
-        path = self.folder / "state"
         if self._boxes is not None and all(box.current for box in self._boxes):
             return
         try:
+            if self._anywhere:
+                self.folder = find()
+            path = self.folder / "state"
             if not path.exists():
                 return
             deployment = Deployment.read(self.folder)
             stages = build_chain(deployment).names
             record = state_record(deployment.joints, len(stages), len(deployment.sensed))
             state = ReadOnlyMailbox(path, record)
-        except (ConfigError, MailboxError, OSError) as error:
+        except (ConfigError, FolderError, MailboxError, OSError) as error:
             self.trouble = str(error)  # perhaps it is just being written
             return
         try:

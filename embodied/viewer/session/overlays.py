@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from embodied.core import checkpoint
@@ -21,7 +20,9 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import HasComponents, Reward
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
 from embodied.reports.load_reward import make_reward, of_run
 from embodied.viewer.session.episode import TERM, Moment
 from embodied.viewer.session.reward_image import SCORE, RewardCamera, ScoresImages, reward_camera
@@ -124,7 +125,7 @@ def make_step_overlay(
     except CheckpointError:
         return None
     file = folder / "run.yaml"
-    trained: Node = yaml.safe_load(file.read_text()) if file.exists() else {}
+    trained = read_saved(file) if file.exists() else {}
     gamma = float((trained.get("learner") or {}).get("gamma", 0.99))
     reward, camera = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
     value = _value_function(saved, trained, policy) if trained.get("learner") else None
@@ -154,8 +155,9 @@ def _value_function(
         part: Any = policy()
         if trained.get("finetune"):
             part = part.trainable()  # the part that its learner trained
+        require_inside(trained["learner"], saved)
         context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
-        learner = build(trained["learner"], policy=part, **context)
+        learner = build(trained["learner"], Learner, policy=part, **context)
         learner.set_state(checkpoint.load_state(saved, "learner"))
     except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
         return None

@@ -12,6 +12,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import build
 from embodied.core.checkpoint import load_policy
 from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.viewer.run_folder import Run
@@ -62,9 +63,9 @@ def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
             )
     script = script_for(env)
     if script is not None:
-        found["demonstrator"] = lambda: Actor(build(script, spec=spec), 1)
+        found["demonstrator"] = lambda: Actor(build(script, Policy, spec=spec), 1)
     random = {"_target_": "policies.random.Random"}
-    found["random"] = lambda: Actor(build(random, spec=spec), 1)
+    found["random"] = lambda: Actor(build(random, Policy, spec=spec), 1)
     found["zero"] = lambda: ZeroAction(spec)
     return found, next(iter(found)) if run is None else label(run.chosen)
 

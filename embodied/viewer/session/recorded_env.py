@@ -10,12 +10,12 @@ from typing import Any
 
 import mujoco
 import torch
-import yaml
 from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import build
 from embodied.core.env import Step, VecEnv
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.viewer.run_folder import ViewerError
@@ -153,10 +153,11 @@ def open_recorded(path: Path, number: int, env_node: Mapping[str, Any] | None) -
     plain = RecordedEnv(path, number)
     file = path / "collect.yaml"
     if env_node is None and file.exists():
-        env_node = yaml.safe_load(file.read_text()).get("env")
+        env_node = read_saved(file).get("env")
+        require_inside(env_node, file)
     if env_node is None:
         return plain
-    world: Any = build(dict(env_node) | {"num_envs": 1})
+    world = build(dict(env_node) | {"num_envs": 1}, VecEnv)
     try:
         posed = PosedModel.of(world, plain.spec)
     finally:

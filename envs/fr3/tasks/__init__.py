@@ -1,5 +1,6 @@
 """Tasks of the FR3 environment, one module per task."""
 
+from envs.fr3.tasks.channel import Channel
 from envs.fr3.tasks.course import Course
 from envs.fr3.tasks.insert import Insert
 from envs.fr3.tasks.lift import Lift
@@ -8,6 +9,7 @@ from envs.fr3.tasks.reach import Reach
 from envs.fr3.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
+    "channel": Channel,
     "course": Course,
     "insert": Insert,
     "lift": Lift,

@@ -7,25 +7,17 @@ robot), then the start cell and the goal cell. The last element is not used here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import mujoco
 
 from embodied.embodiments.arrays import constant, namespace
-from envs.fr3.tasks.reach import approach
+from envs.fr3.tasks.goal import GoalTask
 from envs.fr3.tasks.task import (
     Flags,
     Floats,
     Parameter,
     Params,
     Start,
-    Task,
-    Term,
     View,
-    add_marker,
-    centimetres,
-    distance,
     spread,
 )
 
@@ -68,7 +60,7 @@ def middle(cell: Floats) -> Floats:
     return xp.stack([*place, xp.full_like(row, LAYER)], 1)
 
 
-class Course(Task):
+class Course(GoalTask):
     """Success: the tool point is within two centimetres of the goal without having left
     the layer.
     """
@@ -78,17 +70,12 @@ class Course(Task):
         Parameter(name, 0.0, 1.0, "") for name in (*WALLS, "start", "goal", "facing")
     )
     markers = ("goal", *BOXES)
-    names = (
-        *(f"goal_{axis}" for axis in "xyz"),
-        *(f"goal_from_tool_{axis}" for axis in "xyz"),
-        *BOXES,
-    )
-    terms: ClassVar[Mapping[str, Term]] = {"approach": approach}
-    weights: ClassVar[Mapping[str, float]] = {"approach": 1.0}
+    names = (*GoalTask.names, *BOXES)
+    close = CLOSE
     horizon = 80
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        add_marker(spec, "goal", CLOSE, (0.20, 0.70, 0.35, 0.6))
+        super().edit(spec)
         for name in BOXES:
             body = spec.worldbody.add_body(name=name, mocap=True)
             body.add_geom(
@@ -112,20 +99,15 @@ class Course(Task):
         return Start(tool, xp.zeros_like(draws[:, 0]), marker=marker)
 
     def observe(self, view: View) -> Floats:
-        goal = view.place["goal"]
         there = [view.place[name][:, 2:] > 0 for name in BOXES]
-        xp = namespace(goal)
-        shown = xp.concatenate(there, 1) * xp.ones_like(goal[:, :1])
-        return xp.concatenate([goal, goal - view.tool, shown], 1)
-
-    def success(self, view: View) -> Flags:
-        return distance(view.tool, view.place["goal"]) < CLOSE
+        xp = namespace(view.tool)
+        shown = xp.concatenate(there, 1) * xp.ones_like(view.tool[:, :1])
+        return xp.concatenate([super().observe(view), shown], 1)
 
     def lost(self, view: View) -> Flags:
         """[n]: the tool point is above the lid."""
         return view.tool[:, 2] > LID
 
     def describe(self, view: View) -> str:
-        tool, goal = centimetres(view.tool), centimetres(view.place["goal"])
         there = sum(int(view.place[name][0, 2] > 0) for name in BOXES)
-        return f"The tool is at {tool}, the goal at {goal}; {there} boxes stand in the field."
+        return f"{self.where(view)}; {there} boxes stand in the field."

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import mujoco
 
 from embodied.embodiments.arrays import Floats, constant, namespace
+from envs.mujoco.cameras import Point
 
 Flags = Any
 """bool [n], of the same library as Floats."""
@@ -40,7 +41,8 @@ class View:
     `tool` [n, 3] measured tool point, `lead` [n, 3] commanded minus measured tool point (it grows
     with the contact force), `width` [n] gripper opening, `place` and `turn` positions [n, 3] and
     quaternions [n, 4] (w first) by body name, `param` the task parameters [n] by name, `memory` the
-    values that the task drew at the start of the episode.
+    values that the task drew at the start of the episode, `joint` the joints of objects [n] by name
+    (drawers, buttons; m).
     """
 
     q: Floats
@@ -52,6 +54,7 @@ class View:
     turn: dict[str, Floats]
     param: Params
     memory: dict[str, Floats]
+    joint: dict[str, Floats] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,7 +84,8 @@ Term = Callable[[View], Floats]
 class Task(ABC):
     """Base class of a task on the table, used by `envs.fr3.env.Fr3`.
 
-    `free` and `markers` name the bodies that `edit` adds; `names` are the elements of `observe`;
+    `free` and `markers` name the bodies that `edit` adds, `touch` its touch sensors (N), whose sum
+    is the contact force of the arm; `names` are the elements of `observe`;
     `terms` are pure functions of a `View`, weighted by `weights` in the shaped reward.
     """
 
@@ -89,11 +93,14 @@ class Task(ABC):
     parameters: tuple[Parameter, ...]
     free: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
+    touch: tuple[str, ...] = ()
     names: tuple[str, ...]
     terms: ClassVar[Mapping[str, Term]]
     weights: ClassVar[Mapping[str, float]]
     draws: int = 3
     timestep: float = 0.0025
+    front: tuple[Point, Point, float] = ((1.50, -0.80, 0.85), (0.36, 0.0, 0.24), 40.0)
+    """The front camera: where it is, what it looks at (m), its vertical field of view (degrees)."""
     horizon: int = 80
     settle: int = 0
     """Physics steps taken before the episode begins (a grasp that has to build up)."""

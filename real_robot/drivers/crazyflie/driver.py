@@ -54,11 +54,11 @@ class Config:
     `position`; `full_state`, which also says how fast they move (for the Mellinger controller);
     `hover`, velocities and height, for a drone that knows no place but what its flow deck sees.
 
-    `low` (V): below it, it lands; no default, because nobody knows your battery but you. `tracker`:
-    who sees it from outside (`real_robot.ipc.external_state`: drone_x, drone_y, drone_z in m),
+    `low` (V): below it, it lands; no default, because only you know your battery. `tracker`:
+    what sees it from outside (`real_robot.ipc.external_state`: drone_x, drone_y, drone_z in m),
     None where it
     knows its place by itself (flow deck, Lighthouse, Loco). `hover` (s): how long it stays in the
-    air where nobody moves it. `silence` (s) without news is a lost link; `arming` (s) for arming;
+    air when it is not moved. `silence` (s) without news is a lost link; `arming` (s) for arming;
     `patience` (s) for what is asked before anything moves; `certain` (m^2): most variance of its
     own estimate of its place at the start; `place_gain` (1/s): of `hover`."""
 
@@ -104,8 +104,8 @@ class Crazyflie(Driver):
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock
         self.link = Link(config.uri, clock)
-        self.tracker: ExternalStateReader | None = (
-            None if config.tracker is None else build(config.tracker)
+        self.tracker = (
+            None if config.tracker is None else build(config.tracker, ExternalStateReader)
         )
         self.phase, self.ground = Phase.GROUND, 0.0
         self._q, self._dq = np.zeros(4), np.zeros(4)
@@ -187,6 +187,9 @@ class Crazyflie(Driver):
             self._enter(Phase.GROUND)
         elif self.phase == Phase.FLYING:
             self._land()
+
+    def release(self) -> None:
+        raise DriverError("a drone is not released: it would fall; stop makes it land")
 
     def cut(self) -> None:
         """Motors off, now, wherever it is. It falls, and is locked until it is switched off and

@@ -59,7 +59,7 @@ class Health:
 
 
 def stopped(health: Health) -> str:
-    """Why it does not fly until somebody does something; empty where it may."""
+    """Why it does not fly until a person acts; empty where it may."""
     if health.info & LOCKED:
         return "it is locked, motors off: look at it, put it on the floor, switch it off and on"
     if health.info & TUMBLED:

@@ -10,92 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import build
 from embodied.embodiments import fr3
 from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
+from real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from real_robot.drivers.franka.config import Config, Payload
 from real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
-from real_robot.drivers.franka.gripper import Config as HandConfig
 from real_robot.drivers.franka.gripper import Hand
-from real_robot.drivers.franka.impedance import JointSpring, Tool, ToolSpring
+from real_robot.drivers.franka.impedance import JointSpring, ToolSpring
 from real_robot.drivers.franka.limits import Own, misfit, own
+from real_robot.drivers.springs import Springs, span
 from real_robot.ipc.external_state import ExternalStateReader
 
-Seven = tuple[float, float, float, float, float, float, float]
-Six = tuple[float, float, float, float, float, float]
-HIGHEST_FORCE = 300.0  # N (and N m): a threshold above that is none
 STOP = 1.0  # s that ending the controller may take
-
-
-@dataclass(frozen=True)
-class Payload:
-    """What is mounted or held besides the hand that Desk knows: `mass` (kg), `center` (m, in the
-    flange's frame), `inertia` (kg m^2, 3 x 3 column by column)."""
-
-    mass: float
-    center: tuple[float, float, float]
-    inertia: tuple[float, float, float, float, float, float, float, float, float]
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mass <= 3:
-            raise ConfigError("payload.mass is from 0 to 3 kg")
-
-
-@dataclass(frozen=True)
-class Config:
-    """`host`: the arm's address. Above `contact_*` a contact is reported, above `collision_*` the
-    arm stops itself: N m of each joint, N and N m of the tool's x, y, z, roll, pitch, yaw. These,
-    and the payload, have no default: nobody knows them but you.
-
-    `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance, whose spring pulls with
-    no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up. With
-    `tool` the springs are on the tool's pose instead (Cartesian impedance).
-    `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
-    arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what
-    measures the things before the arm (`real_robot.ipc.external_state`), where the policy wants to
-    know.
-    """
-
-    host: str
-    contact_torque: Seven
-    collision_torque: Seven
-    contact_force: Six
-    collision_force: Six
-    payload: Payload
-    stiffness: Seven = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
-    damping: Seven = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
-    push: Seven = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)
-    tool: Tool | None = None
-    hand: HandConfig | None = None
-    realtime: bool = True
-    silence: float = 0.1
-    patience: float = 10.0
-    senses: Node | None = None
-
-    def __post_init__(self) -> None:
-        pairs = [
-            (self.contact_torque, self.collision_torque, fr3.TORQUE),
-            (self.contact_force, self.collision_force, np.full(6, HIGHEST_FORCE)),
-        ]
-        for contact, collision, most in pairs:
-            low, high = np.asarray(contact), np.asarray(collision)
-            if not (len(low) == len(high) == len(most)):
-                raise ConfigError("thresholds are 7 torques (joints) and 6 forces (the tool)")
-            if not ((low > 0) & (low <= high) & (high <= most)).all():
-                raise ConfigError(
-                    "thresholds should be 0 < contact <= collision <= the joint's torque limit "
-                    f"({fr3.TORQUE.tolist()} N m), or {HIGHEST_FORCE:.0f} N"
-                )
-        gains = np.array([self.stiffness, self.damping, self.push], float)
-        if gains.shape != (3, 7) or not ((gains > 0) & (gains <= 3000)).all():
-            raise ConfigError("stiffness, damping, push: 7 numbers each, above 0, up to 3000")
-        if not (self.silence > 0 and self.patience > 0):
-            raise ConfigError("silence and patience should be above 0 s")
+__all__ = ["Config", "Franka", "Payload"]
 
 
 class Franka(Driver):
@@ -106,9 +38,7 @@ class Franka(Driver):
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock
-        self.senses: ExternalStateReader | None = (
-            None if config.senses is None else build(config.senses)
-        )
+        self.senses = None if config.senses is None else build(config.senses, ExternalStateReader)
         self.sensed = () if self.senses is None else self.senses.names
         self._robot: Any = None
         self._motion: Any = None
@@ -194,6 +124,28 @@ class Franka(Driver):
         if self._hand is not None:
             self._hand.wish = width
 
+    def release(self) -> None:
+        """Its own gravity compensation carries it; a little damping is left."""
+        self._controlled()
+        self._spring.release(self._motion)
+
+    def engage(self) -> None:
+        here = np.array(self._controlled().state.q)
+        self._spring.engage(self._motion, here)
+
+    @property
+    def springs(self) -> Springs | None:
+        return self._spring.springs
+
+    @property
+    def stiffness(self) -> tuple[Floats, Floats] | None:
+        return span(self._spring.springs)
+
+    def stiffen(self, stiffness: Floats) -> None:
+        self._controlled()
+        check_stiffness(stiffness, self.stiffness, f"the Franka at {self.config.host}")
+        self._motion.set_gains(self._spring.gains(stiffness))
+
     @property
     def width(self) -> float:
         return self._hand.width if self._hand is not None else 0.0
@@ -216,7 +168,7 @@ class Franka(Driver):
         try:
             if self._robot.is_in_control:
                 here = np.array(self._robot.state.q)
-                self._motion.set_reference(self._spring.reference(here, here))
+                self._spring.engage(self._motion, here)
         except FAILED as error:
             self._fail(error)
 

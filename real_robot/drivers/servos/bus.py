@@ -23,6 +23,10 @@ class ServoWire:
         """The error byte of every servo's last answer."""
         self.repeated = 0
         """Exchanges that had to be repeated."""
+        self.silent: set[int] = set()
+        """Who was asked in vain: they are not waited for again before `silent` is cleared."""
+        self.limited: Mapping[int, int] = {}
+        """Bits of `faults` that are none, by id: what that servo limits by itself."""
         self._last = 0.0
 
     @property
@@ -42,7 +46,7 @@ class ServoWire:
         self.port.drain(self.timeout / 4, self.timeout)
 
     def send(self, frame: bytes) -> None:
-        """Nobody is waited for."""
+        """Without waiting for a reply."""
         self.port.write(frame)
         self._last = time.monotonic()
 
@@ -61,17 +65,32 @@ class ServoWire:
                 self.port.drain(self.timeout / 10, self.timeout)
         return found
 
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ids of the servos that are not silent."""
+        return tuple(id for id in self.names if id not in self.silent)
+
     def get(self, address: int, size: int) -> dict[int, bytes]:
         """The same of every servo. DriverError where one does not answer."""
-        found = self.ask(address, size, self.names)
-        for id, name in self.names.items():
-            if id not in found:
-                raise DriverError(
-                    f"no answer from {name} (id {id}) on {self.port.path}, asked "
-                    f"{self.retries + 1} times at {self.port.baud} baud: check its cable, power, "
-                    f"id and baud rate{self.port.latency()}"
-                )
+        found = self.hear(address, size)
+        self.check_silent()
         return found
+
+    def hear(self, address: int, size: int) -> dict[int, bytes]:
+        """The same of those that answer; the others are silent from now on."""
+        found = self.ask(address, size, self.living)
+        self.silent |= set(self.names) - set(found)
+        return found
+
+    def check_silent(self) -> None:
+        """DriverError for a servo that did not answer."""
+        if self.silent:
+            id = min(self.silent)
+            raise DriverError(
+                f"no answer from {self.names[id]} (id {id}) on {self.port.path}, asked "
+                f"{self.retries + 1} times at {self.port.baud} baud: check its cable, power, "
+                f"id and baud rate{self.port.latency()}"
+            )
 
     def put(self, address: int, data: Mapping[int, bytes]) -> set[int]:
         """Write, read back, and write again where it is not there. Ids that did not take it."""
@@ -93,6 +112,9 @@ class ServoWire:
             bits, register = error, self.make.errors
             if register is not None:  # the error byte says no more than that there is one
                 bits = self.ask(register, 1, (id,)).get(id, b"\x00")[0]
+            bits &= ~self.limited.get(id, 0)
+            if register is None and not bits:
+                continue
             named = [text for bit, text in self.make.faults.items() if bits >> bit & 1]
             raise DriverError(
                 f"{self.names[id]} (id {id}) reports {', '.join(named) or f'error {error}'}: check "

@@ -2,99 +2,42 @@
 
 A tick is one grouped read of all servos and one grouped write of their goals. Lost or corrupted
 frames are requested again, a bounded number of times. Torque is switched on at the measured pose
-and never off: an arm without torque falls.
+and off only by `release`: an arm without torque falls. A servo that has fallen silent is a fault
+and is not waited for again before a reset: the others are braked at the full rate.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from embodied.core.build import ConfigError
 from real_robot.control.arm_state import ArmState, Floats
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.servos.bus import ServoWire
-from real_robot.drivers.servos.packet import HIGHEST_ID
-from real_robot.drivers.servos.registers import MAKES, TICKS, Motion
+from real_robot.drivers.servos.config import Config, Hand, Joint, some
+from real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
 from real_robot.drivers.servos.serial_port import SerialPort
 
+__all__ = ["Config", "Hand", "Joint", "ServoBus"]
+
+MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
-
-
-@dataclass(frozen=True)
-class Joint:
-    """`zero`: tick where the joint is at 0 rad; `sign`: -1 where it turns the other way than the
-    servo; `ratio`: turns of the servo for one of the joint; `low`, `high`: ticks that calibration
-    found to be reachable; `torque`: N m at the servo's shaft per A (0: not known, not measured)."""
-
-    name: str
-    id: int
-    low: int
-    high: int
-    zero: int = 2048
-    sign: Literal[-1, 1] = 1
-    ratio: float = 1.0
-    torque: float = 0.0
-
-
-@dataclass(frozen=True)
-class Hand:
-    """A gripper's servo: ticks where it is `closed` and `open`, and `width` (m) when it is open."""
-
-    id: int
-    closed: int
-    open: int
-    width: float
-
-
-@dataclass(frozen=True)
-class Config:
-    """`timeout` (s) of one exchange, asked again up to `retries` times; `watchdog` (s) of silence
-    after which a Dynamixel stops by itself (Feetech's servos have none, and hold their goal);
-    `ampere`: A of one unit of measured current (None: 2.69 mA of an X servo, 6.5 mA of an STS3215;
-    an XL330 has 1 mA)."""
-
-    protocol: Literal["dynamixel", "feetech"]
-    port: str
-    joints: tuple[Joint, ...]
-    hand: Hand | None = None
-    baud: int = 1_000_000
-    timeout: float = 0.01
-    retries: int = 3
-    watchdog: float = 0.2
-    ampere: float | None = None
-
-    def __post_init__(self) -> None:
-        ids = [joint.id for joint in self.joints] + [hand.id for hand in _some(self.hand)]
-        if (
-            not self.joints
-            or len(set(ids)) < len(ids)
-            or not all(0 <= i <= HIGHEST_ID for i in ids)
-        ):
-            raise ConfigError(f"servo ids {ids} should be different, from 0 to {HIGHEST_ID}")
-        for joint in self.joints:
-            if not (joint.low < joint.high and joint.ratio > 0 and joint.torque >= 0):
-                raise ConfigError(f"joint {joint.name}: needs low < high, ratio > 0, torque >= 0")
-        if any(hand.closed == hand.open or hand.width <= 0 for hand in _some(self.hand)):
-            raise ConfigError("hand: closed and open should differ, and width be above 0")
-        if not (self.timeout > 0 and self.retries >= 0 and 0.02 <= self.watchdog <= 2.54):
-            raise ConfigError("timeout should be above 0, watchdog from 0.02 to 2.54 s")
 
 
 class ServoBus(Driver):
     """Positions are rad at the joints. One wrong id, mode or pose refuses to connect."""
 
+    falls_when_released = True
+
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock, self.make = config, clock, MAKES[config.protocol]
         self.joints = tuple(joint.name for joint in config.joints)
         names = {joint.id: f"joint {joint.name}" for joint in config.joints}
-        names |= {hand.id: "the hand" for hand in _some(config.hand)}
+        names |= {hand.id: "the hand" for hand in some(config.hand)}
         self.ids = tuple(names)
         port = SerialPort(config.port, config.baud)
         self.wire = ServoWire(port, self.make, names, config.timeout, config.retries)
@@ -103,24 +46,36 @@ class ServoBus(Driver):
         self._zero = np.array([joint.zero for joint in config.joints], float)
         ampere = self.make.ampere if config.ampere is None else config.ampere
         self._torque = self._turns * [joint.torque * ampere for joint in config.joints]
+        self.wire.limited = {hand.id: self.make.limits for hand in some(config.hand)}
         self._motion: dict[int, Motion] = {}
+        self._droop = np.zeros(len(config.joints))
         self._connected = False
 
     def connect(self) -> None:
         self.wire.port.open()
         self._connected = True
         try:
+            self.wire.silent.clear()
             self._find()
-            torque = dict.fromkeys(self.ids, b"\x01")
-            self._require(self._hold() or self.wire.put(self.make.torque, torque))
+            self._limit_force()
+            self._require(self._hold() or self._switch(self.ids, on=True))
         except DriverError:
             self.close()
             raise
 
     def read(self) -> ArmState:
         self._check_watchdog()
-        now = self.clock()
-        self._measure()
+        now, heard = self.clock(), False
+        try:
+            heard = self._measure()
+            self.wire.check_silent()
+            self.wire.check_faults()
+        except DriverError as error:
+            error.measured = self._state(now) if heard else None
+            raise
+        return self._state(now)
+
+    def _state(self, now: float) -> ArmState:
         moved = [self._motion[joint.id] for joint in self.config.joints]
         position, velocity, current = (np.array(each, float) for each in zip(*moved, strict=True))
         q = (position - self._zero) / self._gain
@@ -136,7 +91,7 @@ class ServoBus(Driver):
                     f"its {joint.low} to {joint.high}: the limits do not fit its calibration"
                 )
             goals[joint.id] = self.make.encode(int(tick))
-        for hand in _some(self.config.hand):
+        for hand in some(self.config.hand):
             if not math.isfinite(width):
                 raise DriverError(f"the hand was sent to {width}: the policy says no number")
             share = min(max(width / hand.width, 0.0), 1.0)
@@ -160,14 +115,31 @@ class ServoBus(Driver):
         )
         return low, high
 
+    def unloaded(self, stretch: Floats) -> None:
+        """Taken as the arm's droop: servos know no gravity, and masses are unknown."""
+        np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
+
+    def droop(self, q: Floats) -> Floats:
+        """As it was before the last start, wherever the arm is now."""
+        return self._droop
+
+    def release(self) -> None:
+        """Torque off, except for the hand's: what it holds stays. A person supports the arm."""
+        self._require(self._switch([joint.id for joint in self.config.joints], on=False))
+
+    def engage(self) -> None:
+        self._require(self._hold() or self._switch(self.ids, on=True))
+
     def recover(self) -> None:
         """Goals where the servos stand, and watchdogs awake: noise may have left some without."""
+        self.wire.silent.clear()
         self._require(self._hold())
 
     def stop(self) -> None:
         if self._connected:
             with suppress(DriverError):  # a wire that is gone: the servos' watchdog has to act
                 self._hold()
+                self._switch(self.wire.living, on=True)
 
     def close(self) -> None:
         self._connected = False
@@ -178,6 +150,8 @@ class ServoBus(Driver):
         self.wire.find_echo()
         modes = self.wire.get(self.make.mode, 1)
         self._measure()
+        self.wire.check_silent()
+        self.wire.check_faults()
         for id, name in self.wire.names.items():
             if modes[id][0] not in self.make.modes:
                 raise DriverError(
@@ -192,10 +166,35 @@ class ServoBus(Driver):
                     f"{joint.low} to {joint.high}: move it by hand, or calibrate it again"
                 )
 
-    def _measure(self) -> None:
-        for id, data in self.wire.get(*self.make.state).items():
-            self._motion[id] = self.make.motion(data)
-        self.wire.check_faults()
+    def _measure(self) -> bool:
+        """Whether any servo answered."""
+        found = self.wire.hear(*self.make.state)
+        self._motion |= {id: self.make.motion(data) for id, data in found.items()}
+        return bool(found)
+
+    def _switch(self, ids: Collection[int], on: bool) -> set[int]:
+        """Torque; ids of the servos that cannot be told."""
+        return self.wire.put(self.make.torque, dict.fromkeys(ids, bytes((on,))))
+
+    def _limit_force(self) -> None:
+        """Of the hand. What survives switching off is written only where it is another one: its
+        memory wears."""
+        for hand in some(self.config.hand):
+            kept, lost = self.make.force(hand.force)
+            differs = {
+                address: data
+                for address, data in kept.items()
+                if self.wire.ask(address, len(data), (hand.id,)).get(hand.id) != data
+            }
+            if differs and self.make.lock is not None:
+                self._require(self._switch((hand.id,), on=False))
+                for registers in ({self.make.lock: b"\x00"}, differs, {self.make.lock: b"\x01"}):
+                    self._put(hand.id, registers)
+            self._put(hand.id, lost)
+
+    def _put(self, id: int, registers: Registers) -> None:
+        for address, data in registers.items():
+            self._require(self.wire.put(address, {id: data}))
 
     def _require(self, silent: set[int]) -> None:
         """DriverError where there are servos that could not be told."""
@@ -210,10 +209,8 @@ class ServoBus(Driver):
         """Goals to where the servos are, and the watchdog, if it has tripped, awake again. Ids of
         the servos that cannot be told."""
         wire, watchdog = self.wire, self.make.watchdog
-        found = wire.ask(*self.make.state, self.ids)
-        goals = {
-            id: self.make.encode(self.make.motion(data).position) for id, data in found.items()
-        }
+        found = wire.ask(*self.make.state, wire.living)
+        goals = {id: self.make.encode(self._held(id, data)) for id, data in found.items()}
         failed = set(self.ids) - set(found)
         if watchdog is None:
             return failed | wire.put(self.make.goal, goals)
@@ -226,18 +223,23 @@ class ServoBus(Driver):
         failed |= wire.put(self.make.goal, goals)
         return failed | wire.put(watchdog, dict.fromkeys(found, bytes((beats,))))
 
+    def _held(self, id: int, data: bytes) -> int:
+        """The goal, in ticks, at which servo `id` stays where it is."""
+        position = self.make.motion(data).position
+        names = [joint.id for joint in self.config.joints]
+        if id not in names:
+            return position
+        at = names.index(id)
+        return round(position + self._droop[at] * self._gain[at])
+
     def _check_watchdog(self) -> None:
         """After a silence: a servo whose watchdog has tripped takes no goals, and says nothing."""
         silence = self.wire.silence
         if self.make.watchdog is None or silence < self.config.watchdog - self.make.beat:
             return
-        for id, data in self.wire.get(self.make.watchdog, 1).items():
+        for id, data in self.wire.ask(self.make.watchdog, 1, self.wire.living).items():
             if data[0] == 255:
                 raise DriverError(
                     f"{self.wire.names[id]} (id {id}) stopped itself after {silence:.2f} s without "
                     "a word from here: see what kept the control process, then reset"
                 )
-
-
-def _some(hand: Hand | None) -> tuple[Hand, ...]:
-    return () if hand is None else (hand,)

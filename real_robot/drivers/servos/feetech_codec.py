@@ -94,7 +94,7 @@ def sync_read(address: int, size: int, ids: Sequence[int]) -> bytes:
 
 
 def sync_write(address: int, data: Mapping[int, bytes]) -> bytes:
-    """One frame with as many bytes for every id; nobody replies."""
+    """One frame with as many bytes for every id; without replies."""
     size = len(next(iter(data.values())))
     rows = b"".join(bytes((id,)) + value for id, value in data.items())
     return frame(BROADCAST, SYNC_WRITE, bytes((address, size)) + rows)

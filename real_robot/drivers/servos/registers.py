@@ -25,12 +25,19 @@ class Motion(NamedTuple):
     current: int
 
 
+Registers = dict[int, bytes]
+"""What is written, by register."""
+
+
 @dataclass(frozen=True)
 class Make:
     """One make of servo. `state` is (address, bytes) of the block that `motion` understands; `mode`
     the register that holds one of `modes` where a goal is a position; `watchdog` counts `beat` s,
     reads 255 after a trip and is 0 where it is off; `faults` names the bits of register `errors`,
-    or of a reply's error byte where there is none; `ampere`: A of one unit of current."""
+    or of a reply's error byte where there is none; `ampere`: A of one unit of current. `force` is
+    what to write for a share of a servo's torque (0 to 1), by register: first what survives
+    switching off (behind `lock`, if there is one), then what does not; `limits` are the bits of
+    `faults` that such a servo limits by itself."""
 
     take: Callable[[bytearray], Packet | None]
     reply: Callable[[Packet], Reply | None]
@@ -48,6 +55,9 @@ class Make:
     faults: Mapping[int, str]
     errors: int | None
     watchdog: int | None
+    force: Callable[[float], tuple[Registers, Registers]]
+    lock: int | None = None
+    limits: int = 0
     beat: float = 0.02
 
 
@@ -65,6 +75,19 @@ def _feetech(data: bytes) -> Motion:
         signed(int.from_bytes(data[at : at + 2], "little"), 15) for at in (0, 2, 13)
     )
     return Motion(position, speed * math.tau / TICKS, current)
+
+
+def _dynamixel_force(share: float) -> tuple[Registers, Registers]:
+    """Goal PWM, of 885: the motor's voltage, which is a torque where it stands still."""
+    return {}, {100: round(885 * share).to_bytes(2, "little")}
+
+
+def _feetech_force(share: float) -> tuple[Registers, Registers]:
+    """Max_Torque_Limit (0.1%), Protection_Current (6.5 mA) and Overload_Torque (%: above it for
+    some time, the servo yields to its Protective_Torque); Torque_Limit is the first in memory."""
+    torque = round(1000 * share).to_bytes(2, "little")
+    current = round(500 * share).to_bytes(2, "little")
+    return {16: torque, 28: current, 36: bytes((25,))}, {48: torque}
 
 
 MAKES: Mapping[str, Make] = {
@@ -91,6 +114,7 @@ MAKES: Mapping[str, Make] = {
         },
         errors=70,
         watchdog=98,
+        force=_dynamixel_force,
     ),
     "feetech": Make(
         take=feetech_codec.take,
@@ -109,5 +133,8 @@ MAKES: Mapping[str, Make] = {
         faults={0: "input voltage", 1: "angle", 2: "overheating", 3: "current", 5: "overload"},
         errors=None,
         watchdog=None,
+        force=_feetech_force,
+        lock=55,
+        limits=1 << 5,
     ),
 }

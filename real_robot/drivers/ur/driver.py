@@ -15,15 +15,15 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError
 from real_robot.control.arm_state import ArmState, Floats, Limits
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.ur import rtde_codec as rtde
+from real_robot.drivers.ur.dashboard import ask_dashboard
+from real_robot.drivers.ur.program import Config, program
 
 RTDE, SCRIPT, DASHBOARD = 30004, 30002, 29999  # ports
 SEEN = (
@@ -34,78 +34,25 @@ SEEN = (
     "safety_status_bits",
     "runtime_state",
 )
-SENT = (*(f"input_double_register_{i}" for i in range(24, 30)), "input_int_register_24")
-JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+SENT = (
+    *(f"input_double_register_{i}" for i in range(24, 30)),
+    "input_int_register_24",
+    "input_int_register_25",
+)
 RUNNING, PLAYING = 7, 2
-STOPS = {  # bits of safety_status_bits that let nothing move
+STOPS = {  # bits of safety_status_bits that let nothing move; the last comes with any of them
     2: "a protective stop: clear the way, then reset",
+    3: "recovery mode, outside of its safety limits: move it back with its pendant, then reset",
     4: "a safeguard stop: close the guard, then reset",
     5: "the system's emergency stop: release it, switch on, then reset",
     6: "the robot's emergency stop: release it, switch on, then reset",
     7: "an emergency stop: release it, switch on, then reset",
     8: "a safety violation: see its pendant, then reset",
     9: "a safety fault: see its pendant, restart the safety system",
+    10: "a stop by its safety system: see its pendant, then reset",
 }
 WIDEST = 2 * math.pi
-
-
-@dataclass(frozen=True)
-class Config:
-    """`frequency`: 500 of an e-Series, 125 of a CB3. `lookahead` (s, 0.03 to 0.2) and `gain` (100
-    to 2000) are servoj's. After `watchdog` s without a command the program on the arm stops it with
-    `brake` (rad/s^2). `silence` (s) without news is a lost arm; `patience` (s) for what is asked
-    before anything moves."""
-
-    host: str
-    frequency: float = 500.0
-    lookahead: float = 0.1
-    gain: float = 300.0
-    watchdog: float = 0.1
-    brake: float = 4.0
-    silence: float = 0.1
-    patience: float = 10.0
-    joints: tuple[str, ...] = JOINTS
-
-    def __post_init__(self) -> None:
-        if not (0.03 <= self.lookahead <= 0.2 and 100 <= self.gain <= 2000):
-            raise ConfigError("servoj: lookahead is 0.03 to 0.2 s, gain 100 to 2000")
-        if not (self.frequency > 0 and self.watchdog * self.frequency >= 2 and self.brake > 0):
-            raise ConfigError("frequency and brake should be above 0, watchdog two ticks or more")
-        if len(self.joints) != 6:
-            raise ConfigError(f"a UR has 6 joints, {len(self.joints)} are named")
-
-
-def program(config: Config) -> str:
-    """What runs on the arm. Registers 24 to 29 are the target, integer 24 the beat (0: nothing has
-    been said yet, below 0: leave). What an earlier session left in them is not followed: only a
-    beat that changes is."""
-    dt, most = 1 / config.frequency, round(config.watchdog * config.frequency)
-    registers = ", ".join(f"read_input_float_register({i})" for i in range(24, 30))
-    return f"""def follow():
-  beat = read_input_integer_register(24)
-  still = 0
-  begun = False
-  going = True
-  while going:
-    said = read_input_integer_register(24)
-    if said == beat:
-      still = still + 1
-    else:
-      still = 0
-      beat = said
-      begun = begun or beat > 0
-    end
-    if begun and (beat < 0 or still > {most}):
-      going = False
-    elif begun:
-      servoj([{registers}], t={dt:g}, lookahead_time={config.lookahead:g}, gain={config.gain:g})
-    else:
-      sync()
-    end
-  end
-  stopj({config.brake:g})
-end
-"""
+__all__ = ["UR", "Config", "program"]
 
 
 class UR(Driver):
@@ -117,6 +64,7 @@ class UR(Driver):
         self._buffer = bytearray()
         self._state: dict[str, Any] = {}
         self._seen, self._beat, self._said = 0.0, 0, ""
+        self._free = False
 
     def connect(self) -> None:
         try:
@@ -128,7 +76,6 @@ class UR(Driver):
             self._beat = 0
             self._send(self._state["actual_q"])
             self._begin()
-            self._wait(lambda: self._state["runtime_state"] == PLAYING, "run our program")
         except DriverError:
             self.close()
             raise
@@ -140,12 +87,28 @@ class UR(Driver):
             raise self._error("its program has stopped: see its pendant, then reset")
         if (silence := self.clock() - self._seen) > self.config.silence:
             raise self._error(f"nothing heard for {silence:.2f} s: look at its cable and power")
+        if self._free:  # nothing is written, and its watchdog waits for a beat
+            self._follow(self._state["actual_q"])
         q, dq = np.array(self._state["actual_q"]), np.array(self._state["actual_qd"])
         return ArmState(q, dq, np.zeros(6), self._seen)
 
     def write(self, q: Floats, width: float) -> None:
         if np.shape(q) != (6,) or not (np.abs(q) <= WIDEST).all():
             raise self._error(f"was sent to {np.round(q, 3).tolist()}, outside of +-2 pi")
+        self._follow(q)
+
+    def release(self) -> None:
+        """Freedrive: the controller carries the arm, and ends it where nothing is heard of us."""
+        self._drain()
+        self._free = True
+        self._follow(self._state["actual_q"])
+
+    def engage(self) -> None:
+        self._drain()
+        self._free = False
+        self._follow(self._state["actual_q"])
+
+    def _follow(self, q: Any) -> None:
         self._beat = self._beat % 0x7FFFFFFE + 1
         self._send(q)
 
@@ -160,9 +123,7 @@ class UR(Driver):
     def stop(self) -> None:
         if self._wire is not None and "actual_q" in self._state:
             with suppress(DriverError):  # a wire that is gone: the program's own watchdog stops it
-                self._drain()
-                self._beat = self._beat % 0x7FFFFFFE + 1
-                self._send(self._state["actual_q"])
+                self.engage()
 
     def recover(self) -> None:
         """Unlock a protective stop and start again."""
@@ -182,7 +143,7 @@ class UR(Driver):
                     self._beat = -1
                     self._send(self._state["actual_q"])
             self._wire.close()
-        self._wire, self._state = None, {}
+        self._wire, self._state, self._free = None, {}, False
         self._buffer.clear()
 
     def _agree(self) -> None:
@@ -207,8 +168,22 @@ class UR(Driver):
             raise self._error("it is not switched on: power on and release its brakes")
 
     def _begin(self) -> None:
+        """Our program, to a port that itself says much: a connection that is closed with words
+        that were not read is torn down, and what was sent may be lost with it."""
         with self._dial(SCRIPT) as wire:
             wire.sendall(program(self.config).encode())
+            wire.setblocking(False)
+
+            def plays() -> bool:
+                with suppress(BlockingIOError):
+                    wire.recv(65536)
+                return self._state["runtime_state"] == PLAYING
+
+            self._wait(plays, "run our program")
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_WR)
+                while wire.recv(65536):
+                    pass
 
     def _ask(self, type: int, payload: bytes = b"") -> bytes:
         """The payload of the answer to a request."""
@@ -273,7 +248,7 @@ class UR(Driver):
         return found
 
     def _send(self, q: Any) -> None:
-        self._put(self._inputs.pack([*(float(each) for each in q), self._beat]))
+        self._put(self._inputs.pack([*(float(each) for each in q), self._beat, int(self._free)]))
 
     def _put(self, data: bytes) -> None:
         if self._wire is None:
@@ -285,9 +260,8 @@ class UR(Driver):
             raise self._error(f"the connection broke: {error}") from error
 
     def _dial(self, port: int) -> socket.socket:
-        address = (self.config.host, port)
         try:
-            wire = socket.create_connection(address, self.config.patience)
+            wire = socket.create_connection((self.config.host, port), self.config.patience)
         except OSError as error:
             raise self._error(f"port {port}: {error}; is it on, in remote control?") from error
         wire.setblocking(port != RTDE)
@@ -295,12 +269,7 @@ class UR(Driver):
 
     def _ask_dashboard(self, words: str) -> str:
         try:
-            with self._dial(DASHBOARD) as wire, wire.makefile("rw", newline="\n") as lines:
-                wire.settimeout(self.config.patience)
-                lines.readline()  # it says who it is
-                lines.write(words + "\n")
-                lines.flush()
-                return lines.readline().strip()
+            return ask_dashboard(self._dial(DASHBOARD), words, self.config.patience)
         except OSError as error:
             raise self._error(f"dashboard: {error}") from error
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.ur import driver
-from real_robot.drivers.ur.ur_rtde_main import BEGIN, FOLLOW, MEASURED, ORDER, STATE
+from real_robot.drivers.ur.ur_rtde_main import BEGIN, FOLLOW, FREE, MEASURED, ORDER, STATE
 
 PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end
@@ -70,7 +70,7 @@ class UrRtde(driver.UR):
                 self._process.wait(0.0 if hangs else GONE)
             self._process.kill()
             self._process.wait()
-        self._wire, self._process, self._state = None, None, {}
+        self._wire, self._process, self._state, self._free = None, None, {}, False
 
     def _start(self) -> None:
         if find_spec("rtde_control") is None or find_spec("rtde_receive") is None:
@@ -124,7 +124,7 @@ class UrRtde(driver.UR):
         return f"the process with ur_rtde died (exit status {code})"
 
     def _send(self, q: Any) -> None:
-        self._order(FOLLOW, q)
+        self._order(FREE if self._free else FOLLOW, q)
 
     def _order(self, what: int, q: Any = (0.0,) * 6) -> None:
         if self._wire is None:

@@ -33,7 +33,7 @@ ORDER = struct.Struct("=i6d")
 STATE = struct.Struct("=d12d4i")
 """When it was seen (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state, and
 whether it follows orders."""
-BEGIN, FOLLOW = range(2)
+BEGIN, FOLLOW, FREE = range(3)
 MEASURED, REASON = b"m", b"!"
 """What an answer begins with."""
 OURS = -1  # its threads keep the priority that they have
@@ -53,7 +53,7 @@ class Client:
         self.control: Any = None
         self.place = place
         self.stamp: float = -1.0
-        self.playing = self.begun = False
+        self.playing = self.begun = self.free = False
 
     def begin(self) -> None:
         """Have its script run on the arm, and watched there."""
@@ -65,7 +65,7 @@ class Client:
             raise RuntimeError("its script did not set its watchdog")
 
     def obey(self, order: bytes | None) -> None:
-        """Do the newest order. Without one only an arm that nobody has moved yet is kept awake."""
+        """Do the newest order. Without one only an arm that was not moved yet is kept awake."""
         if not self.playing:  # what it would refuse; the measurement says why
             return
         if order is None:
@@ -73,10 +73,27 @@ class Client:
                 self.control.kickWatchdog()
             return
         what, *q = ORDER.unpack(order)
-        if what == FOLLOW:
+        if what == FREE:
+            self._release()
+        elif what == FOLLOW:
             self.begun = True
+            self._engage()
             lookahead, gain = self.settings["lookahead"], self.settings["gain"]
             self.control.servoJ(q, 0.0, 0.0, self.tick, lookahead, gain)
+
+    def _release(self) -> None:
+        """Freedrive; its watchdog hears of us all the while."""
+        if self.free:
+            self.control.kickWatchdog()
+            return
+        self.control.servoStop(self.settings["brake"])
+        self.control.freedriveMode()
+        self.begun = self.free = True
+
+    def _engage(self) -> None:
+        if self.free:
+            self.control.endFreedriveMode()
+            self.free = False
 
     def tell(self) -> None:
         """Send a measurement on, if it is another one than the last."""
@@ -104,6 +121,7 @@ class Client:
     def leave(self) -> None:
         """Stop the arm where it is, and its script."""
         if self.control is not None and self.playing:
+            self._engage()
             self.control.servoStop(self.settings["brake"])
             self.control.stopScript()
 

@@ -19,7 +19,7 @@ LEVEL_AFTER, LOCK_AFTER = 0.5, 2.0  # s without a set-point
 WATCHDOG = 1.0  # s without its packet, once there was one
 STILL = 2.0  # s of idle motors until it counts as landed
 TUMBLED = 1.0  # s
-NOBODY, ONBOARD, RADIO = 0, 1, 2  # who may command
+NONE, ONBOARD, RADIO = 0, 1, 2  # who may command
 
 
 class State(IntEnum):
@@ -57,7 +57,7 @@ class Body(Protocol):
         ...
 
     def hint(self, place: Vector) -> None:
-        """Somebody outside says where it is (m)."""
+        """An outside tracker says where it is (m)."""
         ...
 
     def choose(self, learned: bool) -> None:
@@ -86,7 +86,7 @@ class Firmware:
         self.state, self.armed, self.crashed = State.NOT_READY, False, False
         self.fit = True
         """Whether it passes its checks before a flight."""
-        self.setpoint, self.stamp, self.owner = OFF, now, NOBODY
+        self.setpoint, self.stamp, self.owner = OFF, now, NONE
         self.order: Order | None = STOP
         """What the planner does; None where a set-point by radio has put it out of action."""
         self.stopping, self.fed = False, -1.0
@@ -115,8 +115,8 @@ class Firmware:
         self.order = None
 
     def relax(self) -> None:
-        """Whoever commands next may."""
-        self.owner = NOBODY
+        """The next commander may be any."""
+        self.owner = NONE
 
     def obey(self, order: Order) -> None:
         """To the planner on board, from where it is now."""

@@ -105,7 +105,7 @@ class Server:
             return packet.data  # an echo
         if packet.channel == 1:
             return NAME.ljust(crtp.MOST, b"\0")
-        return b""  # nothing was said, or for nobody
+        return b""  # nothing was said, or without an addressee
 
     def _platform(self, packet: Packet) -> bytes | None:
         ask = packet.data[:1]

@@ -25,6 +25,7 @@ from real_robot.drivers.servos.packet import BROADCAST, Packet
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 OVERLOAD = 0x20
+STIFF = 300.0  # ticks from its goal at which an STS3215 gives all its torque
 
 
 @dataclass
@@ -54,7 +55,10 @@ class Servo:
         self.id, self.at, self.speed = id, float(tick), 0.0
         self.table = bytearray(256)
         self.then = self.heard = time.monotonic()
-        self.alert, self.fastest = 0, FASTEST
+        self.alert: int = 0
+        self.fastest = FASTEST
+        self.sag = 0.0  # ticks by which gravity holds it below its goal
+        self.wall: float | None = None  # a tick that something solid keeps it from going below
         self.moved = 0.0  # the largest step (ticks) that torque has made at once
         self.begin()
 
@@ -80,8 +84,10 @@ class Servo:
         dt, self.then = now - self.then, now
         self.speed = 0.0
         if self.table[self.TORQUE] & 1 and dt > 0:
-            step = (self.target() - self.at) * (1 - math.exp(-dt / LAG))
+            step = (self.target() - self.sag - self.at) * (1 - math.exp(-dt / LAG))
             step = max(-self.fastest * dt, min(self.fastest * dt, step))
+            if self.wall is not None:
+                step = max(step, self.wall - self.at)
             self.at, self.speed = self.at + step, step / dt
             self.moved = max(self.moved, abs(step))
         self.measure()
@@ -143,13 +149,49 @@ class FeetechServo(Servo):
     def begin(self) -> None:
         self.table[3:5] = (777).to_bytes(2, "little")
         self.table[5], self.table[55] = self.id, 1
+        self.table[16:18] = self.table[48:50] = (1000).to_bytes(2, "little")
+        self.table[28:30] = (500).to_bytes(2, "little")
+        self.table[34], self.table[35], self.table[36] = 20, 200, 80
+        self.kept = 0  # how often its lasting memory was written
+        self.overloaded = 0.0  # s
+
+    @property
+    def force(self) -> float:
+        """The share of its torque that it presses with, within Torque_Limit, and Protective_Torque
+        once it is overloaded."""
+        limit = int.from_bytes(self.table[48:50], "little") / 1000
+        if self.alert & OVERLOAD:
+            limit = min(limit, self.table[34] / 100)
+        return min(limit, abs(self.goal() - self.at) / STIFF) if self.table[40] else 0.0
+
+    def move(self, now: float) -> None:
+        """Above Overload_Torque for Protection_Time (10 ms), it is overloaded until it is not."""
+        dt = now - self.then
+        super().move(now)
+        if self.wall is None:
+            return
+        loaded = self.force > self.table[36] / 100 or bool(self.alert & OVERLOAD and self.force)
+        self.overloaded = self.overloaded + dt if loaded else 0.0
+        if self.overloaded > 0.01 * self.table[35]:
+            self.alert |= OVERLOAD
+        elif not loaded:
+            self.alert &= ~OVERLOAD
 
     def goal(self) -> int:
-        return feetech_codec.signed(int.from_bytes(self.table[42:44], "little"), 15)
+        return feetech_codec.signed(int.from_bytes(self.table[42:44], "little"), 15) + self.offset
+
+    @property
+    def offset(self) -> int:
+        """Homing_Offset: positions are told, and goals taken, with it off (bit 11 is its sign)."""
+        return feetech_codec.signed(int.from_bytes(self.table[31:33], "little"), 11)
 
     def measure(self) -> None:
         current = round(0.1 * (self.goal() - self.at)) if self.table[40] else 0
-        for at, value in ((56, round(self.at)), (58, round(self.speed)), (69, current)):
+        for at, value in (
+            (56, round(self.at) - self.offset),
+            (58, round(self.speed)),
+            (69, current),
+        ):
             self.table[at : at + 2] = feetech_codec.unsigned(value, 15).to_bytes(2, "little")
         self.table[65] = self.alert
 
@@ -159,6 +201,7 @@ class FeetechServo(Servo):
         if (address < 40 and self.table[55]) or end > 86 or 56 <= address < 71:
             return 0
         self.table[address:end] = data
+        self.kept += address < 40
         return 0
 
     def error(self) -> int:

@@ -62,11 +62,22 @@ class Visitor:
 
 
 class Programmer(Visitor):
-    """Sends programs: one ends with an `end` at the beginning of a line."""
+    """Sends programs: one ends with an `end` at the beginning of a line. What the arm is doing is
+    told all the while, wanted or not; what comes is looked at after `busy` s."""
 
-    def __init__(self, wire: socket.socket, begin: Callable[[str], None]) -> None:
+    def __init__(self, wire: socket.socket, begin: Callable[[str], None], busy: float) -> None:
         super().__init__(wire)
-        self.begin = begin
+        self.begin, self.from_ = begin, time.monotonic() + busy
+        self.chatter()
+
+    def chatter(self) -> None:
+        with suppress(OSError):
+            self.wire.send(bytes(1000))
+
+    def hear(self) -> None:
+        if time.monotonic() >= self.from_:
+            self.chatter()
+            super().hear()
 
     def understand(self) -> None:
         while (end := self.got.find(b"\nend\n")) >= 0:

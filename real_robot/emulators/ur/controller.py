@@ -31,13 +31,14 @@ START = (0.0, -1.5, 1.5, -1.5, -1.5, 0.0)
 
 class FakeUR:
     """`split` sends byte by byte, `mute` sends nothing, `cut()` closes, `garble` sends nonsense,
-    `bits` are its safety bits. `q` is where its joints are, `halted` why its program ended."""
+    `bits` are its safety bits, `busy` (s) is how late it looks at a program that is sent to it. `q`
+    is where its joints are, `halted` why its program ended."""
 
     def __init__(self, frequency: float = 125.0, q: Sequence[float] = START) -> None:
         self.host = "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
         self.frequency, self.pace = frequency, Pace(1 / frequency)
         self.split = self.mute = self.garble = False
-        self.protocol, self.bits, self.mode = 2, 1, 7
+        self.protocol, self.bits, self.mode, self.busy = 2, 1, 7, 0.0
         self.joints, self.registers = UrJoints(frequency, q), Registers()
         self.program: Program | None = None
         self.code, self.halted, self.runtime = "", "", STOPPED
@@ -53,6 +54,11 @@ class FakeUR:
     @property
     def q(self) -> list[float]:
         return self.joints.q
+
+    @property
+    def free(self) -> bool:
+        """Whether it is in freedrive."""
+        return self.program is not None and self.program.free
 
     def cut(self) -> None:
         self._cut = True
@@ -96,7 +102,9 @@ class FakeUR:
         if number == RTDE:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Client(wire, self.protocol, self.registers)
-        return Programmer(wire, self._begin) if number in SCRIPTS else Asker(wire, self._told)
+        if number in SCRIPTS:
+            return Programmer(wire, self._begin, self.busy)
+        return Asker(wire, self._told)
 
     def _begin(self, code: str) -> None:
         kind = ControlScript if "def rtde_control" in code else Following

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-from real_robot.emulators.ur.joints import UrJoints
+from real_robot.emulators.ur.joints import STILL, UrJoints
 
 
 class Registers:
@@ -17,7 +17,7 @@ class Registers:
         self.heard: dict[str, float] = {}
 
     def integer(self, which: int) -> int:
-        """An input register; 0 where nobody has written it."""
+        """An input register; 0 before it is written."""
         return int(self.values.get(f"input_int_register_{which}", 0))
 
     def doubles(self, first: int, count: int) -> list[float]:
@@ -27,9 +27,11 @@ class Registers:
 
 
 class Program(Protocol):
-    """One that was sent to the arm. It stops with `brake` (rad/s^2)."""
+    """One that was sent to the arm. It stops with `brake` (rad/s^2), and is `free` (in freedrive)
+    or not."""
 
     brake: float
+    free: bool
 
     def tick(self, joints: UrJoints, registers: Registers) -> str:
         """Why it ends; empty while it goes on."""
@@ -37,7 +39,8 @@ class Program(Protocol):
 
 
 class Following:
-    """`real_robot.drivers.ur.driver.program`: follows registers 24 to 29; integer 24 beats."""
+    """`real_robot.drivers.ur.program.program`: follows registers 24 to 29; integer 24 beats, 25 is
+    1 for freedrive, in which a person (a test) sets `joints.q`."""
 
     def __init__(self, code: str, registers: Registers) -> None:
         self._most = int(re.findall(r"still > (\d+)", code)[0])
@@ -46,13 +49,19 @@ class Following:
             for word in ("lookahead_time=", r"stopj\(")
         )
         self._beat, self._still, self._begun = registers.integer(24), 0, False
+        self._frees = "freedrive_mode()" in code and "end_freedrive_mode()" in code
+        self.free = False
 
     def tick(self, joints: UrJoints, registers: Registers) -> str:
         beat = registers.integer(24)
         self._begun = self._begun or (beat != self._beat and beat > 0)
         self._still, self._beat = (self._still + 1 if beat == self._beat else 0), beat
         if self._begun and (beat < 0 or self._still > self._most):
+            self.free = False
             return "told" if beat < 0 else "the watchdog"
-        if self._begun:
+        self.free = self._begun and self._frees and registers.integer(25) == 1
+        if self.free:
+            joints.dq = list(STILL)
+        elif self._begun:
             joints.follow(registers.doubles(24, 6), self.lookahead)
         return ""

@@ -16,6 +16,7 @@ from real_robot.emulators.ur.joints import STILL, UrJoints
 from real_robot.emulators.ur.programs import Registers
 
 NOTHING, SERVOJ, SERVO_STOP, SET_WATCHDOG, END = 0, 11, 16, 35, 255
+FREEDRIVE, END_FREEDRIVE = 52, 53
 READY, DONE = 1, 2
 
 
@@ -30,6 +31,7 @@ class ControlScript:
         self._lookahead = 0.1
         self._silence = 0.0  # s that the watchdog waits; 0: there is none
         self._doing = NOTHING
+        self.free = False
         self._say(READY, registers)
 
     def tick(self, joints: UrJoints, registers: Registers) -> str:
@@ -60,6 +62,9 @@ class ControlScript:
                 self._say(DONE, registers)
         elif command == SET_WATCHDOG:
             self._silence = 1 / number
+            self._say(DONE, registers)
+        elif command in (FREEDRIVE, END_FREEDRIVE):
+            self._target, self.free = [], command == FREEDRIVE
             self._say(DONE, registers)
         else:
             return False

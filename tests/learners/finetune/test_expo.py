@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.expo import Expo
+from embodied.learners.learner import Learner
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
@@ -37,9 +39,11 @@ def make(
         "scale": scale,
         **parts,
     }
-    policy = build(node, spec=SPEC)
+    policy = build(node, Policy, spec=SPEC)
     given = {"batch_size": 16, **settings}
-    return build({"_target_": "embodied.learners.finetune.expo.Expo", **given}, policy=policy)
+    return build(
+        {"_target_": "embodied.learners.finetune.expo.Expo", **given}, Learner, policy=policy
+    )
 
 
 @torch.no_grad()
@@ -208,6 +212,10 @@ def test_climbs_beyond_what_it_imitates() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="policy=edit"):
-        build({"_target_": "embodied.learners.finetune.expo.Expo"}, policy=build(FLOW, spec=SPEC))
+        build(
+            {"_target_": "embodied.learners.finetune.expo.Expo"},
+            Learner,
+            policy=build(FLOW, Policy, spec=SPEC),
+        )
     with pytest.raises(ConfigError, match=r"subset=3 is not in 1\.\.2"):
         make(subset=3)

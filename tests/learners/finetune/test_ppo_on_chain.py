@@ -13,12 +13,15 @@ from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.learners.finetune import dppo
 from embodied.learners.finetune.dppo import Dppo, clip_schedule
 from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
+from embodied.learners.learner import Learner
 from embodied.training.logger import Log
 from embodied.training.train import train
 from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
@@ -62,9 +65,9 @@ def make(
     """Learner and policy; a policy's own settings are given as `policy`."""
     torch.manual_seed(0)
     spec = SPECS[kind]
-    policy = build({**POLICIES[name], **settings.pop("policy", {})}, spec=spec)
+    policy = build({**POLICIES[name], **settings.pop("policy", {})}, Policy, spec=spec)
     node = {"_target_": LEARNERS[name], "batch_size": 16, "warm_up": 0, "epochs": 2, **settings}
-    learner = build(node, policy=policy, spec=spec, total_decisions=1000, execute=execute)
+    learner = build(node, Learner, policy=policy, spec=spec, total_decisions=1000, execute=execute)
     return learner, policy
 
 
@@ -257,16 +260,18 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, spec=spec)
-    flow = build(POLICIES["reinflow"], spec=spec)
-    diffusion = build(POLICIES["dppo"], spec=spec)
+    normal = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec)
+    flow = build(POLICIES["reinflow"], Policy, spec=spec)
+    diffusion = build(POLICIES["dppo"], Policy, spec=spec)
     for name, policy, says in (
         ("dppo", normal, "policy=noisy_diffusion"),
         ("reinflow", diffusion, "policy=noisy_flow"),
     ):
         with pytest.raises(ConfigError, match=says):
-            build({"_target_": LEARNERS[name]}, policy=policy, spec=spec)
-    assert isinstance(build({"_target_": LEARNERS["dppo"]}, policy=flow, spec=spec), PpoOnChain)
+            build({"_target_": LEARNERS[name]}, Learner, policy=policy, spec=spec)
+    assert isinstance(
+        build({"_target_": LEARNERS["dppo"]}, Learner, policy=flow, spec=spec), PpoOnChain
+    )
 
 
 def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:
@@ -288,8 +293,8 @@ def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_path: Path) -> None:
-    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1})
-    clone = build(POLICIES[name]["base"], spec=env.spec)
+    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    clone = build(POLICIES[name]["base"], Policy, spec=env.spec)
     checkpoint.save(tmp_path / "clone" / "checkpoints" / "1", clone, 1)
 
     def run(folder: str, **changes: Any) -> Tensors:

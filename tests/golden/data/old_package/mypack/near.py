@@ -11,7 +11,7 @@ class Config:
     scale: float = 1.0
 
 
-class Near:
+class Near(Reward):
     """Minus the distance to the origin."""
 
     frozen = True

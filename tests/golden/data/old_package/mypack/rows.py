@@ -43,7 +43,7 @@ def played(folder: Path) -> tuple[int, Spec]:
 
 
 def pendulum() -> VecEnv:
-    return build(compose("train", ["experiment=pendulum_sac"]).node["env"])
+    return build(compose("train", ["experiment=pendulum_sac"]).node["env"], VecEnv)
 
 
 def score(run: Path, env: VecEnv, episodes: int) -> float:

@@ -1,16 +1,20 @@
-"""Collect, convert and inspect demonstration datasets."""
+"""Collect, convert, inspect, edit and check demonstration datasets."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands.demos import editing
 from embodied.core.build import ConfigError
+
+WORDS = "collect|convert|info|merge|drop|split|check"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="collect|convert|info", required=True)
+    kinds = parser.add_subparsers(dest="kind", metavar=WORDS, required=True)
     collecting = kinds.add_parser("collect", help="record episodes of a scripted or trained policy")
     add_overrides(
         collecting, "env=, out=, episodes=, demonstrator= or policy=RUN, seed=, success_only=, ..."
@@ -22,6 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     converting.add_argument("--dt", type=float, help="control period in s, if not in the file")
     showing = kinds.add_parser("info", help="number of episodes, lengths, observations, success")
     showing.add_argument("folder", metavar="DIR", type=Path)
+    editing.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos\n"
@@ -29,35 +34,45 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied demos collect env=hopper policy=outputs/hopper_sac-0 demonstrator.noise=0.3 "
         "success_only=false out=outputs/medium\n"
         "  embodied demos convert robomimic low_dim.hdf5 outputs/can\n"
-        "  embodied demos info outputs/demos"
+        "  embodied demos info outputs/demos\n"
+        "  embodied demos check outputs/demos fix=outputs/clean\n"
+        "  embodied demos drop outputs/demos episodes=3,7-9 out=outputs/kept\n"
+        "  embodied demos merge outputs/a outputs/b out=outputs/both\n"
+        "  embodied demos split outputs/demos share=0.9 out=outputs/train rest=outputs/test"
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    {"collect": collect_command, "convert": convert_command, "info": info_command}[args.kind](args)
+    own = {"collect": collect_command, "convert": convert_command, "info": info_command}
+    own.get(args.kind, editing.run)(args)
 
 
 def collect_command(args: argparse.Namespace) -> None:
+    collect(args.words, args.config_dir)
+
+
+def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
+    """Record the episodes that the words of a command line ask for; returns the dataset folder."""
     from embodied.compose import compose
 
-    run, words = take(args.words, "policy")
+    run, words = take(words, "policy")
     if run is not None:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
-        words = [*words, f"demonstrator={_demonstrator_of(words, args.config_dir)}"]
-    node = compose("collect", words, args.config_dir).node
+        words = [*words, f"demonstrator={_demonstrator_of(words, folders)}"]
+    node = compose("collect", words, folders).node
 
     from rich.progress import Progress
 
     from embodied.core.build import parse
-    from embodied.datasets.collect import CollectConfig, collect
+    from embodied.datasets import collect as collecting
 
-    config = parse(CollectConfig, node, "collect")
+    config = parse(collecting.CollectConfig, node, "collect")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
     try:
         with Progress() as progress:
             task = progress.add_task("episodes", total=config.episodes)
-            kept, played = collect(
+            kept, played = collecting.collect(
                 config, lambda kept, played: progress.update(task, completed=kept)
             )
     except KeyboardInterrupt as stop:
@@ -67,9 +82,10 @@ def collect_command(args: argparse.Namespace) -> None:
     share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
     print(f"{config.out}: {share}")
     print(f"next: embodied demos info {config.out}")
+    return Path(config.out)
 
 
-def _demonstrator_of(words: list[str], folders: list[str]) -> str:
+def _demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
     """The demonstrator that has the name of the environment or of its task."""
     import yaml
 

@@ -1,0 +1,1 @@
+"""`embodied adopt`: a LeRobot checkpoint becomes a run: its settings, statistics and weights."""

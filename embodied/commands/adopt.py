@@ -1,0 +1,54 @@
+"""Make a run of a LeRobot checkpoint (ACT, Diffusion), to improve, evaluate and deploy it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from embodied.commands import add_overrides, require_at_least
+from embodied.core.build import ConfigError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a folder with config.json, model.safetensors")
+    add_overrides(parser, "env=NAME, mapping=FILE, out=RUN, chunk=8, steps=10, fps=30, ...")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied adopt pretrained_model env=fr3_lift mapping=names.yaml out=outputs/base\n"
+        "  embodied train experiment=fr3_lift_dsrl init=outputs/base\n"
+        "  embodied adopt pretrained_model fps=30 out=outputs/base"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from embodied.adopt.adopt import Options, adopt
+    from embodied.compose import compose
+
+    node = compose("adopt", args.words, args.config_dir).node
+    for key in ("chunk", "steps"):
+        if node[key] is not None:
+            require_at_least(node, {key: 1})
+    folder = Path(args.path)
+    out = Path(node.pop("out") or Path("outputs") / folder.resolve().name)
+    ignore = node.pop("ignore") or []
+    if not isinstance(ignore, list):
+        raise ConfigError(f"ignore={ignore} should be names of fields: ignore=[FIELD]")
+    policy = adopt(folder, out, Options(**node, ignore=tuple(map(str, ignore))))
+    described(policy, out, node.get("env") is not None)
+
+
+def described(policy: object, out: Path, env: bool) -> None:
+    """Print what was adopted and what can be typed next."""
+    from embodied.core.policy import Policy
+
+    assert isinstance(policy, Policy)
+    millions = sum(p.numel() for p in policy.parameters()) / 1e6
+    shape = list(policy.sample_noise(1).shape[1:])
+    print(f"policy    {type(policy).__name__}, {millions:.1f} million parameters")
+    print(f"chunk     {policy.chunk} steps of {policy.spec.act.size} values; noise {shape}")
+    print(f"units     {'actions in [-1, 1]' if env else 'physical, as in the training data'}")
+    print(f"wrote     {out}")
+    if env:
+        print(f"next      embodied eval {out}")
+    else:
+        print(f"next      embodied serve {out}")

@@ -1,0 +1,144 @@
+"""Serve a policy to other processes and machines, by openpi's websocket protocol."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from embodied.commands import add_overrides, device_of
+from embodied.core.build import ConfigError, parse
+
+if TYPE_CHECKING:
+    from embodied.core.policy import Policy
+    from embodied.serve.protocol import Offer
+    from embodied.serve.server import Server
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`host`: the address to listen at (default: this machine only); `token_file`: a file with the
+    access token (None: ~/.cache/embodied/serve/PORT.token, which is made); `token` false: none is
+    needed, at a loopback address only. `connections`: clients at a time; `message_mb`: the largest
+    request. `chunks`: real-time chunking of a flow or diffusion policy."""
+
+    port: int = 8000
+    host: str = "127.0.0.1"
+    token: bool = True
+    token_file: str | None = None
+    connections: int = 16
+    message_mb: float = 64.0
+    device: str = "auto"
+    threads: int = 1
+    chunks: Literal["guided", "hard"] | None = None
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "a RUN or checkpoint folder, and settings such as port=8000")
+    parser.epilog = (
+        "settings:\n"
+        "  port=8000 host=127.0.0.1   where to listen; other machines need host=ADDRESS\n"
+        "  token_file=FILE            the access token; token=false: none, on this machine only\n"
+        "  connections=16             clients at a time; message_mb=64: the largest request\n"
+        "  device=auto threads=1      where the policy runs\n"
+        "  chunks=guided              real-time chunking of a flow or diffusion policy\n"
+        "examples:\n"
+        "  embodied serve outputs/bc\n"
+        "  embodied eval ws://127.0.0.1:8000 env=two_gap\n"
+        "  embodied train experiment=two_gap_dsrl init=ws://127.0.0.1:8000\n"
+        "  embodied deploy robot=sim policy=ws://127.0.0.1:8000"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from embodied.compose import allow_from
+    from embodied.core import checkpoint
+
+    allow_from(args.words)
+    path, settings = parsed(args.words)
+    torch.set_num_threads(settings.threads)
+    saved = checkpoint.find(path)
+    policy = checkpoint.load_policy(saved, device=device_of(settings.device))
+    if settings.chunks is not None:
+        policy = policy.with_real_time_chunking(settings.chunks)
+    with serving(policy, settings) as server:
+        for line in lines(policy, saved, server, settings):
+            print(line, flush=True)
+        threading.Event().wait()  # until Ctrl-C
+
+
+def parsed(words: list[str]) -> tuple[Path, Settings]:
+    """The run to serve, and the settings; ConfigError."""
+    runs = [word for word in words if "=" not in word or Path(word).exists()]
+    if len(runs) != 1:
+        raise ConfigError("name the run to serve: embodied serve RUN [port=8000]")
+    pairs = [word.partition("=") for word in words if word not in runs]
+    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
+    given.pop("allow", None)
+    settings = parse(Settings, given, "serve")
+    if not 0 <= settings.port < 65_536 or settings.connections < 1 or settings.threads < 1:
+        raise ConfigError("port should be in 0..65535, connections and threads at least 1")
+    if settings.message_mb <= 0:
+        raise ConfigError(f"message_mb={settings.message_mb} should be above 0")
+    return Path(runs[0]), settings
+
+
+def serving(policy: Policy, settings: Settings) -> Server:
+    """The server of `policy`, which does not listen yet."""
+    from embodied.serve.access import make_token
+    from embodied.serve.policy_service import PolicyService
+    from embodied.serve.server import Limits, Server
+
+    token = make_token(token_path(settings)) if settings.token else None
+    limits = Limits(int(settings.message_mb * 2**20), settings.connections)
+    service = PolicyService(policy)
+    return Server(service, settings.host, settings.port, token, limits)
+
+
+def token_path(settings: Settings) -> Path:
+    """The file of the access token."""
+    from embodied.serve.access import token_file
+
+    given = settings.token_file
+    return token_file(settings.port) if given is None else Path(given).expanduser()
+
+
+def lines(policy: Policy, saved: Path, server: Server, settings: Settings) -> list[str]:
+    """What is served, where, and what to type next."""
+    from embodied.serve.access import is_loopback
+    from embodied.serve.policy_service import PolicyService
+
+    assert isinstance(server.service, PolicyService)
+    said = [
+        f"  policy   {type(policy).__name__}, {saved}",
+        f"  offers   {offered(server.service.offer)}",
+        f"  address  {server.url}",
+    ]
+    if not settings.token:
+        said.append("  token    none: every user of this machine may ask")
+    else:
+        path = token_path(settings)
+        finds = " (clients of this user on this machine find it)"
+        found = finds if settings.token_file is None and is_loopback(settings.host) else ""
+        said.append(f"  token    {path}{found}")
+    if not is_loopback(settings.host):
+        said.append(
+            "  note     the wire is not encrypted; better leave host out, and type on the other "
+            f"machine: ssh -N -L {server.port}:127.0.0.1:{server.port} THIS_MACHINE"
+        )
+    return [*said, f"next: embodied eval {server.url} env=NAME (Ctrl-C ends the server)"]
+
+
+def offered(offer: Offer) -> str:
+    """Chunk, noise and features in words."""
+    if offer.noise is None:
+        noise = "noise that the server samples"
+    else:
+        noise = f"{'normal ' if offer.normal else ''}noise {list(offer.noise)}"
+    return f"chunks of {offer.chunk}, {noise}, {offer.features or 'no'} features"

@@ -1,0 +1,84 @@
+"""Nodes that came with data: run.yaml, policy.yaml, collect.yaml may be another person's.
+
+`build` already builds only classes of the role that is asked for. What a file names must, besides,
+stay inside of this process: a run that is looked at moves no robot and calls no address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from embodied import moved
+from embodied.core import build
+from embodied.core.build import ConfigError, Node
+
+OUTSIDE = (
+    "real_robot.",
+    "embodied.llm.client.",
+    "envs.hardware_sim.",
+    "envs.process.",
+    "policies.remote.",
+)
+"""Packages that reach robots, devices, networks and other processes."""
+MOST = 100_000  # parts of one file: more are an attack, or a mistake
+
+
+def read_saved(file: Path) -> Node:
+    """The mapping in a YAML file of a run, a checkpoint or a dataset; ConfigError."""
+    try:
+        node = yaml.safe_load(file.read_text())
+        if isinstance(node, dict):
+            _require_values(node)
+            return cast(Node, node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML ({str(error).splitlines()[0]})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    raise ConfigError(f"{file} should hold settings (key: value)")
+
+
+def require_inside(node: Any, where: Path | str) -> None:
+    """ConfigError if `node`, read from `where`, names a class that reaches beyond this process, and
+    the command line does not allow its package."""
+    for part in _parts(node):
+        if isinstance(part, Mapping) and "_target_" in part:
+            _require_known(cast(Node, part)["_target_"], where)
+
+
+def _require_values(node: Any) -> None:
+    """ValueError for a text that Hydra would replace by other settings or by the environment's."""
+    for part in _parts(node):
+        if isinstance(part, str) and "${" in part:
+            raise ValueError(f"it refers to other settings ({part[:60]}), and should hold values")
+
+
+def _require_known(target: Any, where: Path | str) -> None:
+    if not isinstance(target, str):
+        raise ConfigError(f"{where}: _target_ should name a class, not {str(target)[:60]}")
+    target = moved.target(target)
+    package = next((name for name in OUTSIDE if target.startswith(name)), None)
+    if package is not None and not any(target.startswith(each) for each in build.ASKED):
+        raise ConfigError(
+            f"{where} names {target}, which reaches beyond this process (a robot, a network or "
+            f'another program); if you trust that file, say allow=["{package.rstrip(".")}"]'
+        )
+
+
+def _parts(node: Any) -> Iterator[Any]:
+    """Everything in `node`, at any depth; ValueError if there is no end of it."""
+    waiting, count = [node], 0
+    while waiting:
+        part = waiting.pop()
+        count += 1
+        if count > MOST:
+            raise ValueError(f"it has more than {MOST:,} parts, or contains itself")
+        yield part
+        if isinstance(part, Mapping):
+            for key, value in cast(Mapping[Any, Any], part).items():
+                waiting += [key, value]
+        elif isinstance(part, list | tuple):
+            waiting += cast(list[Any], part)

@@ -1,0 +1,189 @@
+"""Check a dataset, episode by episode: what is missing, damaged, or should not be learnt from.
+
+    files      steps or films that are missing, damaged, or shorter than the episode
+    numbers    values that are not finite; actions outside their limits
+    time       steps that are missing, or further apart than the period
+    joints     a joint that stands still while its command moves, for `still` s
+    pictures   dark ones; the same one for `still` s while the robot moves
+
+Films are decoded one episode at a time, a few pictures at once: memory does not grow with them.
+"""
+
+# pyright: basic
+# (pyarrow has no types)
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embodied.datasets.editing.pictures import check_pictures
+from embodied.datasets.editing.source import Source
+from embodied.datasets.lerobot.schema import Column, DatasetError, columns_of_info, spec_of_info
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """`dark`: mean brightness of a picture, of 255, below which it is dark. `still`: s without
+    motion of a joint or a camera, while others move, that are too long. `gap`: periods between two
+    steps that are a gap. `action`: limits of all elements (null: those of the dataset, if it
+    has some). `pictures`: false leaves the films unread."""
+
+    dark: float = 8.0
+    still: float = 1.0
+    gap: float = 1.5
+    action: tuple[float, float] | None = None
+    pictures: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`what` is wrong from step `frame` of an episode on (None: with all of it)."""
+
+    episode: int
+    frame: int | None
+    what: str
+
+
+def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
+    """All findings, in order of the episodes."""
+    columns = columns_of_info(source.info)
+    limits = _limits(source, config)
+    file: Path | None = None
+    table: pa.Table | DatasetError | None = None
+    for episode in range(len(source)):
+        if source.data_file(episode) != file:
+            file = source.data_file(episode)
+            table = _table(source, file)
+        if isinstance(table, DatasetError):
+            yield Finding(episode, None, _short(table))
+            continue
+        try:
+            rows = source.rows(episode, table)
+        except DatasetError as error:
+            yield Finding(episode, None, _short(error))
+            continue
+        values = {c.key: _numbers(c, rows[c.name]) for c in columns if not c.stored}
+        yield from _check_numbers(episode, columns, values, limits)
+        yield from _check_time(episode, source, rows, config.gap)
+        yield from _check_joints(episode, source, columns, values, config.still)
+        if config.pictures:
+            moves = _moving(values)
+            for camera in (c for c in columns if c.stored):
+                found = check_pictures(source, episode, camera, rows, moves, config)
+                yield from (Finding(episode, frame, what) for frame, what in found)
+
+
+def bad_episodes(source: Source, config: CheckConfig) -> list[int]:
+    """The episodes in which `check` finds something."""
+    return sorted({finding.episode for finding in check(source, config)})
+
+
+def _table(source: Source, file: Path) -> pa.Table | DatasetError:
+    if not file.exists():
+        return DatasetError(f"{file} is missing (")
+    try:
+        return source.table(file)
+    except DatasetError as error:
+        return error
+
+
+def _short(error: DatasetError) -> str:
+    """The reason, without the advice that follows it."""
+    words = str(error)
+    found = re.match(r"(\S+) is damaged \((.*?)\);", words)
+    if found is not None:
+        return f"{Path(found[1]).parent.name}/{Path(found[1]).name}: {found[2]}"
+    return words.split(" (")[0]
+
+
+def _limits(source: Source, config: CheckConfig) -> tuple[np.ndarray, np.ndarray] | None:
+    """Lowest and highest action, from the settings or from the dataset's Spec."""
+    if config.action is not None:
+        return np.array(config.action[0]), np.array(config.action[1])
+    act = spec_of_info(source.info).act
+    if act.low is None or act.high is None:
+        return None
+    return np.asarray(act.low).reshape(-1), np.asarray(act.high).reshape(-1)
+
+
+def _numbers(column: Column, values: pa.ChunkedArray) -> np.ndarray:
+    """[T, size] in double precision."""
+    return column.to_tensor(values).double().reshape(len(values), -1).numpy()
+
+
+def _name(column: Column, element: Any) -> str:
+    if column.size == 1:
+        return column.name
+    named = column.names[int(element)] if len(column.names) == column.size else str(element)
+    return f"{column.name}[{named}]"
+
+
+def _check_numbers(
+    episode: int, columns: Any, values: dict[str, np.ndarray], limits: Any
+) -> Iterator[Finding]:
+    for column in (c for c in columns if not c.stored):
+        rows = values[column.key]
+        for element in np.flatnonzero(~np.isfinite(rows).all(0)):
+            frame = int(np.flatnonzero(~np.isfinite(rows[:, element]))[0])
+            yield Finding(episode, frame, f"{_name(column, element)} is not finite")
+        if column.key == "action" and limits is not None:
+            room = 1e-5 * np.maximum(np.abs(limits[0]), np.abs(limits[1])) + 1e-6
+            outside = (rows < limits[0] - room) | (rows > limits[1] + room)
+            for element in np.flatnonzero(outside.any(0)):
+                frame = int(np.flatnonzero(outside[:, element])[0])
+                value = rows[frame, element]
+                yield Finding(episode, frame, f"{_name(column, element)} {value:g} outside limits")
+
+
+def _check_time(episode: int, source: Source, rows: pa.Table, gap: float) -> Iterator[Finding]:
+    frames = rows["frame_index"].to_numpy()
+    missing = np.flatnonzero(np.diff(frames) != 1)
+    if len(missing) or frames[0] != 0:
+        yield Finding(episode, int(missing[0]) + 1 if len(missing) else 0, "steps are missing")
+    clocks = [n for n in rows.column_names if n == "timestamp" or n == "stamp.measured"]
+    for name in clocks:
+        between = np.diff(rows[name].to_numpy().astype(np.float64)) * source.info["fps"]
+        for frame in np.flatnonzero((between > gap) | (between <= 0))[:1]:
+            seconds = between[frame] / source.info["fps"]
+            yield Finding(episode, int(frame) + 1, f"{name}: {seconds:.3f} s after the step before")
+
+
+def _check_joints(
+    episode: int, source: Source, columns: Any, values: dict[str, np.ndarray], still: float
+) -> Iterator[Finding]:
+    """A joint whose position and command have the same place in `observation.state` and `action`:
+    commanded through more than a tenth of its range while its position does not change."""
+    state = next((c for c in columns if c.key == "obs/state"), None)
+    act = next(c for c in columns if c.key == "action")
+    if state is None or state.names != act.names or not act.names:
+        return
+    position, command = values["obs/state"], values["action"]
+    width = max(2, round(still * source.info["fps"]))
+    if len(position) < width:
+        return
+    span = np.ptp(command, 0)
+    for element in range(position.shape[1]):
+        held = _spread(position[:, element], width) <= 1e-6 * max(1.0, span[element])
+        asked = _spread(command[:, element], width) > 0.1 * max(span[element], 1e-6)
+        for frame in np.flatnonzero(held & asked)[:1]:
+            yield Finding(episode, int(frame), f"{_name(state, element)} is stuck")
+
+
+def _spread(values: np.ndarray, width: int) -> np.ndarray:
+    """Maximum less minimum of each window of `width` values."""
+    return np.ptp(np.lib.stride_tricks.sliding_window_view(values, width), 1)
+
+
+def _moving(values: dict[str, np.ndarray]) -> np.ndarray:
+    """[T] (bool): whether the robot moves at a step: the state changes, or the action if none."""
+    state = [v for key, v in values.items() if key.startswith("obs/")] or [values["action"]]
+    rows = np.nan_to_num(np.concatenate(state, 1))
+    span = np.ptp(rows, 0)
+    change = np.abs(np.diff(rows, axis=0, prepend=rows[:1])) > 1e-3 * np.maximum(span, 1e-9)
+    return (change & (span > 0)).any(1)

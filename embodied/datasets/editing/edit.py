@@ -1,0 +1,131 @@
+"""Merge, drop and split: which episodes of which datasets go to which new folder."""
+
+# pyright: basic
+# (pyarrow has no types)
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from embodied.datasets.editing.check import CheckConfig, Finding, check
+from embodied.datasets.editing.folder import new_folder, scratch_of
+from embodied.datasets.editing.source import Source, differences, open_source
+from embodied.datasets.editing.write import Chosen, Copied, write_dataset
+from embodied.datasets.lerobot.schema import OURS, DatasetError
+
+Choose = Callable[[Source], list[int]]
+
+
+def merge(paths: Sequence[Path | str], out: Path | str) -> Copied:
+    """All episodes of `paths`, in order. DatasetError where their features or rates differ."""
+    with new_folder(out) as partial:
+        with scratch_of(partial) as scratch:
+            sources = [open_source(path, scratch) for path in paths]
+            for other in sources[1:]:
+                _require_alike(sources[0], other)
+            result = write_dataset(partial, [Chosen(s, list(range(len(s)))) for s in sources])
+        return result
+
+
+def drop(path: Path | str, out: Path | str, choose: Choose) -> Copied:
+    """The episodes of `path` but those that `choose` names."""
+    with new_folder(out) as partial:
+        with scratch_of(partial) as scratch:
+            source = open_source(path, scratch)
+            gone = set(choose(source))
+            kept = [episode for episode in range(len(source)) if episode not in gone]
+            if not kept:
+                raise DatasetError(f"all {len(source)} episodes would be dropped; nothing is left")
+            result = write_dataset(partial, [Chosen(source, kept)])
+        return result
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many episodes the first part gets: `share` of them, or `episodes`. `seed`: which ones
+    (None: the first ones)."""
+
+    share: float | None = None
+    episodes: int | None = None
+    seed: int | None = 0
+
+    def first(self, count: int) -> list[int]:
+        """The episodes of the first part, in order."""
+        if (self.share is None) == (self.episodes is None):
+            raise DatasetError("a split needs either share=0.9 or episodes=50")
+        wanted = self.episodes if self.share is None else round(self.share * count)
+        if wanted is None or not 0 < wanted < count:
+            raise DatasetError(f"{wanted} of {count} episodes leave one of the two parts empty")
+        if self.seed is None:
+            return list(range(wanted))
+        order = np.random.default_rng(self.seed).permutation(count)
+        return sorted(order[:wanted].tolist())
+
+
+def split(path: Path | str, out: Path | str, rest: Path | str, how: Split) -> tuple[Copied, Copied]:
+    """Two new datasets with different episodes of `path`; neither appears before both are whole."""
+    if Path(out) == Path(rest):
+        raise DatasetError(f"out={out} and rest={rest} are the same folder")
+    with ExitStack() as stack:
+        second = stack.enter_context(new_folder(rest))
+        first = stack.enter_context(new_folder(out))
+        with scratch_of(first) as scratch:
+            source = open_source(path, scratch)
+            chosen = how.first(len(source))
+            other = [e for e in range(len(source)) if e not in set(chosen)]
+            made = write_dataset(first, [Chosen(source, chosen)])
+            left = write_dataset(second, [Chosen(source, other)])
+        return made, left
+
+
+def checked(path: Path | str, config: CheckConfig) -> tuple[list[Finding], int]:
+    """What is wrong with the dataset at `path`, and how many episodes it has."""
+    with TemporaryDirectory() as scratch:
+        source = open_source(path, Path(scratch))
+        return list(check(source, config)), len(source)
+
+
+def numbered(words: str) -> Choose:
+    """Episodes by number: "3,7-9"; DatasetError for what is no number or no episode."""
+    numbers: set[int] = set()
+    for word in str(words).replace(" ", "").strip("[]").split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if found is None:
+            raise DatasetError(f"episodes={words} should be numbers and ranges such as 3,7-9")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise DatasetError(f"episodes={word}: the range ends before it begins")
+        numbers |= set(range(first, last + 1))
+
+    def choose(source: Source) -> list[int]:
+        if max(numbers) >= len(source):
+            raise DatasetError(
+                f"there is no episode {max(numbers)}: {source.path} has {len(source)}, from 0"
+            )
+        return sorted(numbers)
+
+    return choose
+
+
+def failed(source: Source) -> list[int]:
+    """The episodes in which no step is marked as a success."""
+    name = "next.success"
+    if name not in source.info["features"]:
+        raise DatasetError(f"{source.path} does not record success (it has no {name})")
+    return [e for e in range(len(source)) if not np.any(source.rows(e)[name].to_pylist())]
+
+
+def _require_alike(here: Source, there: Source) -> None:
+    found = differences(here.info, there.info)
+    if (OURS in here.info) != (OURS in there.info):
+        found.append("one was recorded by LeRobot, the other by embodied")
+    elif OURS in here.info and here.info[OURS] != there.info[OURS]:
+        found.append("their Specs differ (bounds, names or period)")
+    if found:
+        raise DatasetError(f"{here.path} and {there.path} cannot be merged: {'; '.join(found)}")

@@ -1,0 +1,245 @@
+"""Writing chosen episodes of one or several datasets as a new dataset.
+
+Steps, statistics and everything else that an episode has are copied as they are, only the numbers
+of episodes, steps, tasks and files are new. Films whose episodes are all chosen are copied whole;
+from others the chosen episodes are cut out without encoding them again.
+"""
+
+# pyright: basic
+# (pyarrow has no types)
+from __future__ import annotations
+
+import copy
+import io
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embodied.core.atomic_write import write_durably
+from embodied.datasets.editing.films import cut_film
+from embodied.datasets.editing.source import Source
+from embodied.datasets.lerobot.consolidate import summarise
+from embodied.datasets.lerobot.schema import DATA, INDEX, VIDEO, DatasetError, tasks_table
+
+PLACES = ("data/", "videos/", "meta/episodes/")  # columns of the index that are new in a copy
+FRAMES = ("dataset_from_index", "dataset_to_index", "episode_index")
+KNOWN = ("info.json", "stats.json", "tasks.parquet", "episodes")
+
+
+@dataclass
+class Chosen:
+    """`episodes`: places in the index of `source`, ascending."""
+
+    source: Source
+    episodes: list[int]
+
+
+@dataclass
+class Copied:
+    """What was written. `uncut`: films that had to keep the pictures of dropped episodes."""
+
+    episodes: int = 0
+    steps: int = 0
+    uncut: list[Path] = field(default_factory=list)
+
+
+def write_dataset(folder: Path, chosen: Sequence[Chosen]) -> Copied:
+    """Write the episodes in order to the empty `folder`."""
+    made = Copied()
+    info = _new_info(chosen)
+    lines = _copy_data(folder, info, chosen)
+    for camera in chosen[0].source.cameras:
+        films = _copy_films(folder, info, chosen, camera, made)
+        lines = [line | film for line, film in zip(lines, films, strict=True)]
+    index = _new_index(chosen, lines)
+    target = folder / INDEX.format(chunk_index=0, file_index=0)
+    write_durably(target, lambda sink: pq.write_table(index, sink))
+    _copy_other_meta(folder, chosen)
+    summarise(folder, info, index)
+    made.episodes, made.steps = index.num_rows, int(info["total_frames"])
+    return made
+
+
+def _new_info(chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """info.json of the first; where films or robots differ, what is true of all."""
+    infos = [one.source.info for one in chosen]
+    info = copy.deepcopy(infos[0])
+    info["robot_type"] = "+".join(dict.fromkeys(str(one.get("robot_type")) for one in infos))
+    for name, feature in info["features"].items():
+        details = [one["features"][name].get("info") or {} for one in infos]
+        if feature.get("info"):
+            same = {k: v for k, v in details[0].items() if all(d.get(k) == v for d in details)}
+            feature["info"] = {key: same.get(key) for key in details[0]}
+    return info
+
+
+def _copy_data(
+    folder: Path, info: dict[str, Any], chosen: Sequence[Chosen]
+) -> list[dict[str, Any]]:
+    """The data files; returns where each episode went."""
+    texts: dict[str, int] = {}
+    lines: list[dict[str, Any]] = []
+    waiting: list[pa.Table] = []
+    file = size = frame = 0
+
+    def flush() -> None:
+        nonlocal file, size
+        if waiting:
+            _write_data(folder, info, file, waiting)
+            waiting.clear()
+            file, size = file + 1, 0
+
+    for one in chosen:
+        for rows in _episodes(one, texts):
+            if size + rows.nbytes > info["data_files_size_in_mb"] * 1e6:
+                flush()
+            chunk, number = divmod(file, info["chunks_size"])
+            line = {"episode_index": len(lines), "data/chunk_index": chunk}
+            line |= {"data/file_index": number, "dataset_from_index": frame}
+            rows = _counted(rows, len(lines), frame)
+            frame, size = frame + rows.num_rows, size + rows.nbytes
+            lines.append(line | {"dataset_to_index": frame})
+            waiting.append(rows)
+    flush()
+    sink = io.BytesIO()
+    pq.write_table(tasks_table(list(texts)), sink)
+    write_durably(folder / "meta" / "tasks.parquet", lambda out: out.write(sink.getvalue()))
+    return lines
+
+
+def _episodes(chosen: Chosen, texts: dict[str, int]) -> Any:
+    """The steps of every chosen episode with the new numbers of their tasks, which `texts` gets."""
+    source, words = chosen.source, chosen.source.number_to_text()
+    file: Path | None = None
+    table: pa.Table | None = None
+    for episode in chosen.episodes:
+        if source.data_file(episode) != file:
+            file = source.data_file(episode)
+            table = source.table(file)
+        rows = source.rows(episode, table)
+        old = rows["task_index"].to_pylist()
+        new = [texts.setdefault(words.get(number, ""), len(texts)) for number in old]
+        yield _replaced(rows, "task_index", np.array(new))
+
+
+def _counted(rows: pa.Table, episode: int, frame: int) -> pa.Table:
+    count = rows.num_rows
+    rows = _replaced(rows, "episode_index", np.full(count, episode))
+    return _replaced(rows, "index", np.arange(frame, frame + count))
+
+
+def _replaced(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:
+    at = rows.column_names.index(name)
+    column = pa.field(name, rows.schema.field(name).type)
+    return rows.set_column(at, column, pa.array(values, column.type))
+
+
+def _write_data(folder: Path, info: dict[str, Any], file: int, all_: Sequence[pa.Table]) -> None:
+    chunk, number = divmod(file, info["chunks_size"])
+    schema = all_[0].schema
+    names = schema.names
+
+    def write(sink: Any) -> None:
+        with pq.ParquetWriter(sink, schema) as writer:
+            for table in all_:  # one row group an episode
+                writer.write_table(table.select(names).cast(schema))
+
+    write_durably(folder / DATA.format(chunk_index=chunk, file_index=number), write)
+
+
+def _copy_films(
+    folder: Path, info: dict[str, Any], chosen: Sequence[Chosen], camera: str, made: Copied
+) -> list[dict[str, Any]]:
+    """One camera's films; returns where in them each episode is."""
+    places: list[dict[str, Any]] = []
+    number = 0
+    for one in chosen:
+        source = one.source
+        every: dict[Path, list[int]] = {}
+        for episode in range(len(source)):
+            every.setdefault(source.film(camera, episode), []).append(episode)
+        wanted = set(one.episodes)
+        found: dict[int, dict[str, Any]] = {}
+        for file, here in every.items():
+            kept = [episode for episode in here if episode in wanted]
+            if not kept:
+                continue
+            chunk, rest = divmod(number, info["chunks_size"])
+            name = VIDEO.format(video_key=camera, chunk_index=chunk, file_index=rest)
+            begins = _copy_film(source, camera, file, kept, len(kept) == len(here), folder / name)
+            if begins is None:
+                made.uncut.append(file)
+                begins = [source.span(camera, episode)[0] for episode in kept]
+                shutil.copyfile(file, folder / name)
+            for episode, begin in zip(kept, begins, strict=True):
+                length = int(source.column("length")[episode]) / info["fps"]
+                at = f"videos/{camera}"
+                found[episode] = {f"{at}/chunk_index": chunk, f"{at}/file_index": rest}
+                found[episode] |= {f"{at}/from_timestamp": begin}
+                found[episode] |= {f"{at}/to_timestamp": begin + length}
+            number += 1
+        places += [found[episode] for episode in one.episodes]
+    return places
+
+
+def _copy_film(
+    source: Source, camera: str, file: Path, kept: Sequence[int], whole: bool, target: Path
+) -> list[float] | None:
+    """Copy the film, or cut it; when each kept episode begins in it (s), None if it has no cuts."""
+    if not file.exists():
+        raise DatasetError(f"{file} is missing; embodied demos check {source.path} says of what")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    spans = [source.span(camera, episode) for episode in kept]
+    if whole:
+        shutil.copyfile(file, target)
+        return [begin for begin, _ in spans]
+    order = sorted(range(len(kept)), key=lambda i: spans[i])
+    fps = float(source.info["fps"])
+    film = cut_film(file, [spans[i] for i in order], fps)
+    if film is None:
+        return None
+    write_durably(target, lambda sink: sink.write(film))
+    begins = [0.0] * len(kept)
+    frames = 0
+    for i in order:
+        begins[i] = frames / fps
+        frames += round((spans[i][1] - spans[i][0]) * fps)
+    return begins
+
+
+def _new_index(chosen: Sequence[Chosen], lines: Sequence[dict[str, Any]]) -> pa.Table:
+    tables = []
+    for one in chosen:
+        table = one.source.index.take(pa.array(one.episodes, pa.int64()))
+        old = [n for n in table.column_names if n.startswith(PLACES) or n in FRAMES]
+        tables.append(table.drop_columns(old))
+    index = pa.concat_tables(tables, promote_options="permissive")
+    partly = [n for n in index.column_names if n.startswith("stats/") and index[n].null_count]
+    index = index.drop_columns(partly)
+    places = {name: pa.array([line[name] for line in lines]) for name in lines[0]}
+    for name, values in places.items():
+        index = index.append_column(name, values)
+    for kind in ("chunk", "file"):
+        index = index.append_column(f"meta/episodes/{kind}_index", pa.array([0] * len(lines)))
+    return index
+
+
+def _copy_other_meta(folder: Path, chosen: Sequence[Chosen]) -> None:
+    """Other files of meta/ (a table of subtasks, ...); DatasetError where they differ."""
+    for one in chosen:
+        for file in sorted((one.source.folder / "meta").iterdir()):
+            if file.name in KNOWN or file.is_dir() or file.name.startswith("."):
+                continue
+            target = folder / "meta" / file.name
+            if target.exists() and target.read_bytes() != file.read_bytes():
+                raise DatasetError(
+                    f"meta/{file.name} differs between the datasets and cannot be merged; leave "
+                    f"{one.source.path} out, or remove that file from a copy of it"
+                )
+            shutil.copyfile(file, target)

@@ -1,0 +1,213 @@
+"""Where the pictures of a dataset are, and reading any of them: films, encoded images, memory.
+
+`read` decodes the rows that are asked for, each once, on all cores, and remembers the newest in a
+`FrameCache` of a bounded size.
+"""
+
+# pyright: basic
+# (pyarrow has no types)
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from embodied.datasets.lerobot.film_reader import decode_jobs, run_jobs
+from embodied.datasets.lerobot.video import decode_image
+
+Jobs = list[Callable[[], None]]
+Put = Callable[[int, np.ndarray], None]
+
+
+class FrameCache:
+    """The newest decoded pictures, at most `limit` bytes of them; `hits` and `misses` count."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self.hits = self.misses = 0
+        self.lock = threading.Lock()
+        self.kept: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+
+    def get(self, key: tuple[int, int]) -> np.ndarray | None:
+        with self.lock:
+            found = self.kept.get(key)
+            if found is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self.kept.move_to_end(key)
+            return found
+
+    def put(self, key: tuple[int, int], picture: np.ndarray) -> None:
+        with self.lock:
+            if key in self.kept or picture.nbytes > self.limit:
+                return
+            self.kept[key] = picture
+            self.size += picture.nbytes
+            while self.size > self.limit:
+                self.size -= self.kept.popitem(last=False)[1].nbytes
+
+
+class Pictures(Protocol):
+    """N pictures of one shape [H, W, C] uint8. `parts` says which store holds which of `rows`."""
+
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int: ...
+
+    def parts(self, rows: np.ndarray) -> list[tuple[Stored, np.ndarray, np.ndarray]]:
+        """(store, its rows, the places of these in `rows`)."""
+        ...
+
+
+@dataclass(eq=False)
+class Stored:
+    """Pictures that one store can decode."""
+
+    shape: tuple[int, ...]
+    cache: FrameCache
+
+    def parts(self, rows: np.ndarray) -> list[tuple[Stored, np.ndarray, np.ndarray]]:
+        return [(self, rows, np.arange(len(rows)))]
+
+    def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
+        """Work that calls `put(i, picture of rows[i])` for all ascending `rows`."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Filmed(Stored):
+    """The rows of E episodes one after the other: episode e has `length[e]` of them, in film
+    `file[e]` from `begin[e]` s on, `fps` a second."""
+
+    files: Sequence[Path]
+    begin: np.ndarray
+    length: np.ndarray
+    fps: float
+    start: np.ndarray = field(init=False)
+    film: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = np.cumsum(self.length) - self.length
+        number = {file: i for i, file in enumerate(dict.fromkeys(self.files))}
+        self.film = np.array([number[file] for file in self.files], np.int64)
+
+    def __len__(self) -> int:
+        return int(self.length.sum())
+
+    def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
+        episode = np.searchsorted(self.start, rows, side="right") - 1
+        times = self.begin[episode] + (rows - self.start[episode]) / self.fps
+        jobs: Jobs = []
+        for film in np.unique(self.film[episode]):
+            here = np.flatnonzero(self.film[episode] == film)
+            here = here[times[here].argsort(kind="stable")]
+            file = self.files[int(episode[here[0]])]
+            jobs += decode_jobs(
+                file, self.fps, times[here], lambda i, p, here=here: put(int(here[i]), p)
+            )
+        return jobs
+
+
+@dataclass(eq=False)
+class Encoded(Stored):
+    """PNG or JPEG files in memory."""
+
+    data: pa.ChunkedArray | pa.Array
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
+        def job(i: int, row: int) -> None:
+            put(i, decode_image(self.data[row].as_py()).numpy())
+
+        return [lambda i=i, row=int(row): job(i, row) for i, row in enumerate(rows)]
+
+
+@dataclass(eq=False)
+class Held(Stored):
+    """Pictures [N, H, W, C] that are in memory already."""
+
+    pictures: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
+        for i, row in enumerate(rows):
+            put(i, self.pictures[row])
+        return []
+
+
+class Joined:
+    """Several `Pictures` one after the other."""
+
+    def __init__(self, all_: Sequence[Pictures]) -> None:
+        self.all, self.shape = list(all_), all_[0].shape
+        self.end = np.cumsum([len(one) for one in all_])
+
+    def __len__(self) -> int:
+        return int(self.end[-1])
+
+    def parts(self, rows: np.ndarray) -> list[tuple[Stored, np.ndarray, np.ndarray]]:
+        which = np.searchsorted(self.end, rows, side="right")
+        found: list[tuple[Stored, np.ndarray, np.ndarray]] = []
+        for number in np.unique(which).tolist():
+            here = np.flatnonzero(which == number)
+            first = self.end[number] - len(self.all[number])
+            parts = self.all[number].parts(rows[here] - first)
+            found += [(store, own, here[at]) for store, own, at in parts]
+        return found
+
+
+def read(wanted: Sequence[tuple[Pictures, np.ndarray]]) -> list[Tensor]:
+    """The pictures [n, H, W, C] uint8 of all (pictures, rows [n] of them)."""
+    results = [np.empty((len(rows), *pictures.shape), np.uint8) for pictures, rows in wanted]
+    by_store: dict[int, tuple[Stored, list[tuple[int, np.ndarray, np.ndarray]]]] = {}
+    for number, (pictures, rows) in enumerate(wanted):
+        for store, own, at in pictures.parts(rows):
+            by_store.setdefault(id(store), (store, []))[1].append((number, own, at))
+    jobs: Jobs = []
+    for store, uses in by_store.values():
+        jobs += _fill(store, uses, results)
+    run_jobs(jobs)
+    return [torch.from_numpy(result) for result in results]
+
+
+def _fill(
+    store: Stored, uses: Sequence[tuple[int, np.ndarray, np.ndarray]], results: list[np.ndarray]
+) -> Jobs:
+    """Copy what the cache has; the work that decodes the rest, each row once."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for number, rows, at in uses:
+        for row, place in zip(rows.tolist(), at.tolist(), strict=True):
+            places.setdefault(row, []).append((number, place))
+
+    def copy(row: int, picture: np.ndarray) -> None:
+        for number, place in places[row]:
+            results[number][place] = picture
+
+    missing: list[int] = []
+    for row in sorted(places):
+        kept = store.cache.get((id(store), row))
+        if kept is None:
+            missing.append(row)
+        else:
+            copy(row, kept)
+    wanted = np.array(missing, np.int64)
+
+    def put(i: int, picture: np.ndarray) -> None:
+        copy(missing[i], picture)
+        if not isinstance(store, Held):
+            store.cache.put((id(store), missing[i]), picture)
+
+    return store.jobs(wanted, put) if missing else []

@@ -1,0 +1,164 @@
+"""Mapping: names and units of a dataset or policy, and those of an environment or robot.
+
+    obs:
+      front: observation.images.top          # here: there
+      state: {name: observation.state, scale: 0.0174533}    # here = there * scale + offset
+      joints: {name: observation.state, elements: [q1, q2, width]}   # a robot's own names of them
+    action: {low: [-90, -90, 0], high: [90, 90, 100]}       # there: the values of -1 and +1 here
+
+`action` may also be `quantiles` (default) or `minmax`: the range comes from the dataset's
+statistics. "Here" is the environment or robot, whose actions are in [-1, 1]; "there" is the dataset
+or the policy, in physical units.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError, nearest, shown
+from embodied.core.tensors import Tensors
+
+Range = Literal["quantiles", "minmax"]
+RANGES = ("quantiles", "minmax")
+PREFIXES = ("observation.images.", "observation.", "obs/")
+
+
+@dataclass(frozen=True)
+class Source:
+    """`name`: the observation there, without LeRobot's prefix; here = there * scale + offset.
+
+    `elements`: what a robot calls its elements here (`embodied deploy`); an environment knows them.
+    """
+
+    name: str
+    scale: float = 1.0
+    offset: float = 0.0
+    elements: tuple[str, ...] = ()
+
+    @property
+    def same_units(self) -> bool:
+        return self.scale == 1.0 and self.offset == 0.0
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """`obs`: for each name here, its source there; a name that is not listed is the same there.
+    `action`: the values there that are -1 and +1 here, or how to measure them."""
+
+    obs: abc.Mapping[str, Source] = field(default_factory=dict[str, Source])
+    action: Affine | Range = "quantiles"
+
+    @classmethod
+    def load(cls, path: Path | str) -> Mapping:
+        """Read a mapping file; ConfigError, in one line."""
+        try:
+            node = yaml.safe_load(Path(path).read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(f"there is no mapping file {path}: mapping=FILE.yaml") from error
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+        return cls.parse(node, str(path))
+
+    @classmethod
+    def parse(cls, node: Any, where: str = "mapping") -> Mapping:
+        """The mapping of plain settings; `where` begins the line of a ConfigError."""
+        if not isinstance(node, abc.Mapping):
+            raise ConfigError(f"{where} should hold `obs:` and `action:`, not {shown(node)}")
+        settings = cast(abc.Mapping[str, Any], node)
+        for key in settings:
+            if key not in ("obs", "action"):
+                raise ConfigError(
+                    f'{where} has no setting "{key}"{nearest(str(key), ("obs", "action"))}'
+                )
+        obs = settings.get("obs") or {}
+        if not isinstance(obs, abc.Mapping):
+            raise ConfigError(f"{where}: obs should be NAME_HERE: NAME_THERE, not {shown(obs)}")
+        names = cast(abc.Mapping[str, Any], obs)
+        sources = {
+            str(name): _source(given, f"{where}: obs.{name}") for name, given in names.items()
+        }
+        return cls(sources, _action(settings.get("action") or "quantiles", where))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain settings that `parse` reads."""
+        action = self.action.to_json() if isinstance(self.action, Affine) else self.action
+        return {"obs": {k: _plain(source) for k, source in self.obs.items()}, "action": action}
+
+    def source(self, name: str) -> Source:
+        """The source there of the observation `name` here."""
+        return self.obs.get(name, Source(name))
+
+    def obs_here(self, there: Tensors, names: abc.Iterable[str]) -> Tensors:
+        """The observations `names` of here, from those of there."""
+        return {name: _scaled(there[self.source(name).name], self.source(name)) for name in names}
+
+    def obs_there(self, here: Tensors, names: abc.Iterable[str]) -> Tensors:
+        """The observations of there that are made of `names` here; the inverse of `obs_here`."""
+        found: Tensors = {}
+        for name in names:
+            source, value = self.source(name), here[name]
+            same = source.same_units
+            found[source.name] = value if same else (value - source.offset) / source.scale
+        return found
+
+
+def short(name: str) -> str:
+    """An observation's name without LeRobot's prefix: `top` of `observation.images.top`."""
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _scaled(value: Any, source: Source) -> Any:
+    return value if source.same_units else value * source.scale + source.offset
+
+
+def _plain(source: Source) -> dict[str, Any]:
+    node = {"name": source.name, "scale": source.scale, "offset": source.offset}
+    return {**node, **({"elements": list(source.elements)} if source.elements else {})}
+
+
+def _source(given: Any, where: str) -> Source:
+    if isinstance(given, str):
+        return Source(short(given))
+    known = ("name", "scale", "offset", "elements")
+    if not isinstance(given, abc.Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError(
+            f"{where} should be a name there, or {{name: ..., scale: ..., offset: ...}}"
+        )
+    node = cast(abc.Mapping[str, Any], given)
+    for key in node:
+        if key not in known:
+            raise ConfigError(f'{where} has no setting "{key}"{nearest(str(key), known)}')
+    scale, offset = node.get("scale", 1.0), node.get("offset", 0.0)
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in (scale, offset)):
+        raise ConfigError(f"{where}: scale and offset should be numbers")
+    if scale == 0:
+        raise ConfigError(f"{where}: scale should not be 0")
+    elements = node.get("elements") or []
+    if not isinstance(elements, list) or not all(isinstance(e, str) for e in elements):
+        raise ConfigError(f"{where}: elements should be a list of names")
+    names = tuple(str(e) for e in cast(list[str], elements))
+    return Source(short(node["name"]), float(scale), float(offset), names)
+
+
+def _action(given: Any, where: str) -> Affine | Range:
+    if isinstance(given, str) and given in RANGES:
+        return cast(Range, given)
+    node = cast(abc.Mapping[str, Any], given) if isinstance(given, abc.Mapping) else {}
+    if set(node) != {"low", "high"}:
+        raise ConfigError(
+            f"{where}: action should be {{low: [...], high: [...]}} (the values there of -1 and +1 "
+            f"here), quantiles or minmax, not {shown(given)}"
+        )
+    try:
+        return Affine.from_json(node)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: action: {error}") from error

@@ -1,0 +1,195 @@
+"""Describe an arm: an arm file and a first robot YAML from an MJCF or URDF file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from embodied.core.build import ConfigError
+from embodied.embodiments.kinematics.arm import ArmFile
+from embodied.embodiments.kinematics.chain import Chain, Frame
+from embodied.embodiments.kinematics.from_mujoco import (
+    compile_spec,
+    find_route,
+    read_arm,
+    read_hand,
+    read_spec,
+)
+
+SAMPLES = 4000  # poses that the box of the tool is found with
+TABLE = 0.02  # m above the base: the lowest that the tool of a first robot YAML goes
+MARGIN = 0.05  # rad, m: kept from the joint limits
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `embodied robot describe FILE`.
+
+    `out`: the arm file to write. `base`: the body that the arm stands on (None: what its first
+    joint is mounted on); `tip`: a site or body (None: the end, where there is only one), moved by
+    `offset` (m, in its own frame). `home`: joint positions; `velocity`: of joints, where the file
+    has none (one number, or one each; rad/s, m/s). `hand`: the joints of the gripper, which opens
+    by `open` m. `meshes`: the folder of the mesh files. `capsules`: whether to fit them; `poses`:
+    random poses that are looked at for parts that come near each other. `robot`: a robot YAML to
+    write as well, NAME_sim.yaml, for a simulation of the same file. `driver`: your own driver's
+    class (my_lab.my_arm.MyArm); then NAME.yaml is written beside it, the same with that driver.
+    """
+
+    out: str
+    base: str | None = None
+    tip: str | None = None
+    offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    home: tuple[float, ...] | None = None
+    velocity: float | tuple[float, ...] | None = None
+    hand: tuple[str, ...] = ()
+    open: float | None = None
+    meshes: str | None = None
+    capsules: bool = True
+    poses: int = 3000
+    robot: str | None = None
+    driver: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.driver is not None and not (self.robot or "").endswith("_sim.yaml"):
+            raise ConfigError(
+                "driver=... writes NAME.yaml beside robot=.../NAME_sim.yaml: add robot=, with a "
+                "name that ends in _sim.yaml"
+            )
+
+
+def describe(path: Path, config: Config) -> ArmFile:
+    """The arm in the file `path`. ConfigError says what to type."""
+    from real_robot.safety.fit_capsules import fit_model, shapes
+
+    mj = compile_spec(read_spec(path, config.meshes), path)
+    route = find_route(mj, config.base, config.tip)
+    hand = read_hand(mj, config.hand, config.open) if config.hand else None
+    speed = config.velocity
+    velocity = [speed] if isinstance(speed, float | int) else speed
+    table = read_arm(path, mj, route, config.home, velocity, hand)
+    table = replace(table, tool=_moved(table.tool, config.offset))
+    if not config.capsules:
+        return table
+    parts = shapes(fit_model(mj, route.joints, route.base, config.poses))
+    return replace(table, bodies=parts["bodies"], pairs=parts["pairs"])
+
+
+def summary(table: ArmFile) -> list[str]:
+    """What was found, for people: one line a joint, the tool at home, the capsules."""
+    place = Chain(table.joints, table.tool)(np.array([table.home]))[0][0]
+    lines = [f"{table.name}: {len(table.joints)} joints from {table.base} to {table.tip}"]
+    rows = zip(
+        table.joints, table.limits.low, table.limits.high, table.limits.velocity,
+        table.limits.effort, table.home, strict=True,
+    )  # fmt: skip
+    for joint, low, high, velocity, effort, home in rows:
+        unit, force = ("m", "N") if joint.slides else ("rad", "N m")
+        most = f"{effort:g} {force}" if effort else f"? {force}"
+        lines.append(
+            f"  {joint.name:20} {low:7.3f} to {high:6.3f} {unit}, {velocity:g} {unit}/s, {most}, "
+            f"home {home:.3f}"
+        )
+    lines.append(f"  the tool at home is at {', '.join(f'{each:.3f}' for each in place)} m")
+    count = sum(len(body["capsules"]) for body in table.bodies)
+    lines.append(f"  {count} capsules of {len(table.bodies)} bodies, {len(table.pairs)} pairs")
+    return lines
+
+
+def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = None) -> str:
+    """A robot's YAML for a simulation of `path`, or for the driver class `own`, with limits to
+    begin with. The velocity limit is half of the arm's own; what the file does not say is `???`,
+    and does not start."""
+    low, high = _reach(table)
+    arm, n = str(Path(config.out).resolve()), len(table.joints)
+    node: dict[str, Any] = {
+        "_target_": "real_robot.deployment.Deployment",
+        "robot": table.name,
+        "driver": _simulation(path, arm, config.meshes) if own is None else {"_target_": own},
+        "controller": _controller(table, arm, low, high),
+        "kinematics": arm,
+        "hertz": 100,
+        "step": 0.05,
+        "home": _floats(table.home),
+        "given": {"goal_x": 0.0, "goal_y": 0.0, "goal_z": 0.0},
+        "goal_within": 0.02,
+        "limits": _limits(table, n),
+        "fresh": {"hold": 0.25, "stop": 1.0, "state": 0.25},
+        "workspace": {"low": [*low], "high": [*high]},
+    }
+    node["given"] = dict(zip(node["given"], _goal(table, low, high), strict=True))
+    if table.hand is not None:
+        node["home_width"] = table.hand.open
+    if table.bodies:
+        node["geometry"] = _geometry(table, arm)
+    what = f"simulated from {path.name}" if own is None else f"through {own}"
+    head = f"# {table.name}, {what}: docs/own_robot.md\n"
+    return head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99)
+
+
+def _simulation(path: Path, arm: str, meshes: str | None) -> dict[str, Any]:
+    target = "real_robot.drivers.mujoco_arm.MujocoArm"
+    driver: dict[str, Any] = {"_target_": target, "file": str(path.resolve()), "arm": arm}
+    return driver if meshes is None else {**driver, "meshes": str(Path(meshes).resolve())}
+
+
+def _controller(
+    table: ArmFile, arm: str, low: Sequence[float], high: Sequence[float]
+) -> dict[str, Any]:
+    target = "embodied.embodiments.cartesian_delta.CartesianDelta"
+    node: dict[str, Any] = {"_target_": target, "arm": arm, "low": low, "high": high}
+    if len(table.joints) < 6:
+        node["weight"] = 0.1
+    return node
+
+
+def _limits(table: ArmFile, n: int) -> dict[str, Any]:
+    known = min(table.limits.effort) > 0
+    return {
+        "low": _floats(table.limits.low),
+        "high": _floats(table.limits.high),
+        "margin": [MARGIN] * n,
+        "velocity": _floats(0.5 * np.array(table.limits.velocity)),
+        "acceleration": [5.0] * n,
+        "jerk": [200.0] * n,
+        "torque": _floats(table.limits.effort) if known else "???",
+        "tracking": [0.3] * n,
+    }
+
+
+def _geometry(table: ArmFile, arm: str) -> dict[str, Any]:
+    """The arm, and a table at z = 0 that whatever stays with the base may touch."""
+    still = [body["name"] for body in table.bodies if body["joint"] <= 0]
+    return {"model": arm, "planes": [{"plane": [0, 0, 1, 0.0], "exempt": still}]}
+
+
+def _reach(table: ArmFile) -> tuple[list[float], list[float]]:
+    """The box of the tool in random poses, above the table."""
+    low, high = np.array(table.limits.low), np.array(table.limits.high)
+    q = np.random.default_rng(0).uniform(low, high, (SAMPLES, len(low)))
+    places = Chain(table.joints, table.tool)(q)[0]
+    bottom, top = places.min(0), places.max(0)
+    bottom[2] = max(bottom[2], TABLE)
+    if bottom[2] >= top[2]:
+        raise ConfigError("the tool is never above its base's z = 0; name another base=")
+    return _floats(bottom), _floats(top)
+
+
+def _goal(table: ArmFile, low: Sequence[float], high: Sequence[float]) -> list[float]:
+    """A place near the tool's at home, for a first motion."""
+    place = Chain(table.joints, table.tool)(np.array([table.home]))[0][0]
+    inside = np.clip(0.8 * place, np.array(low) + TABLE, np.array(high) - TABLE)
+    return _floats(inside)
+
+
+def _moved(tool: Frame, offset: tuple[float, float, float]) -> Frame:
+    place = np.array(tool.place) + np.reshape(tool.turn, (3, 3)) @ np.array(offset)
+    return Frame((float(place[0]), float(place[1]), float(place[2])), tool.turn)
+
+
+def _floats(values: Any) -> list[float]:
+    return [round(float(value), 6) + 0.0 for value in values]

@@ -1,0 +1,276 @@
+"""Lends a robot to another program: measurements out, actions in, behind the daemon and its limits.
+
+The other program may have another interpreter (`embodied.deploy.external_main` speaks with it); it
+never speaks with a driver. When it falls silent the arm is brought to rest and held; the next
+action moves it again. After a latched fault nothing moves until an operator's reset.
+
+All names end in `.pos` or `.vel`: LeRobot's rollout command passes no others between a robot and a
+policy. `tool_x.pos` is the policies' `tool_x`, `dx.vel` the controller's `dx`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from embodied.compose import compose
+from embodied.core.build import ConfigError, Node, build, nearest
+from embodied.core.spec import Leaf, Spec
+from embodied.deploy.site import as_trained, emulated
+from embodied.embodiments.controller import Controller
+from real_robot.assemble import tool_target
+from real_robot.cameras.camera import Frame, fitted
+from real_robot.cameras.shared_frames import FrameReader
+from real_robot.cameras.sources import FIRST_IMAGE
+from real_robot.daemon.folders import default_folder
+from real_robot.deployment import TARGET, Deployment, renamed_settings, with_allowed
+from real_robot.drivers.driver import Driver
+from real_robot.ipc.messages import Mode
+from real_robot.policy.compatibility import observer
+from real_robot.policy.decider import observe_state
+from real_robot.policy.observer import names_of
+from real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
+
+TARGETS = "embodied.embodiments.joint_targets.JointTargets"
+OPENING = 0.08  # m, of a hand whose driver does not say how far it opens
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`words`: as for `embodied deploy`: robot=NAME and settings of it; `config_dir`: more folders
+    of configurations.
+
+    `actions`: joints (targets of all joints, and the hand's) or controller (those of the robot's
+    own controller, in [-1, 1]). `units` of joints. `numbers`: observations beyond the joints, by
+    the names that policies see (tool_x, goal_x, dq1, ...). `fps`: how many actions a second come.
+    `home`: go to the home pose on connecting. `patience` (s): for an operator to reset a latched
+    fault. `output`: the folder of the black box (empty: outputs/deploy/ROBOT-TIME).
+    """
+
+    words: tuple[str, ...]
+    config_dir: tuple[str, ...] = ()
+    actions: Literal["joints", "controller"] = "joints"
+    units: Literal["degrees", "radians"] = "degrees"
+    numbers: tuple[str, ...] = ()
+    fps: float = 30.0
+    home: bool = True
+    patience: float = 0.0
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fps <= 200 or not 0 <= self.patience <= 86400:
+            raise ConfigError("fps should be from 1 to 200, patience from 0 to 86400 s")
+
+
+class External:
+    """A robot that another program moves. `describe` opens nothing; `connect` starts the emulator,
+    where there is one, and the daemon."""
+
+    def __init__(self, config: Config) -> None:
+        node = compose("deploy", list(config.words), list(config.config_dir)).node
+        robot = with_allowed(renamed_settings(node["robot"]))
+        if robot.pop("_target_", "") != TARGET:
+            raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
+        self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
+        self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
+        driver = build(self.robot["driver"], Driver)
+        self.opening = _opening(self.robot)
+        self.joints = [_plain(name) for name in driver.joints]
+        self.robot["sensed"] = list(driver.sensed)
+        if config.actions == "joints":
+            about = {"joints": len(self.joints), "hand": self.opening > 0, "dt": 1 / config.fps}
+            self.robot["controller"] = {"_target_": TARGETS, **about}
+            self.robot["step"] = 1 / config.fps
+        self.deployment = Deployment.parse({**self.robot, "policy": ""})
+        self._spec()  # names that nobody measures are refused before anything opens
+        self._open = ExitStack()
+        self.session: RobotSession | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What goes in and out, by name; sizes (height, width) of images."""
+        return {
+            "robot": self.deployment.robot,
+            "observations": [*self._joint_keys(), *(f"{name}.pos" for name in self.config.numbers)],
+            "images": {name: [*size] for name, size in self.deployment.filmed.items()},
+            "actions": self._action_keys(),
+            "step": self.deployment.step,
+        }
+
+    def connect(self) -> None:
+        """RobotSessionError, ConfigError, DriverError; then nothing is left over."""
+        try:
+            robot = self._open.enter_context(emulated(self.robot))[0]
+            stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+            place = self.config.output or f"outputs/deploy/{self.deployment.robot}-{stamp}"
+            output = Path(place).resolve()
+            output.mkdir(parents=True, exist_ok=True)
+            made = Deployment.parse({**robot, "policy": ""})
+            self.deployment = replace(made, records=str(output / "blackbox"))
+            self.session = RobotSession(self.deployment, self.folder, self.hold)
+            self._open.callback(self.session.close)
+            quiet = 0.4 * self.deployment.fresh.stop
+            self.deadman = DeadmanTimer(quiet, self.session.rest, self.session.lock)
+            self._open.callback(self.deadman.close)
+            self._open_cameras()
+            if self.config.home:
+                self.session.home()
+        except BaseException:
+            self.close()
+            raise
+        self.observer = observer(self._spec(), self.deployment)
+        self.tool = tool_target(self.deployment)
+        self.seen = float(self.session.state["measured"])
+
+    def observe(self) -> tuple[Numbers, dict[str, Frame]]:
+        """The newest measurement, and the newest image of each camera. RobotSessionError after a
+        latched fault, CameraError."""
+        session = self._connected()
+        with session.lock:
+            session.update()
+            self._require_unlatched()
+            state = session.state
+            self.seen = float(state["measured"])
+            numbers = self._joint_numbers(state["q"], float(state["width"]))
+            seen = observe_state(self.observer, state, self.tool)
+            found = seen.get("state", np.zeros(0)).tolist()
+            names = [f"{name}.pos" for name in self.config.numbers]
+            numbers |= dict(zip(names, found, strict=True))
+        age = self.deployment.picture
+        sizes = self.deployment.filmed
+        images = {name: fitted(each.newest(age).frame, *sizes[name]) for name, each in self.cameras}
+        return numbers, images
+
+    def act(self, action: Mapping[str, float]) -> Numbers:
+        """Follow `action` for one step; the joint positions that are sent by now (with
+        actions=controller: `action`). RobotSessionError after a latched fault."""
+        session = self._connected()
+        keys = self._action_keys()
+        if missing := [key for key in keys if key not in action]:
+            raise ConfigError(f"the action has no {missing[0]}{nearest(missing[0], action)}")
+        values = np.array([float(action[key]) for key in keys])
+        with session.lock:
+            session.wait_until_held(self.config.patience)
+            session.update()
+            self._require_unlatched()
+            if session.mode != Mode.RUNNING:
+                session.rest()
+                session.start(self._still())
+                self.seen = float(session.state["measured"])
+            session.send_action(self._ours(values), self.seen)
+            self.deadman.feed()
+            sent = session.state["sent"], float(session.state["sent_width"])
+        return self._joint_numbers(*sent) if self.config.actions == "joints" else dict(action)
+
+    def rest(self) -> None:
+        """Bring the arm to rest, and hold it."""
+        session = self._connected()
+        with session.lock:
+            self.deadman.pause()
+            session.rest()
+
+    def close(self) -> None:
+        """The arm comes to rest and is held; all processes end. Safe to call twice."""
+        self.session = None
+        self._open.close()
+
+    def _connected(self) -> RobotSession:
+        if self.session is None:
+            raise RobotSessionError("the robot is not connected")
+        return self.session
+
+    def _open_cameras(self) -> None:
+        readers = {name: FrameReader(self.folder, name) for name in self.deployment.filmed}
+        for each in readers.values():
+            self._open.enter_context(each)
+            each.next(0, FIRST_IMAGE)
+        self.cameras = [*readers.items()]
+
+    def _require_unlatched(self) -> None:
+        """RobotSessionError where the arm latched a fault and nobody resets it in time."""
+        session, deadline = self._connected(), time.monotonic() + self.config.patience
+        while session.mode == Mode.ESTOP:
+            if time.monotonic() > deadline:
+                raise RobotSessionError(
+                    f"the arm latched a fault: {session.fault}; look at it, then: "
+                    f"embodied robot reset folder={self.folder}"
+                )
+            time.sleep(0.05)
+            session.update()
+
+    def _still(self) -> np.ndarray[Any, Any]:
+        """The action that moves nothing."""
+        if self.config.actions == "controller":
+            return np.zeros(len(self._action_keys()))
+        state = self._connected().state
+        hand = [float(state["sent_width"])] if self.opening > 0 else []
+        return np.array([*state["sent"], *hand])
+
+    def _ours(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """rad and m of joint actions."""
+        if self.config.actions == "controller":
+            return values
+        n = len(self.joints)
+        q = np.radians(values[:n]) if self.config.units == "degrees" else values[:n]
+        return np.concatenate([q, values[n:] / 100 * self.opening])
+
+    def _joint_numbers(self, q: Any, width: float) -> Numbers:
+        shown = np.degrees(q) if self.config.units == "degrees" else np.asarray(q)
+        hand = [100 * width / self.opening] if self.opening > 0 else []
+        return dict(zip(self._joint_keys(), [*shown.tolist(), *hand], strict=True))
+
+    def _joint_keys(self) -> list[str]:
+        hand = ["gripper.pos"] if self.opening > 0 else []
+        return [*(f"{name}.pos" for name in self.joints), *hand]
+
+    def _action_keys(self) -> list[str]:
+        if self.config.actions == "joints":
+            return self._joint_keys()
+        names = build(self.deployment.controller, Controller).names
+        return [_action_key(name) for name in names]
+
+    def _spec(self) -> Spec:
+        """Of the further numbers; ConfigError for one that nobody measures."""
+        names, made = self.config.numbers, self.deployment
+        known = names_of(made.joints, made.given, made.sensed)
+        for name in names:
+            if "_from_" not in name and name not in known:
+                raise ConfigError(f"numbers: nobody measures {name}{nearest(name, known)}")
+        obs = {"state": Leaf((len(names),), names=names)} if names else {}
+        act = Leaf((1,), low=-math.inf, high=math.inf)
+        return Spec(obs=obs, act=act, dt=made.step)
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(".pos")
+
+
+def _action_key(name: str) -> str:
+    """Of a controller's action: a position, or the speed of something."""
+    if name.endswith(".pos"):
+        return name
+    return f"{name}.pos" if name == "gripper" else f"{name}.vel"
+
+
+def _opening(robot: Node) -> float:
+    """How far the hand opens, m; 0 without a hand."""
+    hand: Any = robot["driver"].get("hand")
+    if isinstance(hand, Mapping) and "width" in hand:
+        return float(hand["width"])  # pyright: ignore[reportUnknownArgumentType]
+    return OPENING if robot.get("home_width") is not None else 0.0
+
+
+def parsed(settings: Mapping[str, Any]) -> Config:
+    """From what the other program says. ConfigError names the nearest known key."""
+    from embodied.core.build import parse
+
+    words: Sequence[str] = settings.get("words", ())
+    return parse(Config, {**settings, "words": list(words)}, "robot")

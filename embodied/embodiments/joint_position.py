@@ -1,0 +1,125 @@
+"""JointPosition: absolute joint targets as actions, of any arm, batched.
+
+    target_i = low_i + (a_i + 1) / 2 (high_i - low_i)                an action in [-1, 1]
+    target_i = a_i                                                   `action` "rad" or "deg"
+
+The target is kept within the joint limits, the speed limit and `lead` of the measured position, so
+an action that jumps moves the arm no faster than its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from embodied.embodiments.arrays import Floats, constant, namespace
+from embodied.embodiments.controller import Controller, Reference
+from embodied.embodiments.joint_delta import within_lead
+from embodied.embodiments.kinematics.arm import load_arm
+
+DEGREE = np.pi / 180
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of joint position actions.
+
+    `arm`: fr3, so101, ur5e, or an arm file (`embodied robot describe`); `dt`: s of a control step.
+    `action`: "normalized" actions in [-1, 1], which mean `low` and `high`; or "rad" or "deg",
+    joint positions themselves, as a policy in physical units says them (m for sliding joints).
+    `low`, `high`: joint positions of -1 and 1, one per joint (rad, or deg with `degrees`; empty:
+    the joint limits). Where a dataset counts a joint the other way round, its `low` is above its
+    `high`. `width`: hand openings (m) of the hand's action at -1 and 1; with physical actions the
+    values `hand_values` stand for these two, for example (0, 100).
+    `speed`: the fastest motion, as a share of the joints' velocity limits; `lead` (rad, m): how far
+    the target may be from the measured position.
+    """
+
+    arm: str = "fr3"
+    dt: float = 0.05
+    action: Literal["normalized", "rad", "deg"] = "normalized"
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    degrees: bool = False
+    width: tuple[float, float] | None = None
+    hand_values: tuple[float, float] = (-1.0, 1.0)
+    speed: float = 0.8
+    lead: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.dt, self.speed, self.lead) <= 0 or self.speed > 1:
+            raise ConfigError("joint_position: dt, speed and lead above 0, speed up to 1")
+        if self.action != "normalized" and (self.low or self.high or self.degrees):
+            raise ConfigError(
+                f"joint_position: action={self.action} takes joint positions as they are; low, "
+                "high and degrees go with action=normalized"
+            )
+        if self.action == "normalized" and self.hand_values != (-1.0, 1.0):
+            raise ConfigError("joint_position: hand_values goes with action=rad or action=deg")
+        if self.hand_values[0] == self.hand_values[1]:
+            raise ConfigError("joint_position: hand_values should be two different numbers")
+
+
+class JointPosition(Controller):
+    """One joint position per joint, then the opening of the hand where the arm has one."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.arm = config, load_arm(config.arm)
+        self.physical = config.action != "normalized"
+        hand = ("gripper.pos",) if self.arm.hand is not None else ()
+        self.names = (*(f"{name}.pos" for name in self.arm.joints), *hand)
+        unit = DEGREE if config.degrees else 1.0
+        low = self._row("low", config.low, self.arm.lower / unit) * unit
+        high = self._row("high", config.high, self.arm.upper / unit) * unit
+        self.middle, self.half = (low + high) / 2, (high - low) / 2
+        if self.physical:
+            unit = DEGREE if config.action == "deg" else 1.0
+            self.middle, self.half = np.zeros(len(self.arm)), np.full(len(self.arm), unit)
+
+    def begin(self, q: Floats, width: Floats) -> Reference:
+        """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
+        copy = namespace(q).asarray
+        place = self.arm.forward(q)[0]
+        return {"place": place, "q": copy(q, copy=True), "width": copy(width, copy=True)}
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Joint targets [B, n] (rad, m), hand width [B] (m) and the moved reference (`place`: the
+        tool at the target), for `action` [B, A] and measured joint positions `q` [B, n]."""
+        config, arm, xp, n = self.config, self.arm, namespace(q), len(self.arm)
+        target = constant(self.middle, q) + constant(self.half, q) * action[:, :n]
+        most = constant(config.speed * arm.velocity * config.dt, q)
+        before = reference["q"]
+        target = xp.clip(target, before - most, before + most)
+        target = within_lead(target, q, constant(np.full(n, config.lead), q))
+        target = xp.clip(target, constant(arm.lower, q), constant(arm.upper, q))
+        width = self._width(action, reference["width"])
+        place = arm.forward(target)[0]
+        return target, width, {"place": place, "q": target, "width": width}
+
+    def _width(self, action: Floats, before: Floats) -> Floats:
+        """The hand's next opening [B] (m)."""
+        hand, config = self.arm.hand, self.config
+        if hand is None:
+            return before
+        xp, (low, high) = namespace(before), config.width or (0.0, hand.open)
+        first, last = config.hand_values
+        aim = low + (action[:, -1] - first) / (last - first) * (high - low)
+        aim, change = xp.clip(aim, 0.0, hand.open), hand.speed * config.dt
+        return before + xp.clip(aim - before, -change, change)
+
+    def _row(self, name: str, given: Sequence[float], otherwise: Floats) -> Floats:
+        if given and len(given) != len(self.arm):
+            raise ConfigError(
+                f"joint_position: {name} has {len(given)} numbers, {self.arm.name} has "
+                f"{len(self.arm)} joints"
+            )
+        row = np.asarray(given, float) if given else otherwise
+        if not np.isfinite(row).all():
+            raise ConfigError(f"joint_position: {name} should be finite numbers")
+        return row

@@ -1,0 +1,176 @@
+"""Arm: what a controller has to know of an arm; of this repository, or of a user's own arm file.
+
+An arm file is YAML that `embodied robot describe` writes from an MJCF or URDF file: the table of
+joints, limits, home pose, the hand, and capsules around the links. It holds numbers only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, parse, plain
+from embodied.embodiments.arrays import Floats
+from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
+
+FORMAT = "embodied-arm-1"
+KNOWN = ("fr3", "so101", "ur5e", "ur5e_2f85")
+"""The arms of this repository; ur5e_2f85 has a Robotiq gripper, its tool is the flange."""
+Array = NDArray[np.float64]
+Forward = Callable[[Floats], tuple[Floats, Floats, Floats]]
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A gripper that opens by `open` m, at `speed` m/s. In the model file it is moved by `joints`,
+    each from its position `closed` to `opened` (rad or m)."""
+
+    open: float
+    speed: float = 0.1
+    joints: tuple[str, ...] = ()
+    closed: tuple[float, ...] = ()
+    opened: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.open < 1 and 0 < self.speed < 10):
+            raise ConfigError("hand: open (m) and speed (m/s) should be above 0, below 1 and 10")
+        if not len(self.joints) == len(self.closed) == len(self.opened):
+            raise ConfigError("hand: each of its joints needs one number in closed and in opened")
+
+
+@dataclass(frozen=True)
+class JointLimits:
+    """Of each joint: positions `low` and `high` (rad, m), `velocity` (/s), and `effort` (N m, N; 0:
+    not known)."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    velocity: tuple[float, ...]
+    effort: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ArmFile:
+    """What an arm file holds. `source`: the file that it was made from; `base`, `tip`: names
+    there."""
+
+    name: str
+    source: str
+    base: str
+    tip: str
+    joints: tuple[Joint, ...]
+    tool: Frame
+    limits: JointLimits
+    home: tuple[float, ...]
+    hand: Hand | None = None
+    bodies: list[Any] = field(default_factory=list[Any])
+    pairs: list[Any] = field(default_factory=list[Any])
+    format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        n, limits = len(self.joints), self.limits
+        if self.format != FORMAT:
+            raise ConfigError(
+                f"the arm file is of format {self.format}; this version reads {FORMAT}: write it "
+                "again with embodied robot describe"
+            )
+        rows = (limits.low, limits.high, limits.velocity, limits.effort, self.home)
+        if any(len(row) != n for row in rows) or not np.isfinite(rows).all():
+            raise ConfigError(f"arm {self.name}: limits and home need {n} finite numbers each")
+        low, high, home = np.array(limits.low), np.array(limits.high), np.array(self.home)
+        if not ((low < high) & (low <= home) & (home <= high)).all():
+            raise ConfigError(f"arm {self.name}: low < high and home between them, of every joint")
+        if min(limits.velocity) <= 0 or min(limits.effort) < 0:
+            raise ConfigError(f"arm {self.name}: velocity above 0 and effort of 0 or more")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`forward`: the tool's position [B, 3], rotation [B, 3, 3] and Jacobian [B, 6, n] at joint
+    positions [B, n]. `lower`, `upper`, `velocity`, `home` [n]; `hand` is None where it has none."""
+
+    name: str
+    joints: tuple[str, ...]
+    forward: Forward
+    lower: Array
+    upper: Array
+    velocity: Array
+    home: Array
+    hand: Hand | None = None
+
+    def __len__(self) -> int:
+        return len(self.joints)
+
+
+@lru_cache(maxsize=16)
+def load_arm(name: str) -> Arm:
+    """The arm `name`: one of `KNOWN`, or the path of an arm file. ConfigError."""
+    if name == "fr3":
+        fr3: Any = importlib.import_module("embodied.embodiments.fr3")
+        return _of_module(name, fr3, Hand(fr3.OPEN, 2 * fr3.FINGER_SPEED))
+    if name in ("ur5e", "ur5e_2f85"):
+        hand = Hand(0.085, 0.15) if name == "ur5e_2f85" else None
+        return _of_module(name, importlib.import_module("embodied.embodiments.ur5e"), hand)
+    return _of_file(read_arm_file(name))
+
+
+@lru_cache(maxsize=16)
+def read_arm_file(name: str) -> ArmFile:
+    """The arm file at path `name`, or of an arm of this repository that has one. ConfigError."""
+    shipped = files("embodied.embodiments") / f"{name}_arm.yaml"
+    source: Any = Path(name) if is_arm_file(name) else shipped
+    try:
+        node = yaml.load(source.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"arm {name} cannot be read ({type(error).__name__}); known are {', '.join(KNOWN)}, or "
+            "a file: embodied robot describe my_arm.urdf out=my_arm.yaml writes one"
+        ) from error
+    if not isinstance(node, dict) or "format" not in node:
+        raise ConfigError(
+            f"{name} is no arm file; embodied robot describe my_arm.urdf out=my_arm.yaml writes one"
+        )
+    return parse(ArmFile, cast(dict[str, Any], node), name)
+
+
+def write_arm_file(table: ArmFile, path: Path) -> None:
+    """Write `table` as YAML that `read_arm_file` reads, in full precision."""
+    node = plain(asdict(table))
+    head = f"# {path.stem}: embodied robot describe {table.source}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99))
+
+
+def is_arm_file(name: str) -> bool:
+    """Whether `name` is a path rather than an arm of this repository."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def _of_module(name: str, module: Any, hand: Hand | None) -> Arm:
+    velocity = np.asarray(module.VELOCITY, float)
+    rows = (module.LOWER, module.UPPER, velocity, module.HOME)
+    return Arm(name, tuple(module.JOINTS), module.forward, *rows, hand)
+
+
+def _of_file(table: ArmFile) -> Arm:
+    limits = table.limits
+    names = tuple(joint.name for joint in table.joints)
+    return Arm(
+        table.name,
+        names,
+        Chain(table.joints, table.tool),
+        np.array(limits.low),
+        np.array(limits.high),
+        np.array(limits.velocity),
+        np.array(table.home),
+        table.hand,
+    )

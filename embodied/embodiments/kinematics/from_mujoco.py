@@ -1,0 +1,301 @@
+"""Reads an arm from an MJCF or URDF file, once, at set-up; needs MuJoCo, which reads both.
+
+The chain goes from a base body to a tip, which is a site or a body: every joint between the two is
+a joint of the arm. Velocity limits, which MuJoCo does not keep, are read from the URDF itself.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError, nearest
+from embodied.embodiments.kinematics.arm import ArmFile, Hand, JointLimits
+from embodied.embodiments.kinematics.chain import Frame, Joint
+
+Array = NDArray[np.float64]
+HALF_TURN = np.pi  # rad: the limit on both sides of a joint that has none in the file
+KEYFRAME = "home"
+
+
+@dataclass(frozen=True)
+class Route:
+    """MuJoCo's ids: the body `base`, the `bodies` below it down to the tip's, their `joints`, and
+    the tip's `site` (None: the last body itself)."""
+
+    base: int
+    bodies: tuple[int, ...]
+    joints: tuple[int, ...]
+    site: int | None
+
+
+def read_spec(path: Path, meshes: str | None = None) -> Any:
+    """The editable MuJoCo model (`MjSpec`) of `path`, whose bodies are not fused. `meshes`: the
+    folder of its mesh files, where they are not where the file says. ConfigError."""
+    try:
+        import mujoco
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "reading a robot file needs MuJoCo; type: pip install 'embodied-rl[sim]'"
+        ) from error
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; name an MJCF (.xml) or URDF (.urdf) file")
+    made: Any = mujoco
+    try:
+        spec = made.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    spec.compiler.fusestatic = False
+    if meshes is not None:
+        spec.meshdir = str(Path(meshes).resolve())
+    return spec
+
+
+def compile_spec(spec: Any, path: Path) -> Any:
+    """The model of `spec`, which `path` was read into. ConfigError."""
+    try:
+        return spec.compile()
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        hint = "; meshes=DIR names the folder of its meshes" if "file" in said.lower() else ""
+        raise ConfigError(f"{path}: {said}{hint}") from error
+
+
+def find_route(mj: Any, base: str | None = None, tip: str | None = None) -> Route:
+    """From `base` (None: what the first joint is mounted on) to `tip` (None: the end of the arm,
+    where there is only one). ConfigError says what to type."""
+    end, site = _tip(mj, tip)
+    up = [end]
+    while up[-1]:
+        up.append(int(mj.body_parentid[up[-1]]))
+    jointed = [b for b in up if mj.body_jntnum[b]]
+    if not jointed:
+        raise ConfigError(f"there is no joint above {mj.body(end).name}; name another tip=")
+    if base is None:
+        top = int(mj.body_parentid[jointed[-1]])
+    else:
+        top = _body(mj, base, "base")
+        if top not in up:
+            raise ConfigError(f"base={base} is not above the tip {mj.body(end).name}")
+    bodies = tuple(reversed(up[: up.index(top)]))
+    joints = tuple(
+        j for b in bodies for j in range(mj.body_jntadr[b], mj.body_jntadr[b] + mj.body_jntnum[b])
+    )
+    if not joints:
+        raise ConfigError(f"there is no joint between base={base} and {mj.body(end).name}")
+    return Route(top, bodies, joints, site)
+
+
+def read_arm(
+    path: Path,
+    mj: Any,
+    route: Route,
+    home: Sequence[float] | None = None,
+    velocity: Sequence[float] | None = None,
+    hand: Hand | None = None,
+) -> ArmFile:
+    """The arm on `route` of a model that was compiled from `path`.
+
+    `home` [n] (None: the keyframe "home", else zero or the middle of a range without it).
+    `velocity` [n] or [1] (rad/s, m/s; None: what the URDF says). ConfigError says what to type.
+    """
+    joints, tool = read_joints(mj, route)
+    names = [joint.name for joint in joints]
+    low, high = _ranges(mj, route, names)
+    limits = JointLimits(
+        _numbers(low),
+        _numbers(high),
+        _velocity(path, names, velocity),
+        tuple(_effort(mj, j) for j in route.joints),
+    )
+    pose = _home(mj, route, low, high) if home is None else np.asarray(home, float)
+    tip = mj.body(route.bodies[-1]).name if route.site is None else mj.site(route.site).name
+    base = mj.body(route.base).name
+    return ArmFile(path.stem, path.name, base, tip, joints, tool, limits, _numbers(pose), hand)
+
+
+def read_joints(mj: Any, route: Route) -> tuple[tuple[Joint, ...], Frame]:
+    """The table of the joints, and the tip in the frame of the last one."""
+    place, turn = np.zeros(3), np.eye(3)
+    joints: list[Joint] = []
+    for b in route.bodies:
+        place = place + turn @ mj.body_pos[b]
+        turn = turn @ _matrix(mj.body_quat[b])
+        for j in range(mj.body_jntadr[b], mj.body_jntadr[b] + mj.body_jntnum[b]):
+            joints.append(_joint(mj, j, len(joints), place, turn))
+            place, turn = -mj.jnt_pos[j], np.eye(3)
+    if route.site is not None:
+        place = place + turn @ mj.site_pos[route.site]
+        turn = turn @ _matrix(mj.site_quat[route.site])
+    return tuple(joints), Frame(_point(place), _numbers(turn.ravel()))
+
+
+def read_hand(mj: Any, names: Sequence[str], opening: float | None, speed: float = 0.1) -> Hand:
+    """A gripper that the joints `names` move, closed where their ranges begin. `opening` (m) may be
+    left out where all of them slide. ConfigError."""
+    import mujoco
+
+    ids = [_named(mj, mujoco.mjtObj.mjOBJ_JOINT, name, "hand") for name in names]
+    ranges = [tuple(float(x) for x in mj.jnt_range[j]) for j in ids]
+    if not all(mj.jnt_limited[j] for j in ids):
+        raise ConfigError(f"hand={list(names)}: its joints need a range in the file")
+    if opening is None:
+        if any(mj.jnt_type[j] != mujoco.mjtJoint.mjJNT_SLIDE for j in ids):
+            raise ConfigError(f"hand={list(names)} turns: say how far it opens, open=0.08 (m)")
+        opening = sum(high - low for low, high in ranges)
+    closed, opened = (tuple(each[side] for each in ranges) for side in (0, 1))
+    return Hand(opening, speed, tuple(names), closed, opened)
+
+
+def _tip(mj: Any, name: str | None) -> tuple[int, int | None]:
+    """The tip's body and site."""
+    import mujoco
+
+    if name is not None:
+        site = mujoco.mj_name2id(mj, mujoco.mjtObj.mjOBJ_SITE, name)
+        if site >= 0:
+            return int(mj.site_bodyid[site]), site
+        return _body(mj, name, "tip"), None
+    parents = {int(mj.body_parentid[b]) for b in range(1, mj.nbody)}
+    ends = [b for b in range(1, mj.nbody) if b not in parents and mj.body_weldid[b]]
+    if len(ends) != 1:
+        found = [mj.body(b).name for b in ends] + [mj.site(s).name for s in range(mj.nsite)]
+        raise ConfigError(f"name the tip of the arm: tip=NAME; the file has {', '.join(found)}")
+    sites = [s for s in range(mj.nsite) if mj.site_bodyid[s] == ends[0]]
+    return ends[0], sites[0] if len(sites) == 1 else None
+
+
+def _body(mj: Any, name: str, what: str) -> int:
+    import mujoco
+
+    return _named(mj, mujoco.mjtObj.mjOBJ_BODY, name, what)
+
+
+def _named(mj: Any, kind: Any, name: str, what: str) -> int:
+    import mujoco
+
+    number = int(mujoco.mj_name2id(mj, kind, name))
+    if number < 0:
+        is_joint = kind == mujoco.mjtObj.mjOBJ_JOINT
+        known = [mj.joint(j).name for j in range(mj.njnt)]
+        known = known if is_joint else [mj.body(b).name for b in range(mj.nbody)]
+        raise ConfigError(f"{what}: the file has no {name}{nearest(name, known)}")
+    return number
+
+
+def _joint(mj: Any, j: int, number: int, place: Array, turn: Array) -> Joint:
+    """Joint j in a body whose frame, in that of the joint before, is `place` and `turn`."""
+    import mujoco
+
+    name, kinds = mj.joint(j).name or f"joint{number + 1}", mujoco.mjtJoint
+    slides = mj.jnt_type[j] == kinds.mjJNT_SLIDE
+    if not slides and mj.jnt_type[j] != kinds.mjJNT_HINGE:
+        raise ConfigError(
+            f"joint {name} neither turns about an axis nor slides; name another base="
+        )
+    axis, start = mj.jnt_axis[j], float(mj.qpos0[mj.jnt_qposadr[j]])
+    place = place + turn @ mj.jnt_pos[j]
+    if slides:
+        place = place - start * (turn @ axis)
+    elif start:
+        turn = turn @ _about(axis, -start)
+    return Joint(name, number - 1, _point(place), _numbers(turn.ravel()), _point(axis), slides)
+
+
+def _ranges(mj: Any, route: Route, names: Sequence[str]) -> tuple[Array, Array]:
+    """Lowest and highest positions [n]."""
+    import mujoco
+
+    low, high = (mj.jnt_range[list(route.joints), side].copy() for side in (0, 1))
+    for i, j in enumerate(route.joints):
+        if not mj.jnt_limited[j]:
+            if mj.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE:
+                raise ConfigError(f"joint {names[i]} slides without a limit; give it a range")
+            low[i], high[i] = -HALF_TURN, HALF_TURN
+    return low, high
+
+
+def _home(mj: Any, route: Route, low: Array, high: Array) -> Array:
+    import mujoco
+
+    key = mujoco.mj_name2id(mj, mujoco.mjtObj.mjOBJ_KEY, KEYFRAME)
+    if key >= 0:
+        pose: Array = mj.key_qpos[key][mj.jnt_qposadr[list(route.joints)]]
+        return np.clip(pose, low, high)
+    return np.where((low <= 0) & (high >= 0), 0.0, (low + high) / 2)
+
+
+def _effort(mj: Any, j: int) -> float:
+    """The largest torque of joint j (N m, N), as joint or actuator limits say; 0: not known."""
+    import mujoco
+
+    if mj.jnt_actfrclimited[j]:
+        return float(np.abs(mj.jnt_actfrcrange[j]).max())
+    for a in range(mj.nu):
+        joint = mj.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT and mj.actuator_trnid[a, 0] == j
+        if joint and mj.actuator_forcelimited[a]:
+            gear = abs(float(mj.actuator_gear[a, 0]))
+            return gear * float(np.abs(mj.actuator_forcerange[a]).max())
+    return 0.0
+
+
+def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -> tuple[float, ...]:
+    if given is not None:
+        if len(given) not in (1, len(names)):
+            raise ConfigError(f"velocity= needs one number, or one for each of {len(names)} joints")
+        return _numbers(list(given) * (len(names) if len(given) == 1 else 1))
+    known = _urdf_velocity(path)
+    if missing := [name for name in names if not known.get(name)]:
+        raise ConfigError(
+            f"{path.name} does not say how fast {missing[0]} may turn; add velocity=1.5 (rad/s, "
+            f"m/s), or one for each of {len(names)} joints: velocity=[1.5, ...]"
+        )
+    return tuple(known[name] for name in names)
+
+
+def _urdf_velocity(path: Path) -> dict[str, float]:
+    """By joint; empty where the file is no URDF."""
+    text = path.read_text()
+    if "<!ENTITY" in text:  # it can make a small file huge
+        raise ConfigError(f"{path} declares XML entities; write them out")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError:  # of an MJCF that MuJoCo's reader accepts
+        return {}
+    found: dict[str, float] = {}
+    for joint in root.findall("joint") if root.tag == "robot" else []:
+        limit = joint.find("limit")
+        if limit is not None and "velocity" in limit.attrib:
+            found[joint.attrib["name"]] = float(limit.attrib["velocity"])
+    return found
+
+
+def _matrix(quaternion: Array) -> Array:
+    import mujoco
+
+    found = np.zeros(9)
+    mujoco.mju_quat2Mat(found, quaternion)
+    return found.reshape(3, 3)
+
+
+def _about(axis: Array, angle: float) -> Array:
+    import mujoco
+
+    quaternion = np.zeros(4)
+    mujoco.mju_axisAngle2Quat(quaternion, axis, angle)
+    return _matrix(quaternion)
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) + 0.0 for value in values)
+
+
+def _point(values: Any) -> tuple[float, float, float]:
+    x, y, z = _numbers(values)
+    return x, y, z

@@ -1,0 +1,88 @@
+"""HeldOut: evaluates a policy on episodes of a dataset that it is not trained on.
+
+    loss           the policy's imitation loss
+    action_error   mean |a - a_data| in half ranges (1% to 99%) of each element of the action
+    error_NAME     the same of one element, in its physical unit
+
+The loss ranks policies: it is lowest for the distribution of the data. The error of one action is
+not: where the data do one thing or another, the mean of both has a smaller error than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors
+from embodied.datasets.ranges import measured
+
+MOST = 2048  # decisions that are evaluated, evenly spread
+BATCH = 256
+SHOWN = 32  # elements of the action that have a metric of their own, at most
+
+
+def held_out_episodes(count: int, share: float) -> Tensor:
+    """Which of `count` episodes [count] (bool) are not trained on: `share` of them, at least one
+    and not all; none of a single episode, or where `share` is 0. The same for every seed."""
+    held = torch.zeros(count, dtype=torch.bool)
+    some = min(count - 1, max(1, round(share * count))) if share > 0 else 0
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    held[order[:some]] = True
+    return held
+
+
+class HeldOut:
+    """The decisions `index` [M] of `rows`: `obs/*`, `action` [N, H, A], `valid` [N, H]."""
+
+    def __init__(self, rows: Tensors, index: Tensor, names: tuple[str, ...] = ()) -> None:
+        spread = torch.linspace(0, len(index) - 1, min(MOST, len(index))).round().long()
+        self.rows, self.index = rows, index[spread]
+        size = rows["action"][0, 0].numel()
+        self.names = names if len(names) == size else tuple(str(i) for i in range(size))
+        self.radius = torch.tensor(
+            [(b - a) / 2 for a, b in _range(rows["action"][self.index].flatten(0, 1))]
+        )
+
+    @torch.no_grad()
+    def evaluate(self, policy: Policy, seed: int, device: torch.device) -> Mapping[str, float]:
+        """Metrics of `policy`, with noise that depends on `seed` only; random states are kept."""
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            losses, errors, weights = zip(
+                *(self._batch(policy, part, device) for part in self.index.split(BATCH)),
+                strict=True,
+            )
+        error = torch.stack(errors).sum(0) / torch.stack(weights).sum()
+        each = zip(self.names[:SHOWN], error.tolist(), strict=False)
+        return {
+            "loss": torch.cat(losses).mean().item(),
+            "action_error": float((error / self.radius).mean()),
+            "decisions": float(len(self.index)),
+            **{f"error_{name}": value for name, value in each},
+        }
+
+    def _batch(
+        self, policy: Policy, index: Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses [n], the sum of absolute errors [A], and the number of steps they are of."""
+        batch = tt.to(tt.take(self.rows, index.to(_device(self.rows))), device)
+        loss, n = policy.loss(batch), len(index)
+        actions, _ = policy.act(tt.under(batch, "obs"), policy.initial(n), policy.sample_noise(n))
+        steps = min(actions.shape[1], batch["action"].shape[1])
+        valid = batch["valid"][:, :steps].flatten()
+        error = (actions[:, :steps] - batch["action"][:, :steps]).abs().reshape(len(valid), -1)
+        return loss.cpu(), error[valid].sum(0).cpu(), valid.sum().cpu()
+
+
+def _range(values: Tensor) -> list[tuple[float, float]]:
+    by = measured(values)
+    return list(zip(by.low, by.high, strict=True))
+
+
+def _device(rows: Tensors) -> torch.device:
+    return rows["action"].device

@@ -1,0 +1,43 @@
+"""Steerable: lets a client choose the noise of an openpi policy. Needs numpy, and nothing of ours.
+
+openpi's websocket server passes the observation to `policy.infer(obs)` alone, and the policy's
+transforms drop keys that they do not know, so noise that is sent in the observation has no effect.
+This wrapper takes it out and passes it as `infer(obs, noise=...)`, and its `metadata` say so to the
+client. Copy this file beside openpi's `scripts/serve_policy.py` and change two lines there:
+
+    policy = Steerable(create_policy(args), horizon=50, action_dim=32)
+    server = WebsocketPolicyServer(policy=policy, ..., metadata=policy.metadata)
+
+`horizon` and `action_dim` are those of the model (`config.model.action_horizon`, `.action_dim`):
+the noise is [horizon, action_dim] also where the robot has fewer joints. With `shared=True` the
+noise is one vector [action_dim], repeated over the horizon, as the authors of DSRL do it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Steerable:
+    """An openpi policy whose noise may be in the observation, under the key `noise`."""
+
+    def __init__(self, policy: Any, horizon: int, action_dim: int, shared: bool = False) -> None:
+        self.policy, self.shape = policy, (horizon, action_dim)
+        shape = [action_dim] if shared else [horizon, action_dim]
+        offer = {"version": 1, "noise": {"shape": shape, "normal": True}}
+        self.metadata = {**getattr(policy, "metadata", {}), "embodied": offer}
+
+    def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
+        """The policy's answer; with the noise of `obs`, where there is one."""
+        noise = obs.get("noise")
+        obs = {key: value for key, value in obs.items() if key != "noise"}
+        if noise is None:
+            return self.policy.infer(obs)
+        chosen = np.broadcast_to(np.asarray(noise, np.float32), self.shape)
+        return self.policy.infer(obs, noise=chosen)
+
+    def reset(self) -> None:
+        """Reset the policy, where it can be."""
+        getattr(self.policy, "reset", lambda: None)()

@@ -1,0 +1,219 @@
+"""PolicyService: one of our policies as what a `Server` offers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors, each
+from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
+from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, Offer, RequestError
+
+PROMPT = "prompt"  # what openpi's clients call the task instruction
+TRAINING_ONLY = ("critic/", "privileged/")
+LARGEST_BATCH = 4096
+
+
+class PolicyService:
+    """Answers requests with `policy`, one batch of decisions at a time; nothing is kept between
+    them. ConfigError for a policy whose observations have names that the protocol needs."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy.eval()
+        self.leaves = {
+            name: leaf
+            for name, leaf in policy.spec.obs.items()
+            if not name.startswith(TRAINING_ONLY)
+        }
+        if taken := {OURS, NOISE, PROMPT} & set(self.leaves):
+            raise ConfigError(f"an observation called {sorted(taken)[0]} cannot be served: rename")
+        self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+        self.carry = _start(policy)
+        self.remembers = any(not name.startswith("row/") for name in self.carry)
+        self.offer = self._offer()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.offer.to_metadata()
+
+    @torch.no_grad()
+    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The actions, or the features, of one request; RequestError."""
+        extra = self._extra(request)
+        batch = _batch(extra)
+        n = 1 if batch is None else batch
+        obs = self._observations(request, n, batch is not None)
+        if extra.get("verb", ACT) == FEATURES:
+            return {"features": _out(self.policy.features(obs), batch)}
+        noise = self._noise(request.get(NOISE), n, batch is not None)
+        carry = self._carry(extra.get("carry"), n, batch is not None, OURS in request)
+        decision_obs, carry = self.policy.observe(obs, carry, noise)
+        actions, carry = self.policy.act(decision_obs, carry, noise)
+        answer: dict[str, Any] = {"actions": _out(actions, batch)}
+        if OURS in request:
+            answer["carry"] = {name: _out(value, batch) for name, value in carry.items()}
+        return answer
+
+    def _offer(self) -> Offer:
+        shape, normal = _noise_of(self.policy)
+        return Offer(
+            batch=True,
+            chunk=self.policy.chunk,
+            noise=shape,
+            normal=normal,
+            noise_steps=0 if shape is None else self.policy.noise_steps,
+            features=self.policy.feature_size,
+            carry={name: value[0].cpu().numpy() for name, value in self.carry.items()},
+            spec=self.policy.spec.to_json(),
+            policy=_hash(self.policy.state_dict()),
+            normalizer=_hash(_normalizers(self.policy)),
+            software=f"embodied-rl {version('embodied-rl')}",
+        )
+
+    def _extra(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        extra = request.get(OURS, {})
+        known = ("batch", "verb", "carry")
+        if not isinstance(extra, dict) or not set(cast(dict[str, Any], extra)) <= set(known):
+            raise RequestError(f"{OURS} is a map with {', '.join(known)}")
+        verb = cast(dict[str, Any], extra).get("verb", ACT)
+        if verb not in (ACT, FEATURES) or (verb == FEATURES and not self.policy.feature_size):
+            raise RequestError(f"this policy has no {verb!s:.40}")
+        return cast(dict[str, Any], extra)
+
+    def _observations(self, request: Mapping[str, Any], n: int, batched: bool) -> Tensors:
+        for name in request:
+            if name not in (*self.leaves, OURS, NOISE, PROMPT):
+                raise RequestError(
+                    f"the policy has no observation {name!s:.60}{nearest(str(name), self.leaves)}"
+                )
+        self._require_task(request.get(PROMPT))
+        obs: Tensors = {}
+        for name, leaf in self.leaves.items():
+            if name not in request:
+                raise RequestError(f"the observation {name} is missing")
+            value = _tensor(request[name], leaf.shape, n, batched, name)
+            obs[name] = _as(value, leaf, name).to(self.device)
+        return obs
+
+    def _require_task(self, prompt: object) -> None:
+        text = self.policy.spec.text
+        if prompt is not None and text and prompt != text:
+            raise RequestError(f"this policy does one task, {text!r}: send no other prompt")
+
+    def _noise(self, value: Any, n: int, batched: bool) -> Tensor:
+        if value is None:
+            return self.policy.sample_noise(n)
+        if self.offer.noise is None:
+            raise RequestError("the noise of this policy cannot be chosen")
+        noise = _tensor(value, self.offer.noise, n, batched, NOISE)
+        return _finite(noise.float(), NOISE).to(self.device)
+
+    def _carry(self, given: Any, n: int, batched: bool, ours: bool) -> Tensors:
+        if given is None:
+            if self.remembers and not ours:
+                raise RequestError(
+                    "this policy carries values between decisions: use policy=remote of this "
+                    "project, which sends them"
+                )
+            return each(self.carry, lambda value: value.expand(n, *value.shape[1:]).clone())
+        if not isinstance(given, dict) or set(cast(Tensors, given)) != set(self.carry):
+            raise RequestError(f"carry is a map of {', '.join(sorted(self.carry)) or 'nothing'}")
+        found: Tensors = {}
+        for name, start in self.carry.items():
+            value = _tensor(cast(Any, given)[name], start.shape[1:], n, batched, name)
+            if value.dtype != start.dtype:
+                raise RequestError(f"{name} is {value.dtype}, and should be {start.dtype}")
+            found[name] = _finite(value, name).to(self.device)
+        return found
+
+
+def _start(policy: Policy) -> Tensors:
+    """The carry [1, ...] at the start of an episode; ConfigError if it depends on the row."""
+    carry = policy.initial(2)
+    if any(not torch.equal(value[0], value[1]) for value in carry.values()):
+        raise ConfigError(
+            f"{type(policy).__name__} starts each environment differently: not served"
+        )
+    return each(carry, lambda value: value[:1])
+
+
+def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
+    """The shape of a decision's noise and whether it is normal; None: neither normal nor zero, so
+    that only the policy itself can sample it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        noise = policy.sample_noise(3)
+        torch.manual_seed(0)
+        normal = torch.randn(noise.shape, device=noise.device)
+    shape = tuple(noise.shape[1:])
+    if noise.numel() and torch.equal(noise, normal):
+        return shape, True
+    return (shape if noise.numel() and not noise.any() else None), False
+
+
+def _normalizers(policy: Policy) -> Tensors:
+    kinds = (MeanStdNormalizer, MinMaxNormalizer)
+    found = [(name, part) for name, part in policy.named_modules() if isinstance(part, kinds)]
+    return {f"{name}.{k}": v for name, part in found for k, v in nn.Module.state_dict(part).items()}
+
+
+def _hash(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def _batch(extra: Mapping[str, Any]) -> int | None:
+    batch = extra.get("batch")
+    if batch is not None and (type(batch) is not int or not 1 <= batch <= LARGEST_BATCH):
+        raise RequestError(f"batch={batch!s:.20} is not in 1..{LARGEST_BATCH}")
+    return batch
+
+
+def _tensor(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str) -> Tensor:
+    """`value` as a tensor [n, *shape]; RequestError if it has another shape."""
+    try:
+        array = np.array(value)  # a copy: what was received is read-only
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"{name} is no array") from error
+    wanted = (n, *shape) if batched else tuple(shape)
+    if array.dtype.kind not in "biuf" or array.shape != wanted:
+        raise RequestError(
+            f"{name} is {array.dtype}{list(array.shape)}, and should have the shape {list(wanted)}"
+        )
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(native).reshape(n, *shape)
+
+
+def _as(value: Tensor, leaf: Leaf, name: str) -> Tensor:
+    """`value` with the dtype of `leaf`; RequestError where that would change numbers."""
+    wanted: torch.dtype = getattr(torch, leaf.dtype)
+    if value.dtype == wanted or (wanted.is_floating_point and not leaf.is_image):
+        return _finite(value.to(wanted), name)
+    if not value.dtype.is_floating_point and torch.equal(value.to(wanted).to(value.dtype), value):
+        return value.to(wanted)
+    raise RequestError(f"{name} is {value.dtype}, and should be {leaf.dtype}")
+
+
+def _finite(value: Tensor, name: str) -> Tensor:
+    if value.is_floating_point() and not value.isfinite().all():
+        raise RequestError(f"{name} has numbers that are not finite")
+    return value
+
+
+def _out(value: Tensor, batch: int | None) -> np.ndarray[Any, Any]:
+    array = value.detach().cpu().numpy()
+    return array if batch is not None else array[0]

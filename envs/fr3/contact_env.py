@@ -1,0 +1,236 @@
+"""Fr3Contact: the FR3 in a contact task at the control rate, with joint steps and a stiffness.
+
+One step is one tick of the robot's control loop. The action is what its safety chain sees: the
+set-point's step of each joint, in units of the largest one, and the stiffness of the springs:
+
+    K_i(s) = stiffness_i softest^((1 - s) / 2),   D_i = damping_i sqrt(K_i / stiffness_i)
+
+A contact force above the limit at any physics step is a violation and ends the episode. Random
+pushes act on the hand, at any tick.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.embodiments import cartesian_delta, fr3, joint_delta
+from embodied.embodiments.cartesian_delta import CartesianDelta
+from embodied.embodiments.joint_delta import JointDelta
+from envs.fr3 import joint_model
+from envs.fr3.base import TaskInstance, mocaps
+from envs.fr3.scene import compile_scene
+from envs.fr3.tasks.channel import path_length
+from envs.fr3.tasks.task import View
+from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+
+JOINTS = len(fr3.JOINTS)
+PUSHES, PUSH_TICKS = 3, 6  # of an episode; ticks that one lasts
+PROGRESS, REACHED, LATE = 10.0, 5.0, 0.02  # reward per m, of success, cost of a tick
+REFLEX_NAMES = tuple(
+    f"{name}{i + 1}" for name in ("q", "dq", "tau", "ahead") for i in range(JOINTS)
+)
+AXES = "xyz"
+STATE_NAMES = (
+    *(f"{name}{i + 1}" for name in ("q", "dq") for i in range(JOINTS)),
+    *(f"{name}_{axis}" for name in ("tool", "lead", "goal_from_tool") for axis in AXES),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`hertz`: rate of the control loop; `horizon` in its ticks. `limit`: contact force that is a
+    violation (N); `push`: largest random push (N; 0: none).
+
+    `stiffness` (N m/rad) and `damping` (N m s/rad) are those of the joints' springs at the action
+    1; at -1 they are `softest` times as stiff, with the same damping ratio, as a robot's driver has
+    it. `acceleration`: of the set-points (rad/s2), as the chain's limits have it. `speed`, `lead`:
+    see `embodied.embodiments.joint_delta`."""
+
+    task: str = "channel"
+    num_envs: int = 16
+    hertz: float = 50.0
+    horizon: int = 200
+    limit: float = 30.0
+    push: float = 20.0
+    stiffness: tuple[float, ...] = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
+    damping: tuple[float, ...] = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
+    softest: float = 0.1
+    acceleration: float = 8.0
+    speed: tuple[float, ...] = joint_delta.Config.speed
+    lead: tuple[float, ...] = joint_delta.Config.lead
+    threads: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.hertz, self.limit, self.acceleration) <= 0 or self.push < 0:
+            raise ConfigError(
+                "fr3 contact: hertz, limit and acceleration must be above 0, push at least 0"
+            )
+        if not 0 < self.softest < 1:
+            raise ConfigError("fr3 contact: softest must be between 0 and 1")
+
+
+class Fr3Contact(MujocoVecEnv):
+    """Observations: `joints`, what a reflex in the safety chain sees (position, velocity, torque,
+    set-point minus position), and `state`, what a task policy on a robot can see. The log has
+    `violated` and `force`, the largest contact force of the tick (N)."""
+
+    draws = 3 + 3 * PUSHES + PUSHES  # start, directions and sizes of pushes, their times
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.dt = config, 1 / config.hertz
+        self.given = TaskInstance(config.task, "sparse", {})
+        self.what, self.parameters = self.given.task, self.given.parameters
+        if not self.what.touch:
+            raise ConfigError(f"env.task: {config.task} has no touch sensors; use channel")
+        model = compile_scene(self.what, pictures=False)
+        joint_model.write(model, {"stiffness": config.stiffness, "damping": config.damping})
+        self.controller = JointDelta(
+            joint_delta.Config(dt=self.dt, speed=config.speed, lead=config.lead)
+        )
+        super().__init__(
+            model,
+            _spec(self.given, self.dt),
+            config.num_envs,
+            substeps=round(self.dt / self.what.timestep),
+            horizon=config.horizon,
+            threads=config.threads,
+            seed=config.seed,
+            name=f"fr3_{config.task}",
+        )
+        self._markers = mocaps(model, self.what)
+        self._servos = np.array([model.actuator(name).id for name in fr3.JOINTS])
+        self._touch = [int(model.sensor(name).adr[0]) for name in self.what.touch]
+        self._hand = model.body("hand").id
+        # Outputs of the batch are computed from the first use of their names on.
+        self._outputs = self.batch.sensordata, self.batch.actuator_force
+        zeros = np.zeros((config.num_envs, JOINTS))
+        for name in ("setpoint", "step", "tau"):
+            self.memory[name] = zeros.copy()
+        self.memory["peak"] = np.zeros(config.num_envs)
+        self.memory["path"] = np.zeros(config.num_envs)
+        self.memory["when"] = np.zeros((config.num_envs, PUSHES))
+        self.memory["push"] = np.zeros((config.num_envs, PUSHES, 3))
+
+    def control(self, action: Floats) -> None:
+        memory, q = self.memory, self.batch.qpos[:, :JOINTS]
+        most = self.config.acceleration * self.dt**2
+        wanted = np.asarray(self.config.speed) * self.dt * action[:, :JOINTS]
+        step = np.clip(wanted, memory["step"] - most, memory["step"] + most)
+        scaled = step / (np.asarray(self.config.speed) * self.dt)
+        reference = {"q": memory["setpoint"], "width": np.zeros(len(q))}
+        target = self.controller(scaled, q, reference)[0]
+        memory["step"][:], memory["setpoint"][:] = target - memory["setpoint"], target
+        self.batch.ctrl[:, :JOINTS] = target
+        self._stiffen(action[:, JOINTS:])
+        since = self.count[:, None] - memory["when"]
+        acting = (since >= 0) & (since < PUSH_TICKS)
+        force = (memory["push"] * acting[:, :, None]).sum(1)
+        self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
+
+    def _stiffen(self, action: Floats) -> None:
+        """Springs and dampers for stiffness actions [B, 1]."""
+        ratio = self.config.softest ** (0.5 * (1 - action))
+        stiffness = ratio * np.asarray(self.config.stiffness)
+        self.batch.expand("actuator_gainprm")[:, self._servos, 0] = stiffness
+        self.batch.expand("actuator_biasprm")[:, self._servos, 1] = -stiffness
+        damping = np.sqrt(ratio) * np.asarray(self.config.damping)
+        self.batch.expand("actuator_biasprm")[:, self._servos, 2] = -damping
+
+    def step_physics(self) -> None:
+        peak = np.zeros(self.num_envs)
+        for _ in range(self.substeps):
+            self.batch.step()
+            peak = np.maximum(peak, self.batch.sensordata[:, self._touch].sum(1))
+        self.memory["peak"][:] = peak
+        self.memory["tau"][:] = self.batch.actuator_force[:, self._servos]
+
+    def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
+        view = self.view(rows)
+        ahead = self.memory["setpoint"][rows] - view.q
+        joints = np.concatenate([view.q, view.dq, self.memory["tau"][rows], ahead], 1)
+        goal = view.place["goal"] - view.tool
+        state = np.concatenate([view.q, view.dq, view.tool, view.lead, goal], 1)
+        return {"joints": joints.astype(np.float32), "state": state.astype(np.float32)}
+
+    def outcome(self, action: Floats) -> Outcome:
+        view = self.view(np.arange(self.num_envs))
+        path, force = path_length(view), self.memory["peak"]
+        violated = force > self.config.limit
+        won = self.what.success(view) & ~violated
+        reward = PROGRESS * (self.memory["path"] - path) + REACHED * won - LATE
+        self.memory["path"][:] = path
+        log = {"success": won, "violated": violated, "force": force.astype(np.float32)}
+        return Outcome(reward, won | violated, log)
+
+    def place(self, rows: Rows, draws: Floats) -> None:
+        start = self.what.start(self.native(rows), draws[:, :3])
+        q = _reach(start.tool)
+        self.batch.qpos[rows, :JOINTS] = q
+        self.batch.ctrl[rows, :JOINTS] = q
+        for name, place in start.marker.items():
+            self.batch.mocap_pos[rows, self._markers[name]] = place
+        self.memory["setpoint"][rows] = q
+        for name in ("step", "tau", "peak"):
+            self.memory[name][rows] = 0.0
+        self._place_pushes(rows, draws[:, 3:])
+        self.memory["path"][rows] = path_length(self.view(rows))
+
+    def _place_pushes(self, rows: Rows, draws: Floats) -> None:
+        """Times, directions (uniform on the sphere) and sizes of the pushes of an episode."""
+        when, turn, height, size = draws.reshape(len(rows), 4, PUSHES).transpose(1, 0, 2)
+        up = 2 * height - 1
+        flat = np.sqrt(1 - up**2)
+        turn = math.tau * turn
+        aim = np.stack([flat * np.cos(turn), flat * np.sin(turn), up], 2)
+        self.memory["when"][rows] = np.floor(when * self.horizon)
+        self.memory["push"][rows] = aim * ((0.5 + 0.5 * size) * self.config.push)[:, :, None]
+
+    def native(self, rows: Rows) -> dict[str, Floats]:
+        """Task parameters [n] of `rows` in their own units, by name."""
+        return self.given.native(self.task[rows])
+
+    def view(self, rows: Rows) -> View:
+        """The `View` of `rows` for rewards, observations and descriptions."""
+        q = self.batch.qpos[rows, :JOINTS]
+        tool = fr3.forward(q)[0]
+        return View(
+            q=q,
+            dq=self.batch.qvel[rows, :JOINTS],
+            tool=tool,
+            lead=fr3.forward(self.memory["setpoint"][rows])[0] - tool,
+            width=np.zeros(len(rows)),
+            place={k: self.batch.mocap_pos[rows, at] for k, at in self._markers.items()},
+            turn={},
+            param=self.native(rows),
+            memory={},
+        )
+
+    def describe(self, row: int = 0) -> str:
+        return self.what.describe(self.view(np.array([row])))
+
+
+def _reach(tool: Floats) -> Floats:
+    """Joint positions [n, 7] with the tool at `tool` [n, 3], pointing down."""
+    return CartesianDelta(cartesian_delta.Config()).reach(tool)
+
+
+def _spec(given: TaskInstance, dt: float) -> Spec:
+    vector = tuple(parameter.name for parameter in given.parameters)
+    names = (*(f"velocity{i + 1}" for i in range(JOINTS)), "stiffness")
+    return Spec(
+        obs={
+            "joints": Leaf((len(REFLEX_NAMES),), names=REFLEX_NAMES),
+            "state": Leaf((len(STATE_NAMES),), names=STATE_NAMES),
+        },
+        act=Leaf((len(names),), low=-1.0, high=1.0, names=names),
+        dt=dt,
+        task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
+        text=given.task.text,
+    )

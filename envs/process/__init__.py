@@ -1,0 +1,1 @@
+"""Environments that need other package versions, in a process of another Python."""

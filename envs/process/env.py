@@ -1,0 +1,211 @@
+"""ProcessEnv: a VecEnv whose environments run in a process of another Python.
+
+The worker (`envs.process.worker`) resets and steps rows when it is told to; this class resets ended
+rows in the same step, and saves states. A state is, for every row, the seed of its episode and the
+actions since: it is restored by playing them again, and compared with the observation that was
+saved. Backends that cannot step single rows raise NotSavable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs.process.channel import Channel, WorkerError
+
+DTYPES = ("float32", "uint8", "int64")
+MOST_LEAVES, MOST_BYTES = 256, 1 << 30
+
+
+class ProcessEnv(VecEnv):
+    """B rows of a `backend` of the worker, under the interpreter `python`.
+
+    `name` is for messages, `install` what to type where the worker cannot start. Row i's k-th
+    episode since `reset(seed)` is seeded with (seed, i, k).
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        settings: Mapping[str, Any],
+        *,
+        num_envs: int,
+        python: str,
+        timeout: float,
+        name: str,
+        install: str,
+        text: str = "",
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+        self.num_envs, self.name = num_envs, name
+        self.channel = Channel(python, timeout)
+        try:
+            asked = {"backend": backend, "settings": dict(settings), "num_envs": num_envs}
+            answer = self.channel.ask(asked)
+            self.spec = checked_spec(answer.get("spec"), num_envs, text)
+            self.partial = answer.get("partial") is True
+            self._arrays = self.channel.share(self._layout())
+        except WorkerError as error:
+            self.channel.close()
+            raise ConfigError(f"{name} cannot start under {python}: {error}; {install}") from error
+        self._seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
+        self._episode = np.zeros(num_envs, np.int64)
+        self._root = np.full(num_envs, self._seed, np.int64)
+        self._past: list[list[NDArray[Any]]] = [[] for _ in range(num_envs)]
+        self._now: Tensors = {}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        if task is not None:
+            raise ValueError(f"{self.name} has no task vector; call reset without `task`")
+        if mask is not None and not self._now:
+            raise ValueError("the first reset must reset every env; call reset without `mask`")
+        rows = np.ones(self.num_envs, bool) if mask is None else mask.cpu().numpy().astype(bool)
+        if seed is not None:
+            self._root[rows], self._episode[rows] = seed, 0
+        self._begin(rows, seed is not None)
+        self._now = self._fresh(self._now or self._read("obs"), rows)
+        return self._now
+
+    def step(self, action: Tensor) -> Step:
+        if not self._now:
+            raise RuntimeError(f"{self.name}: call reset() before step()")
+        self._play(self._checked(action), np.ones(self.num_envs, bool))
+        following = self._read("next_obs")
+        reward, terminated, truncated, success = (
+            torch.from_numpy(self._arrays[key].copy())
+            for key in ("reward", "terminated", "truncated", "success")
+        )
+        require_finite(reward, following, self.name)
+        truncated = truncated & ~terminated
+        self._now, ended = following, terminated | truncated
+        if ended.any():
+            self._notify_before_reset(ended)
+            self._begin(ended.numpy(), False)
+            self._now = self._fresh(following, ended.numpy())
+        log = {"success": success} if self._arrays["success_known"][0] else {}
+        return Step(self._now, following, reward, terminated, truncated, log)
+
+    def get_state(self) -> Tensors:
+        if not self.partial:
+            raise NotSavable(f"{self.name} cannot save its state")
+        if not self._now:
+            raise RuntimeError(f"{self.name}: call reset() before get_state()")
+        longest = max(len(past) for past in self._past)
+        actions = self.spec.act.zeros(self.num_envs * max(longest, 1))
+        actions = actions.view(self.num_envs, max(longest, 1), *self.spec.act.shape)
+        for row, past in enumerate(self._past):
+            if past:
+                actions[row, : len(past)] = torch.from_numpy(np.stack(past))
+        counts = torch.tensor([len(past) for past in self._past])
+        numbers = torch.from_numpy(np.stack([self._root, self._episode], 1))
+        state = {"episode": numbers, "count": counts, "actions": actions}
+        return state | {f"obs/{key}": value.clone() for key, value in self._now.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        if not self.partial:
+            raise NotSavable(f"{self.name} cannot load a state")
+        self._root, self._episode = state["episode"].numpy().T.copy()
+        self._episode = self._episode - 1
+        self._begin(np.ones(self.num_envs, bool), False)
+        counts, actions = state["count"].numpy(), state["actions"].numpy()
+        saved = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
+        here = self._read("obs")
+        for k in range(int(counts.max(initial=0))):
+            self._play(actions[:, k], counts > k)
+        played = torch.from_numpy(counts > 0).nonzero().flatten()
+        for name, value in self._read("next_obs").items():
+            here[name].index_copy_(0, played, value[played])
+        for name, value in saved.items():
+            if not torch.equal(value, here[name]):
+                raise NotSavable(f"{self.name} does not repeat its episodes: {name} came different")
+        self._now = saved
+        return self._now
+
+    def describe(self, row: int = 0) -> str:
+        values = {name: value[row].flatten()[:32].tolist() for name, value in self._now.items()}
+        shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return f"{self.spec.text or self.name}: {shown}"
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def _begin(self, rows: NDArray[np.bool_], seeded: bool) -> None:
+        """Begin the next episode of `rows` [B] in the worker."""
+        for row in np.flatnonzero(rows):
+            self._episode[row] += 1
+            entropy = (int(self._root[row]), int(row), int(self._episode[row]))
+            drawn = np.random.SeedSequence(entropy).generate_state(1)[0] >> 1
+            self._arrays["seeds"][row] = drawn
+            self._past[row] = []
+        self._arrays["rows"][:] = rows
+        self.channel.ask({"do": "reset", "seeded": seeded})
+
+    def _fresh(self, obs: Tensors, rows: NDArray[np.bool_]) -> Tensors:
+        """A copy of `obs` with the first observations of `rows` [B]."""
+        index, fresh = torch.from_numpy(np.flatnonzero(rows)), self._read("obs")
+        return {k: value.index_copy(0, index, fresh[k][index]) for k, value in obs.items()}
+
+    def _play(self, action: NDArray[Any], rows: NDArray[np.bool_]) -> None:
+        """Step `rows` [B] in the worker, and remember what they did."""
+        self._arrays["action"][:], self._arrays["rows"][:] = action, rows
+        for row in np.flatnonzero(rows) if self.partial else ():
+            self._past[row].append(np.array(action[row]))
+        self.channel.ask({"do": "step"})
+
+    def _checked(self, action: Tensor) -> NDArray[Any]:
+        shape = (self.num_envs, *self.spec.act.shape)
+        if tuple(action.shape) != shape:
+            raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
+        if not torch.isfinite(action).all():
+            raise NotFinite(f"{self.name}: the action is not finite; the run stops here")
+        values = action.detach().cpu()
+        return (values.clamp(-1, 1) if values.is_floating_point() else values).numpy()
+
+    def _read(self, kind: str) -> Tensors:
+        names = self.spec.obs
+        return {name: torch.from_numpy(self._arrays[f"{kind}/{name}"].copy()) for name in names}
+
+    def _layout(self) -> list[tuple[str, str, list[int]]]:
+        n = self.num_envs
+        layout = [("action", self.spec.act.dtype, [n, *self.spec.act.shape])]
+        for kind in ("obs", "next_obs"):
+            for name, leaf in self.spec.obs.items():
+                layout.append((f"{kind}/{name}", leaf.dtype, [n, *leaf.shape]))
+        flags = ("terminated", "truncated", "success", "rows")
+        layout += [("reward", "float32", [n]), *((name, "bool", [n]) for name in flags)]
+        return [*layout, ("success_known", "bool", [1]), ("seeds", "int64", [n])]
+
+
+def checked_spec(data: Any, num_envs: int, text: str) -> Spec:
+    """The Spec that a worker described; WorkerError if it is malformed or too large."""
+    try:
+        obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
+        spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WorkerError(f"the worker described no environment: {str(data)[:200]}") from error
+    size = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs.values()) * num_envs
+    if not obs or len(obs) > MOST_LEAVES or size > MOST_BYTES or not spec.dt > 0:
+        raise WorkerError(f"the worker's observations are too large, or none: {str(data)[:200]}")
+    return spec
+
+
+def _leaf(data: Mapping[str, Any]) -> Leaf:
+    shape = tuple(int(size) for size in data["shape"])
+    if data["dtype"] not in DTYPES or any(size < 1 for size in shape) or len(shape) > 4:
+        raise ValueError(f"a leaf of {data['dtype']} {shape}")
+    low, high = (None if data[key] is None else float(data[key]) for key in ("low", "high"))
+    if data["dtype"] == "int64":
+        low, high = (None if bound is None else int(bound) for bound in (low, high))
+    return Leaf(shape, data["dtype"], low, high)

@@ -1,0 +1,1 @@
+"""LeRobot's Diffusion and ACT policies as modules of ours, with its tensor names."""

@@ -1,0 +1,227 @@
+"""LeRobotDiffusion: LeRobot's Diffusion policy, sampled with DDIM (Chi et al., 2023).
+
+The published policy samples with DDPM, whose noise of every step cannot be chosen. DDIM (Song et
+al., 2021) with the same betas depends on the initial sample alone. From level t to s, with the
+network's e (or x_0) and x_0 clipped,
+
+    x_0 = (x_t - sqrt(1 - abar_t) e) / sqrt(abar_t),    x_s = sqrt(abar_s) x_0 + sqrt(1 - abar_s) e.
+
+The network predicts `horizon` steps from the oldest observation on; the chunk begins at the newest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, under
+from embodied.nn.networks import per_row
+from policies.generative.guidance import SamplerStep
+from policies.lerobot.images import ImageConfig, ImageEncoder
+from policies.lerobot.policy import Input, LeRobotPolicy
+from policies.lerobot.unet import UNet, UNetConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """`chunk`: steps of the prediction that are returned; `steps`: of the sampler, at most
+    `train_steps` noise levels; `prediction`: of the network; `clip_sample`: bound of x_0 (None:
+    none). `inputs` and `action` as in `policies.lerobot.policy`."""
+
+    inputs: Mapping[str, Input]
+    chunk: int
+    horizon: int
+    action: Affine | None = None
+    obs_steps: int = 2
+    steps: int = 100
+    train_steps: int = 100
+    schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2"
+    beta_start: float = 0.0001
+    beta_end: float = 0.02
+    prediction: Literal["epsilon", "sample"] = "epsilon"
+    clip_sample: float | None = 1.0
+    unet: UNetConfig = field(default_factory=UNetConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
+
+    def __post_init__(self) -> None:
+        most = self.horizon - self.obs_steps + 1
+        if not 1 <= self.chunk <= most:
+            raise ConfigError(f"chunk={self.chunk} is not in 1..{most}: horizon - obs_steps + 1")
+        if not 1 <= self.steps <= self.train_steps:
+            raise ConfigError(f"steps={self.steps} is not in 1..{self.train_steps} (train_steps)")
+
+
+class Level(NamedTuple):
+    """A sampler step from level `t`. `keep`, `remain`: sqrt(abar), sqrt(1 - abar) there; `then`,
+    `rest`: the same at the next level."""
+
+    t: int
+    keep: float
+    remain: float
+    then: float
+    rest: float
+
+
+class LeRobotDiffusion(LeRobotPolicy):
+    """Noise [n, horizon, A] is the initial sample, in the network's units."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__(spec, config.inputs, config.action, config.obs_steps)
+        self.config, self.chunk, self.noise_steps = config, config.chunk, config.horizon
+        size = sum(i.shape[0] for i in config.inputs.values() if i.kind != "image")
+        cameras = [each.shape for each in config.inputs.values() if each.kind == "image"]
+        self.diffusion = nn.Module()
+        if cameras:
+            made = [
+                ImageEncoder(config.images, cameras[0])
+                for _ in (cameras if config.images.separate else cameras[:1])
+            ]
+            self.diffusion.rgb_encoder = nn.ModuleList(made) if config.images.separate else made[0]
+            size += made[0].size * len(cameras)
+        self.condition_size = size * config.obs_steps
+        self.diffusion.unet = UNet(config.unet, spec.act.size, self.condition_size)
+        self.levels = levels(config)
+        self.eval()
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return torch.randn(n, self.config.horizon, self.spec.act.size, device=self.middle.device)
+
+    @property
+    def feature_size(self) -> int:
+        return self.condition_size
+
+    def features(self, obs: Tensors) -> Tensor:
+        """The network's condition [n, feature_size]: states and encoded images of all steps."""
+        given = self.prepared(obs)
+        parts = [values for kind, values in given if kind == "state"]
+        parts += self._encoded([values for kind, values in given if kind == "image"])
+        parts += [values for kind, values in given if kind == "env"]
+        return torch.cat(parts, -1).flatten(1)
+
+    def _encoded(self, images: list[Tensor]) -> list[Tensor]:
+        """Features [n, obs_steps, F] of images [n, obs_steps, 3, H, W]."""
+        if not images:
+            return []
+        encoder = cast(nn.Module, self.diffusion.rgb_encoder)
+        each = list(encoder) if isinstance(encoder, nn.ModuleList) else [encoder] * len(images)
+        return [
+            cast(Tensor, net(seen.flatten(0, 1))).unflatten(0, seen.shape[:2])
+            for net, seen in zip(each, images, strict=True)
+        ]
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        condition, x = self.features(obs), noise
+        for level in self.levels:
+            x0, e = self.split(x, level, condition)
+            x = level.then * x0 + level.rest * e
+        return self.to_actions(x), carry
+
+    def split(self, x: Tensor, level: Level, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """The predicted chunk x_0, clipped, and the noise e, [n, horizon, A] each."""
+        out = self.net(x, level.t, condition)
+        if self.config.prediction == "sample":
+            x0, e = out, (x - level.keep * out) / level.remain
+        else:
+            x0, e = (x - level.remain * out) / level.keep, out
+        return self._clipped(x0), e
+
+    def net(self, x: Tensor, level: int | Tensor, condition: Tensor) -> Tensor:
+        """The network's output for chunks [n, horizon, A] at noise level(s) `level`."""
+        if isinstance(level, int):
+            level = torch.full(x.shape[:1], level, device=x.device)
+        return cast(nn.Module, self.diffusion.unet)(x, level, condition)
+
+    def _clipped(self, x0: Tensor) -> Tensor:
+        bound = self.config.clip_sample
+        return x0 if bound is None else x0.clamp(-bound, bound)
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """The chunk [n, chunk, A] of samples [n, horizon, A] (or flat)."""
+        x = x.reshape(x.shape[0], self.config.horizon, -1)
+        return self.units(x[:, self.past : self.past + self.chunk])
+
+    def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
+        """The initial sample [n, horizon * A] and the sampler's steps, for guidance."""
+        condition = self.features(obs)
+        return noise.flatten(1), [self.stride(level, condition) for level in self.levels]
+
+    def stride(self, level: Level, condition: Tensor) -> SamplerStep:
+        """One sampler step, for guidance."""
+
+        def clean(x: Tensor) -> Tensor:
+            out = self.net(x.unflatten(1, (self.config.horizon, -1)), level.t, condition).flatten(1)
+            if self.config.prediction == "sample":
+                return out
+            return (x - level.remain * out) / level.keep
+
+        def onward(x: Tensor, x0: Tensor) -> Tensor:
+            x0 = self._clipped(x0)
+            return level.then * x0 + level.rest * (x - level.keep * x0) / level.remain
+
+        return SamplerStep(level.keep, level.remain, clean, onward)
+
+    def goal(self, plan: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        after = self.config.horizon - self.past - self.chunk
+        around = (0, 0, self.past, after)  # steps of the prediction that are not returned
+        wide = functional.pad(weight, around)
+        return functional.pad(self.range(plan), around).flatten(1), wide.flatten(1)
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """Mean squared error of the predicted noise (or chunk) over the valid steps, [n].
+
+        The steps that a chunk does not have (before the newest observation, and beyond the chunk)
+        are copies of its first and last step, and do not count.
+        """
+        condition = self.features(under(batch, "obs"))
+        target, valid = self._filled(self.range(batch["action"]), batch["valid"])
+        e = torch.randn_like(target)
+        level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
+        abar = alphas(self.config).to(target)[level][:, None, None]
+        out = self.net(abar.sqrt() * target + (1 - abar).sqrt() * e, level, condition)
+        wanted = e if self.config.prediction == "epsilon" else target
+        return per_row((out - wanted).square(), valid)
+
+    def _filled(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps."""
+        after = self.config.horizon - self.past - chunk.shape[1]
+        before, behind = chunk[:, :1], chunk[:, -1:]
+        parts = [before.expand(-1, self.past, -1), chunk, behind.expand(-1, after, -1)]
+        return torch.cat(parts, 1), functional.pad(valid, (self.past, after))
+
+
+def alphas(config: Config) -> Tensor:
+    """abar [train_steps], float32 as LeRobot's sampler computes it."""
+    total, start, end = config.train_steps, config.beta_start, config.beta_end
+    if config.schedule == "squaredcos_cap_v2":
+
+        def abar(t: float) -> float:
+            return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
+
+        steps = range(total)
+        values = [min(1 - abar((i + 1) / total) / abar(i / total), 0.999) for i in steps]
+        betas = torch.tensor(values, dtype=torch.float32)
+    elif config.schedule == "linear":
+        betas = torch.linspace(start, end, total, dtype=torch.float32)
+    else:
+        betas = torch.linspace(start**0.5, end**0.5, total, dtype=torch.float32) ** 2
+    return (1 - betas).cumprod(0)
+
+
+def levels(config: Config) -> list[Level]:
+    """The sampler's steps; the levels are evenly spaced from 0."""
+    stride, abar = config.train_steps // config.steps, alphas(config)
+    result: list[Level] = []
+    for t in range((config.steps - 1) * stride, -1, -stride):
+        following = abar[t - stride] if t >= stride else torch.tensor(1.0)
+        ends = (abar[t], 1 - abar[t], following, 1 - following)
+        result.append(Level(t, *((value**0.5).item() for value in ends)))
+    return result

@@ -1,0 +1,167 @@
+"""LeRobotPolicy: what the policies of LeRobot's checkpoints share: names, units and history.
+
+A LeRobot policy takes named features in physical units, normalises them with the statistics of its
+training data, and returns a chunk of actions in physical units:
+
+    x' = (x - low) / scale - offset,     a = (a' + offset) scale + low
+
+A policy with `obs_steps` > 1 also takes the observations of the steps before. They are part of a
+decision's observation, `history/NAME` [n, obs_steps - 1, ...], oldest first; at the beginning of an
+episode the first observation is repeated.
+
+With `action`, the physical values of -1 and +1, the policy acts in an environment: in [-1, 1], and
+its actions are clipped as the environment would. Without, it acts in physical units, unclipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError
+from embodied.core.history import FRESH, HISTORY, with_history
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from policies.wrappers.real_time_chunking import GuidedSampler
+
+CONSTANT = 1e-6  # an element of the actions with a smaller scale does not vary
+
+
+@dataclass(frozen=True)
+class Input:
+    """A feature that the policy takes. `obs`: the name of our observation; `shape`: LeRobot's (of
+    an image: channels, height, width)."""
+
+    obs: str
+    kind: Literal["state", "env", "image"]
+    shape: tuple[int, ...]
+
+
+class Normalization(nn.Module):
+    """An affine map per element, of `shape` (images: one per channel)."""
+
+    low: Tensor
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("offset", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.low) / self.scale - self.offset
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return (x + self.offset) * self.scale + self.low
+
+
+class LeRobotPolicy(GuidedSampler):
+    """Base class: prepares the inputs, keeps the history, and gives actions their units.
+
+    It stays in evaluation mode when it is trained, so that batch normalisation keeps the statistics
+    that came with the checkpoint.
+    """
+
+    middle: Tensor
+    radius: Tensor
+
+    def __init__(
+        self, spec: Spec, inputs: Mapping[str, Input], action: Affine | None, obs_steps: int
+    ) -> None:
+        super().__init__()
+        if spec.act.dtype != "float32" or len(spec.act.shape) != 1:
+            raise ConfigError("a LeRobot policy needs a vector of continuous actions")
+        require_inputs(inputs, spec)
+        self.spec, self.inputs, self.past = spec, inputs, obs_steps - 1
+        self.names = sorted({each.obs for each in inputs.values()})
+        shapes = [i.shape if i.kind != "image" else (i.shape[0], 1, 1) for i in inputs.values()]
+        self.normalize = nn.ModuleList(Normalization(shape) for shape in shapes)
+        self.unnormalize = Normalization(spec.act.shape)
+        self.physical = action is None
+        if action is not None and action.size != spec.act.size:
+            raise ConfigError(f"action.low has {action.size} values, not {spec.act.size}")
+        ends = ((0.0,), (1.0,)) if action is None else (action.low, action.high)
+        low, high = (torch.tensor(end, dtype=torch.float64) for end in ends)
+        for name, values in {"middle": (high + low) / 2, "radius": (high - low) / 2}.items():
+            self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
+
+    def train(self, mode: bool = True) -> Self:
+        del mode
+        return super().train(False)
+
+    def initial(self, n: int) -> Tensors:
+        if not self.past:
+            return {}
+        device = self.middle.device
+        kept = {HISTORY + name: self._zeros(name, n) for name in self.names}
+        return {**kept, FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+
+    def _zeros(self, name: str, n: int) -> Tensor:
+        leaf = self.spec.obs[name]
+        zeros = leaf.zeros(n, self.middle.device)[:, None]
+        return zeros.repeat(1, self.past, *[1] * len(leaf.shape))
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return with_history(obs, carry), carry
+
+    @property
+    def augments(self) -> bool:
+        return self.past > 0
+
+    def prepared(self, obs: Tensors) -> list[tuple[str, Tensor]]:
+        """The kind and the normalised values [n, obs_steps, ...] of every input."""
+        pairs = zip(self.inputs.values(), self.normalize, strict=True)
+        return [(each.kind, norm(self._values(each, obs))) for each, norm in pairs]
+
+    def _values(self, wanted: Input, obs: Tensors) -> Tensor:
+        values = obs[wanted.obs][:, None]
+        if self.past:
+            now = values.expand(-1, self.past, *values.shape[2:])
+            past = obs.get(HISTORY + wanted.obs, now)  # at the first step, or without a memory
+            values = torch.cat([past.to(values.dtype), values], 1)
+        values = values.to(self.middle.dtype)
+        if wanted.kind == "image":
+            # Contiguous: convolutions of another memory layout round differently.
+            return values.permute(0, 1, 4, 2, 3).contiguous() / 255
+        return values.flatten(2)
+
+    def units(self, normalized: Tensor) -> Tensor:
+        """Actions [..., A] of this policy, of the network's."""
+        actions = self.unnormalize.inverse(normalized)
+        if self.physical:
+            return actions
+        return ((actions - self.middle) / self.radius).clamp(-1, 1)
+
+    def range(self, actions: Tensor) -> Tensor:
+        """The network's actions [..., A], of this policy's: the inverse of `units`."""
+        if not self.physical:
+            actions = actions * self.radius + self.middle
+        scale = self.unnormalize.scale
+        constant = scale.abs() < CONSTANT  # in the training data
+        found = (actions - self.unnormalize.low) / torch.where(constant, 1.0, scale)
+        return torch.where(constant, 0.0, found) - self.unnormalize.offset
+
+
+def require_inputs(inputs: Mapping[str, Input], spec: Spec) -> None:
+    """ConfigError if an observation of `inputs` is missing or has another shape."""
+    for name, wanted in inputs.items():
+        leaf = spec.obs.get(wanted.obs)
+        if leaf is None:
+            raise ConfigError(
+                f"the policy needs {name}, and there is no observation {wanted.obs}; there are "
+                f"{', '.join(sorted(spec.obs))} (mapping: obs: {{OURS: {name}}})"
+            )
+        image = wanted.kind == "image"
+        shape = (*wanted.shape[1:], wanted.shape[0]) if image else wanted.shape
+        if leaf.is_image != image or (leaf.shape != shape if image else leaf.size != shape[0]):
+            raise ConfigError(
+                f"the policy needs {name} as {'uint8' if image else 'float32'}{list(shape)}, and "
+                f"{wanted.obs} is {leaf.dtype}{list(leaf.shape)}: map another observation to it"
+            )

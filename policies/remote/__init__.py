@@ -1,0 +1,1 @@
+"""Policies on other machines: a policy that asks a policy server, and its connection."""

@@ -1,0 +1,139 @@
+"""Checks of a policy server, made when a `RemotePolicy` is built: one line for each mistake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
+from embodied.core.tensors import Tensors
+from embodied.datasets.mapping import Mapping as NamesAndUnits
+from embodied.serve.protocol import Offer
+from policies.remote.translation import Translation
+
+BEYOND = 1.5  # an action of this size is in other units than [-1, 1]
+SEED = 0
+
+
+def require_policy(offer: Offer, wanted: str | None, url: str) -> None:
+    """ConfigError if another policy is served than the one with the hash `wanted`."""
+    if wanted is not None and offer.policy != wanted:
+        found = "one without a hash" if offer.policy is None else f"{offer.policy[:12]}..."
+        raise ConfigError(
+            f"{url} serves another policy ({found}) than this run was trained with "
+            f"({wanted[:12]}...): serve that one, or start a new run"
+        )
+
+
+def require_fit(
+    spec: Spec | None, served: Spec | None, mapping: Mapping[str, Any] | None, url: str
+) -> Spec:
+    """The spec of the policy here; ConfigError or SpecMismatch if the served one does not fit."""
+    if spec is None and served is None:
+        raise ConfigError(
+            f"{url} does not say what its policy observes: add spec: to its YAML file "
+            "(docs/remote.md, a server of another project)"
+        )
+    if spec is None or served is None:
+        found = served if spec is None else spec
+        assert found is not None
+        return found
+    _require_units(spec, served, mapping, url)
+    if mapping is None:
+        require_same(spec, served, "environment", f"policy server {url}")
+    else:
+        _require_mapped(spec, served, mapping, url)
+    return spec
+
+
+def _require_units(spec: Spec, served: Spec, mapping: Mapping[str, Any] | None, url: str) -> None:
+    """ConfigError where both sides name a unit and they differ, and no mapping converts them."""
+    parsed = NamesAndUnits() if mapping is None else NamesAndUnits.parse(mapping, "policy.mapping")
+    pairs = [(name, leaf, parsed.source(name)) for name, leaf in spec.obs.items()]
+    for name, leaf, source in pairs:
+        there = served.obs.get(source.name)
+        if there is not None and source.same_units and _differ(leaf, there):
+            raise ConfigError(
+                f"{name} is in {leaf.unit} here and in {there.unit} at {url}: "
+                f"policy.mapping.obs.{name}={{name: {source.name}, scale: FACTOR}}"
+            )
+    if _differ(spec.act, served.act) and isinstance(parsed.action, str):
+        raise ConfigError(
+            f"actions are in {spec.act.unit} here and in {served.act.unit} at {url}: "
+            "policy.mapping.action={low: [...], high: [...]}, the values there of -1 and +1 here"
+        )
+
+
+def _differ(here: Leaf, there: Leaf) -> bool:
+    return bool(here.unit and there.unit and here.unit != there.unit)
+
+
+def _require_mapped(spec: Spec, served: Spec, mapping: Mapping[str, Any], url: str) -> None:
+    """SpecMismatch where the shapes of mapped observations or of the action differ."""
+    names = Translation.of(spec, mapping, None).sources
+    for name, (there, _, _) in names.items():
+        leaf = served.obs.get(there)
+        if leaf is None:
+            known = nearest(there, served.obs)
+            raise ConfigError(f"the policy at {url} has no observation {there}{known}")
+        here = spec.obs[name]
+        if (leaf.shape, leaf.dtype) != (here.shape, here.dtype):
+            raise SpecMismatch(
+                f"{name} is {here.dtype}{list(here.shape)} here, and {there} is "
+                f"{leaf.dtype}{list(leaf.shape)} at {url}"
+            )
+    if served.act.shape != spec.act.shape:
+        raise SpecMismatch(
+            f"an action is {list(spec.act.shape)} here and {list(served.act.shape)} at {url}"
+        )
+
+
+def require_actions(actions: Tensor, spec: Spec, translation: Translation, url: str) -> None:
+    """ConfigError if the first answer of a server holds no actions of this spec, in its units."""
+    shape = list(actions.shape[2:])
+    if actions.ndim < 2 or shape != list(spec.act.shape) or not actions.isfinite().all():
+        raise ConfigError(f"{url} sends actions of {shape} numbers, and {list(spec.act.shape)} fit")
+    if spec.act.dtype != "float32" or spec.act.low != -1.0 or spec.act.high != 1.0:
+        return
+    largest = float(translation.actions(actions).abs().max())
+    if largest > BEYOND:
+        raise ConfigError(
+            f"{url} sends actions as large as {largest:.3g}, and they should be in [-1, 1]: "
+            "policy.mapping.action={low: [...], high: [...]}, the values there of -1 and +1 here"
+        )
+
+
+def require_noise(policy: Policy, shape: tuple[int, ...], obs: Tensors, url: str) -> None:
+    """ConfigError unless equal noise [1, *shape] gives equal chunks of `policy`, and other noise
+    others."""
+    cure = (
+        "put embodied/serve/openpi_wrapper.py around the policy on the server, or learn a "
+        "correction of its actions (finetune=residual)"
+    )
+    if not math.prod(shape):
+        raise ConfigError(f"{url} does not offer the noise of its policy: {cure}")
+    first, other = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(SEED))
+    said = [policy.act(obs, policy.initial(1), noise)[0] for noise in (first, first, other)]
+    if not torch.equal(said[0], said[1]):
+        raise ConfigError(f"{url} ignores the noise (equal noise gave two chunks): {cure}")
+    if torch.equal(said[0], said[2]):
+        raise ConfigError(
+            f"the policy at {url} does not depend on its noise: finetune=residual corrects its "
+            "actions"
+        )
+
+
+def within(leaf: Leaf) -> Tensor:
+    """A value [1, *shape] of `leaf` inside its bounds, nearest to 0."""
+    value = leaf.zeros(1)
+    for bound, inside in ((leaf.low, torch.maximum), (leaf.high, torch.minimum)):
+        if bound is not None:
+            edge = torch.tensor(bound, dtype=value.dtype)
+            value = inside(value, edge.view(1, *leaf.shape) if edge.ndim else edge)
+    return value

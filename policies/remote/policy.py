@@ -1,0 +1,192 @@
+"""RemotePolicy: a policy on another machine, asked over openpi's websocket protocol.
+
+`act` sends the observations, the noise and the carry of all environments in one request to a server
+of this project (`embodied serve`), or one observation after the other, pipelined, to any server
+that speaks openpi's protocol. Such a server offers no noise: it can be evaluated, put on a robot
+and corrected by a residual policy, but not steered in its noise (docs/remote.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.errors import RemoteError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors, length
+from embodied.serve.protocol import FEATURES, NOISE, OURS
+from policies.networks.encoders import hidden
+from policies.remote import checks
+from policies.remote.connection import Connection
+from policies.remote.translation import Translation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`url`: ws://HOST:PORT; `token_file`: a file with the server's access token (None: the
+    variable EMBODIED_TOKEN, or the file that a server on this machine wrote). `timeout`: s for one
+    answer; `wait`: s to wait for a server that is lost (0: an error at once).
+
+    `mapping`: names and units there (`embodied.datasets.mapping`), for a server of another project:
+    `{obs: {front: observation/image}, action: {low: [...], high: [...]}}`. `prompt`: the task in
+    words, sent with each observation (None: none is sent). `chunk`: the number of actions that the
+    server should send (None: whatever it sends).
+
+    `policy_hash`: SHA-256 of the weights that should be served. It is saved with a run, which
+    another policy is then refused for.
+    """
+
+    url: str
+    token_file: str | None = None
+    timeout: float = 10.0
+    wait: float = 600.0
+    mapping: dict[str, Any] | None = None
+    prompt: str | None = None
+    chunk: int | None = None
+    policy_hash: str | None = None
+
+
+class RemotePolicy(Policy):
+    """A frozen policy that is asked over a network; it has no parameters here.
+
+    Connects when it is built. ServerLost if nothing answers; ConfigError if the server's policy
+    does not fit `spec`. Without `spec` it has that of the server.
+    """
+
+    def __init__(self, config: Config, spec: Spec | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.connection = Connection.to(config.url, config.token_file, config.timeout, config.wait)
+        self.offer = self.connection.offer
+        checks.require_policy(self.offer, config.policy_hash, config.url)
+        served = None if self.offer.spec is None else Spec.from_json(self.offer.spec)
+        self.spec = checks.require_fit(spec, served, config.mapping, config.url)
+        self.translation = Translation.of(self.spec, config.mapping, config.prompt)
+        self.noise_shape = (0,) if self.offer.noise is None else self.offer.noise
+        self.noise_steps = self.offer.noise_steps
+        self.chunk = self._probed_chunk()
+
+    @property
+    def node(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The settings, with the hash of the policy that is served."""
+        known = {} if self.offer.policy is None else {"policy_hash": self.offer.policy}
+        return {**self._node, **known}
+
+    @node.setter
+    def node(self, value: Mapping[str, Any]) -> None:
+        self._node = dict(value)
+
+    @property
+    def feature_size(self) -> int:
+        return self.offer.features
+
+    def initial(self, n: int) -> Tensors:
+        start = {name: _tensor(value) for name, value in self.offer.carry.items()}
+        return {name: value.expand(n, *value.shape).clone() for name, value in start.items()}
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        """Noise [n, *shape]; [n, 0] if the server lets nobody choose it."""
+        if self.offer.noise is None or not self.offer.normal:
+            return torch.zeros(n, *self.noise_shape)
+        return torch.randn(n, *self.noise_shape)
+
+    def require_noise(self) -> None:
+        """Ask for one chunk twice with equal noise and once with other noise; ConfigError unless
+        the noise, and nothing else, decides on the chunk."""
+        checks.require_noise(self, self.noise_shape, self._probe_obs(), self.config.url)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        answer = self._ask(obs, {"carry": _arrays(carry)}, noise)
+        actions = self._actions(answer["actions"])
+        kept = cast(Mapping[str, Any], answer.get("carry") or {})
+        home = next(iter(obs.values())).device
+        found = {str(name): _tensor(value).to(home) for name, value in kept.items()}
+        return actions.to(home), found
+
+    def features(self, obs: Tensors) -> Tensor:
+        if not self.offer.features:
+            raise ConfigError(
+                f"{self.config.url} offers no features of its policy: use finetune=dsrl"
+            )
+        answer = self._ask(obs, {"verb": FEATURES}, None)
+        features = _tensor(answer.get("features"))
+        if features.shape != (length(obs), self.offer.features):
+            raise RemoteError(f"{self.config.url} sent features of shape {list(features.shape)}")
+        return features.float().to(next(iter(obs.values())).device)
+
+    def _ask(self, obs: Tensors, extra: dict[str, Any], noise: Tensor | None) -> dict[str, Any]:
+        """One answer for all rows, whatever the server can take at once."""
+        n, sent = length(obs), self.translation.observations(obs)
+        chosen = noise is not None and self.offer.noise is not None
+        if chosen:
+            sent[NOISE] = cast(Tensor, noise).detach().cpu().float().numpy()
+        text = self.translation.text()
+        if self.offer.batch:
+            return self.connection.ask([{**sent, **text, OURS: {"batch": n, **extra}}])[0]
+        rows = [{**{k: v[i] for k, v in sent.items()}, **text} for i in range(n)]
+        answers = self.connection.ask(rows)
+        try:
+            return {"actions": np.stack([np.asarray(each["actions"]) for each in answers])}
+        except (KeyError, ValueError) as error:
+            raise RemoteError(
+                f"{self.config.url} is no server of actions: it answered "
+                f"{', '.join(map(str, answers[0]))[:200]}"
+            ) from error
+
+    def _actions(self, there: Any) -> Tensor:
+        """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
+        act, actions = self.spec.act, _tensor(there)
+        if actions.shape[1:] != (self.chunk, *act.shape) or (
+            actions.is_floating_point() == (act.dtype == "int64")
+        ):
+            raise RemoteError(
+                f"{self.config.url} sent actions of shape {list(actions.shape[1:])}, not "
+                f"{[self.chunk, *act.shape]}: serve the policy that was served before"
+            )
+        if actions.is_floating_point() and not actions.isfinite().all():
+            raise RemoteError(f"{self.config.url} sent actions that are not finite numbers")
+        return self.translation.actions(actions)
+
+    def _probe_obs(self) -> Tensors:
+        """One observation within its bounds, to try the server with."""
+        leaves = self.spec.obs.items()
+        seen = {k: v for k, v in leaves if not hidden(k)}
+        return {name: checks.within(leaf) for name, leaf in seen.items()}
+
+    def _probed_chunk(self) -> int:
+        """The number of actions that the server sends, found by asking it once; ConfigError."""
+        obs = self._probe_obs()
+        noise = torch.zeros(1, *self.noise_shape)
+        answer = self._ask(obs, {"carry": _arrays(self.initial(1))}, noise)
+        actions = _tensor(answer.get("actions"))
+        checks.require_actions(actions, self.spec, self.translation, self.config.url)
+        chunk = actions.shape[1]
+        wanted = self.config.chunk if self.config.chunk is not None else self.offer.chunk
+        if wanted is not None and wanted != chunk:
+            raise ConfigError(
+                f"{self.config.url} sends {chunk} actions, not {wanted}: policy.chunk={chunk}, and "
+                "execute=N to execute only the first N of them"
+            )
+        return chunk
+
+
+def _arrays(carry: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: value.detach().cpu().numpy() for name, value in carry.items()}
+
+
+def _tensor(value: Any) -> Tensor:
+    """A writable tensor of an array from a message; RemoteError."""
+    array = np.array(value)
+    if array.dtype.kind not in "biuf":
+        raise RemoteError("the policy server sent no array of numbers where one was expected")
+    if math.prod(array.shape) and array.dtype.kind == "f" and array.dtype.itemsize != 4:
+        array = array.astype(np.float32)
+    return torch.from_numpy(array)

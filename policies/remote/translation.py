@@ -1,0 +1,66 @@
+"""Translation: observations and actions between names and units here and those of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AbstractMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from embodied.core.affine import Affine
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.mapping import Mapping
+from policies.networks.encoders import hidden
+
+
+@dataclass(frozen=True)
+class Translation:
+    """`sources`: for each observation here, its name there, and here = there * scale + offset;
+    `action`: the values there that are -1 and +1 here (None: the same there); `prompt`."""
+
+    sources: AbstractMapping[str, tuple[str, float, float]]
+    action: Affine | None
+    prompt: str | None
+
+    @classmethod
+    def of(
+        cls, spec: Spec, mapping: AbstractMapping[str, Any] | None, prompt: str | None
+    ) -> Translation:
+        """The translation of a `mapping` node (None: the same names and units); ConfigError."""
+        parsed = Mapping() if mapping is None else Mapping.parse(mapping, "policy.mapping")
+        names = [name for name in spec.obs if not hidden(name)]
+        given = (mapping or {}).get("obs") or {}
+        sources: dict[str, tuple[str, float, float]] = {}
+        for name in names:
+            source = parsed.source(name)
+            sources[name] = (_full_name(given.get(name), name), source.scale, source.offset)
+        action = parsed.action if isinstance(parsed.action, Affine) else None
+        return cls(sources, action, prompt)
+
+    def observations(self, obs: Tensors) -> dict[str, Any]:
+        """What is sent: arrays by their names there."""
+        sent: dict[str, Any] = {}
+        for name, (there, scale, offset) in self.sources.items():
+            value = obs[name]
+            if (scale, offset) != (1.0, 0.0):
+                value = (value - offset) / scale
+            sent[there] = np.ascontiguousarray(value.detach().cpu().numpy())
+        return sent
+
+    def text(self) -> dict[str, str]:
+        """The task in words, as openpi's policies take it."""
+        return {} if self.prompt is None else {"prompt": self.prompt}
+
+    def actions(self, there: Tensor) -> Tensor:
+        """Actions in units of here; nothing is clamped."""
+        return there if self.action is None else self.action.to_unit(there)
+
+
+def _full_name(given: Any, name: str) -> str:
+    """The name there as it was written: servers of LeRobot's policies take `observation.state`."""
+    if isinstance(given, AbstractMapping):
+        return str(given["name"])
+    return name if given is None else str(given)

@@ -1,0 +1,181 @@
+"""Mapped: a policy with names and units of its own, as a policy of an environment or a robot.
+
+The mapping (`embodied.datasets.mapping`) says which observation here is which one there, and which
+physical values there are the actions -1 and +1 here:
+
+    a = A^-1(base(o_there(o), z))
+
+An action beyond +-1 is handed on as it is: what the environment or the safety chain does with it is
+their business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.history import HISTORY
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec, SpecMismatch
+from embodied.core.tensors import Tensors, nest, under
+from embodied.datasets.mapping import Mapping
+from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
+
+HIDDEN = ("critic/", "privileged/")  # observations that no policy sees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`base`: the policy; `there`: its Spec (as in spec.json); `mapping`: the settings of a mapping
+    file, with the range of its actions."""
+
+    base: Node
+    there: Node
+    mapping: Node
+
+
+class Mapped(Policy):
+    """`spec` is that of here; noise, carry and chunk are the base's. Observations of here that the
+    base does not see are ignored."""
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        super().__init__()
+        there, self.mapping = Spec.from_json(config.there), Mapping.parse(config.mapping)
+        self.spec, self.config = spec, config
+        self.names = names_here(spec, there, self.mapping)
+        if not isinstance(self.mapping.action, Affine):
+            raise ConfigError("mapping: action should be {low: [...], high: [...]} here")
+        self.action: Affine = self.mapping.action
+        self.base = build(config.base, Policy, spec=there)
+        self.chunk, self.noise_steps = self.base.chunk, self.base.noise_steps
+
+    @classmethod
+    def of(cls, base: Policy, spec: Spec, mapping: Mapping) -> Self:
+        """The trained `base`, whose parameters are shared, in the terms of `spec`; ConfigError."""
+        node: dict[str, Any] = {
+            "_target_": f"{cls.__module__}.{cls.__qualname__}",
+            "base": base.node,
+            "there": base.spec.to_json(),
+            "mapping": with_range(mapping, base).to_json(),
+        }
+        policy = build(node, cls, spec=spec)
+        policy.base = base
+        return policy.train(base.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.chunk = self.base.chunk  # some policies replan every step outside of training
+        return self
+
+    def initial(self, n: int) -> Tensors:
+        """The base's carry, with past observations by the names and in the units of here."""
+        carry = self.base.initial(n)
+        past = under(carry, "history")
+        here = self.mapping.obs_here(past, [n for n in self.names if self._there(n) in past])
+        return {**_without_history(carry), **nest(here, "history")}
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.base.sample_noise(n, explore)
+
+    def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
+        """Actions [n, chunk, A] of here, and the base's carry."""
+        seen = self.mapping.obs_there(obs, self.names)
+        past = under(carry, "history")
+        there = self.mapping.obs_there(past, past)
+        kept = {**_without_history(carry), **nest(there, "history")}
+        seen, kept = self.base.observe(seen, kept, noise)
+        actions, kept = self.base.act(seen, kept, noise)
+        return self._here(actions), {**_without_history(kept), **nest(past, "history")}
+
+    def _there(self, name: str) -> str:
+        return self.mapping.source(name).name
+
+    def loss(self, batch: Tensors) -> Tensor:
+        """The base's imitation loss [n] of a batch of here."""
+        return self.base.loss(self._rows(batch))
+
+    def fit(self, rows: Tensors) -> None:
+        """Nothing: the base keeps the normalisers that it was trained with."""
+
+    def inference_policy(self) -> Policy:
+        return self._with(self.base.inference_policy())
+
+    def with_real_time_chunking(self, mode: str) -> Policy:
+        return self._with(self.base.with_real_time_chunking(mode))
+
+    def _here(self, actions: Tensor) -> Tensor:
+        unit = self.action.to_unit(actions)
+        return unit.reshape(*actions.shape[:2], *self.spec.act.shape)
+
+    def _rows(self, rows: Tensors) -> Tensors:
+        obs = self.mapping.obs_there(under(rows, "obs"), self.names)
+        action = self.action.to_physical(rows["action"])
+        shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)
+        return {**rows, **nest(obs, "obs"), "action": action.reshape(shape)}
+
+    def _with(self, base: Policy) -> Policy:
+        """This policy around another base with the same spec."""
+        return self if base is self.base else type(self).of(base, self.spec, self.mapping)
+
+
+def _without_history(carry: Tensors) -> Tensors:
+    return {key: value for key, value in carry.items() if not key.startswith(HISTORY)}
+
+
+def load_mapped(
+    path: Path | str,
+    spec: Spec,
+    mapping: Mapping | None = None,
+    device: torch.device | str = "cpu",
+) -> Policy:
+    """The policy of a run or checkpoint folder, as one for `spec`.
+
+    Without a mapping the specs must be the same. SpecMismatch or ConfigError, in one line.
+    """
+    if mapping is not None:
+        return Mapped.of(checkpoint.load_policy(path, device=device), spec, mapping).eval()
+    try:
+        return checkpoint.load_policy(path, spec, device)
+    except SpecMismatch as error:
+        raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
+
+
+def with_range(mapping: Mapping, base: Policy) -> Mapping:
+    """`mapping` with the range of its actions: its own, or that which normalised the base's."""
+    if isinstance(mapping.action, Affine):
+        return mapping
+    known = getattr(base, "action_range", None)
+    if not isinstance(known, Affine):
+        raise ConfigError(
+            f"the mapping says action: {mapping.action}, and the policy does not know its range: "
+            "write action: {low: [...], high: [...]}, the physical values of -1 and +1"
+        )
+    return Mapping(mapping.obs, known)
+
+
+def names_here(here: Spec, there: Spec, mapping: Mapping) -> tuple[str, ...]:
+    """The observations of `here` that the policy of `there` sees; ConfigError where the two do not
+    fit, in one line that says what to write."""
+    require_names(here, mapping)
+    require_actions(here, there, mapping)
+    sources = {mapping.source(name).name: name for name in here.obs}
+    sources |= {source.name: name for name, source in mapping.obs.items()}
+    found: list[str] = []
+    for name, leaf in there.obs.items():
+        if name.startswith(HIDDEN):
+            continue
+        if name not in sources:
+            raise ConfigError(
+                f"mapping: obs has nothing for the policy's {name} {said(leaf)}; write "
+                f"NAME_HERE: {name} (here: {listed(here)})"
+            )
+        require_fit(sources[name], here, name, there)
+        found.append(sources[name])
+    return tuple(found)

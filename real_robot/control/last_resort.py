@@ -1,0 +1,101 @@
+"""Braking after an error in the control loop itself, by as little code as possible.
+
+Something in the loop raised: a controller with a mistake, a driver that returned the wrong shape, a
+motion planner that failed. None of it is run again before an operator resets. Only the commanded
+motion goes to where the arm was measured last, within its limits, so that it does not press on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+
+import numpy as np
+
+from real_robot.control.arm_state import ArmState, Floats
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.ipc.messages import TEXT
+from real_robot.safety.limits import Limiter
+
+
+class LastResort:
+    """`mark` at the beginning of every tick (0.5 us), `begin` upon an error, then `brake` once a
+    tick."""
+
+    def __init__(self, driver: Driver, limiter: Limiter) -> None:
+        self.driver, self.limiter = driver, limiter
+        self.stopped = False
+        """Whether braking failed as well and the driver was told to stop; it is sent nothing."""
+        self._sent = limiter.q.copy()
+        self._aim: Floats | None = None
+
+    def mark(self) -> None:
+        """Remember what was sent last, to tell whether this tick has already moved it."""
+        np.copyto(self._sent, self.limiter.q)
+
+    @property
+    def resting(self) -> bool:
+        return self.stopped or self.limiter.resting
+
+    def begin(self, error: Exception, arm: ArmState | None, released: bool) -> str:
+        """The fault to latch, which goes into the log as well; `arm` is the newest measurement, and
+        one that was `released` is held again. Never raises."""
+        self.stopped, self._aim = False, self._measured(arm)
+        try:
+            if released:
+                self.driver.engage()
+        except Exception as another:
+            self._give_up(another)
+        return _logged(describe(error))
+
+    def brake(self, width: float) -> None:
+        """Send one tick of braking; where that fails as well, the driver stops by itself. Never
+        raises."""
+        if self.stopped:
+            return
+        try:
+            # Two steps in one tick would be twice the speed.
+            moved = bool((self.limiter.q != self._sent).any())
+            self.driver.hold(self.limiter.q if moved else self._step(), width)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.stopped = True
+        _logged(f"braking failed as well: {describe(error)}")
+        with contextlib.suppress(Exception):
+            self.driver.stop()
+
+    def _measured(self, arm: ArmState | None) -> Floats | None:
+        """The set-point that holds the arm where it was measured [n]; None where it is not known:
+        the arm is only braked then."""
+        try:
+            assert arm is not None
+            aim = np.add(arm.q, self.driver.droop(arm.q))
+            return aim if aim.shape == self.limiter.q.shape and np.isfinite(aim).all() else None
+        except Exception:
+            return None
+
+    def _step(self) -> Floats:
+        try:
+            return self.limiter.brake() if self._aim is None else self.limiter.unguarded(self._aim)
+        except Exception:
+            self._aim = None
+            return self.limiter.brake()
+
+
+def describe(error: Exception) -> str:
+    """One line for people: the type, the message and where it was raised."""
+    if isinstance(error, DriverError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    said = " ".join(str(error).split())[: TEXT - 100]
+    return f"internal error in the control loop: {type(error).__name__}: {said}{place}"
+
+
+def _logged(line: str) -> str:
+    with contextlib.suppress(OSError):  # a full disk
+        print(line, file=sys.stderr, flush=True)
+    return line

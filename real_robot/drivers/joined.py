@@ -1,0 +1,222 @@
+"""JoinedDriver: several robots as one, with one control process, one clock and one safety chain.
+
+Joint vectors are concatenated in the order of `robots`; a hand's opening (m) is one more joint at
+the end of its arm. An error of one robot is a fault of all: the others are still written to, so
+that the safety chain brings them to rest within their limits. Robots are read and written one after
+the other in every tick; `skew` is how far apart in time their measurements are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from embodied.core.build import ConfigError, Node, build
+from real_robot.control.arm_state import ArmState, Floats, Limits
+from real_robot.drivers.driver import Driver, DriverError
+
+
+@dataclass(frozen=True)
+class Config:
+    """`robots`: the node of each driver by its prefix; `hands`: those whose hand's opening is a
+    joint; `more`: further settings of each driver, as an emulator gives them."""
+
+    robots: dict[str, Node]
+    hands: tuple[str, ...] = ()
+    more: dict[str, Node] = field(default_factory=dict[str, Node])
+
+    def __post_init__(self) -> None:
+        if len(self.robots) < 2:
+            raise ConfigError("driver.robots should name two robots or more, as left and right")
+        for name in (*self.hands, *self.more):
+            if name not in self.robots:
+                known = ", ".join(self.robots)
+                raise ConfigError(f"driver: there is no robot {name} (known: {known})")
+
+
+@dataclass(slots=True)
+class Part:
+    """One robot: its driver, its joints `at` in the joint vector, and whether a hand follows.
+    `sent`: the hand's opening (m); `t`: when it was measured last (s)."""
+
+    name: str
+    driver: Driver
+    at: slice
+    hand: bool
+    sent: float = 0.0
+    t: float = 0.0
+    lost: bool = False
+
+    @property
+    def whole(self) -> slice:
+        """Its joints and its hand."""
+        return slice(self.at.start, self.at.stop + self.hand)
+
+
+class JoinedDriver(Driver):
+    """`sensed`: what each robot senses, with its prefix, then `skew` (s)."""
+
+    def __init__(self, config: Config) -> None:
+        self.parts: list[Part] = []
+        names: list[str] = []
+        for name, node in config.robots.items():
+            driver = build({**node, **config.more.get(name, {})}, Driver)
+            start, hand = len(names), name in config.hands
+            names += [f"{name}_{joint}" for joint in driver.joints]
+            self.parts.append(Part(name, driver, slice(start, len(names)), hand))
+            names += [f"{name}_gripper"] if hand else []
+        self.joints = tuple(names)
+        sensed = [f"{p.name}_{word}" for p in self.parts for word in p.driver.sensed]
+        self.sensed = (*sensed, "skew")
+        self.falls_when_released = any(p.driver.falls_when_released for p in self.parts)  # type: ignore[misc]
+        n = len(names)
+        self._state = ArmState(np.zeros(n), np.zeros(n), np.zeros(n), 0.0)
+        self._skew = 0.0
+
+    def connect(self) -> None:
+        """All of them, or none stays connected."""
+        opened: list[Part] = []
+        for part in self.parts:
+            try:
+                part.driver.connect()
+            except DriverError as error:
+                for other in opened:
+                    other.driver.stop()
+                    other.driver.close()
+                raise _named(part, error) from error
+            opened.append(part)
+            part.lost, part.t = False, 0.0
+        self.read()
+        for part in self.parts:
+            part.sent = part.driver.width
+
+    def read(self) -> ArmState:
+        """All robots; DriverError with what was measured where one does not answer."""
+        before, times, problem = self._state, list[float](), None
+        state = ArmState(before.q.copy(), before.dq.copy(), before.tau.copy(), before.t)
+        for part in self.parts:
+            try:
+                self._measure(part, state, times, before)
+            except DriverError as error:
+                part.lost, problem = True, problem or _named(part, error)
+        if times:
+            state.t, self._skew = min(times), max(times) - min(times)
+        self._state = state
+        if problem is not None:
+            raise DriverError(str(problem), state if times else None)
+        return state
+
+    def _measure(self, part: Part, state: ArmState, times: list[float], before: ArmState) -> None:
+        arm = part.driver.read()
+        state.q[part.at], state.dq[part.at], state.tau[part.at] = arm.q, arm.dq, arm.tau
+        times.append(arm.t)
+        if part.hand:
+            at, width = part.at.stop, part.driver.width
+            passed, known = arm.t - part.t, part.t > 0 and arm.t > part.t
+            state.dq[at] = (width - before.q[at]) / passed if known else before.dq[at]
+            state.q[at] = width
+        part.t = arm.t
+
+    def write(self, q: Floats, width: float) -> None:
+        self._each(lambda part: part.driver.write(q[part.at], self._hand(part, q)))
+
+    def hold(self, q: Floats, width: float) -> bool:
+        held: list[bool] = []
+        self._each(lambda part: held.append(part.driver.hold(q[part.at], self._hand(part, q))))
+        return all(held)
+
+    def _hand(self, part: Part, q: Floats) -> float:
+        part.sent = float(q[part.at.stop]) if part.hand else part.sent
+        return part.sent
+
+    def _each(self, do: Callable[[Part], object]) -> None:
+        """For every robot, also where another one's wire is broken; then DriverError."""
+        problem: DriverError | None = None
+        for part in self.parts:
+            try:
+                do(part)
+            except DriverError as error:
+                part.lost, problem = True, problem or _named(part, error)
+        if problem is not None:
+            raise problem
+
+    @property
+    def width(self) -> float:
+        """Hands are joints here."""
+        return 0.0
+
+    def sense(self) -> Floats:
+        known = [part.driver.sense() for part in self.parts]
+        return np.concatenate([*known, [self._skew]])
+
+    def droop(self, q: Floats) -> Floats:
+        """A hand that holds something is kept where it was sent: it is no arm that presses."""
+        found = np.zeros(len(self.joints))
+        for part in self.parts:
+            found[part.at] = part.driver.droop(q[part.at])
+            if part.hand:
+                found[part.at.stop] = part.sent - q[part.at.stop]
+        return found
+
+    def unloaded(self, stretch: Floats) -> None:
+        for part in self.parts:
+            part.driver.unloaded(stretch[part.at])
+
+    def reach(self) -> tuple[Floats, Floats] | None:
+        found = [part.driver.reach() for part in self.parts]
+        low, high = np.full((2, len(self.joints)), np.inf) * [[-1.0], [1.0]]
+        for part, known in zip(self.parts, found, strict=True):
+            if known is None:
+                return None
+            low[part.at], high[part.at] = known
+        return low, high
+
+    def check(self, limits: Limits) -> None:
+        """Each robot's own part."""
+        for part in self.parts:
+            rows = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
+            try:
+                part.driver.check(Limits(**rows))
+            except DriverError as error:
+                raise _named(part, error) from error
+
+    def renew(self) -> None:
+        for part in self.parts:
+            part.driver.renew()
+
+    def cut(self) -> None:
+        for part in self.parts:
+            part.driver.cut()
+
+    def release(self) -> None:
+        """All of them; where one cannot be released, none stays so."""
+        try:
+            for part in self.parts:
+                part.driver.release()
+        except DriverError:
+            self.engage()
+            raise
+
+    def engage(self) -> None:
+        self._each(lambda part: part.driver.engage())
+
+    def recover(self) -> None:
+        self._each(lambda part: part.driver.recover())
+        for part in self.parts:
+            part.lost = False
+
+    def stop(self) -> None:
+        """A robot whose wire is broken; without one, all. The others are being brought to rest."""
+        broken = [part for part in self.parts if part.lost]
+        for part in broken or self.parts:
+            part.driver.stop()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.driver.close()
+
+
+def _named(part: Part, error: DriverError) -> DriverError:
+    return DriverError(f"{part.name}: {error}", error.measured)

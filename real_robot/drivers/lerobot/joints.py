@@ -1,0 +1,104 @@
+"""Units of LeRobot's joints and hands, and ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from embodied.core.build import ConfigError
+from real_robot.control.arm_state import Floats
+from real_robot.drivers.lerobot.process import span_of
+
+FULL = 200.0  # from -100 to 100
+
+
+@dataclass(frozen=True)
+class Joint:
+    """`key`: LeRobot's name of the joint (`elbow_flex.pos`), in `unit`: degrees, radians, or range:
+    -100 to 100, which cover `span` rad (0: the span that its calibration file says, of a servo with
+    4096 ticks a turn). `zero`: LeRobot's value where our joint is at 0 rad; `sign`: -1 where it
+    turns the other way."""
+
+    key: str
+    unit: Literal["degrees", "radians", "range"] = "degrees"
+    zero: float = 0.0
+    sign: Literal[-1, 1] = 1
+    span: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.span < 0:
+            raise ConfigError(f"{self.key}: span should be 0 or more (rad)")
+
+
+@dataclass(frozen=True)
+class Hand:
+    """`key` of the hand, and LeRobot's values where it is `closed` and `open` by `width` m."""
+
+    key: str = "gripper.pos"
+    closed: float = 0.0
+    open: float = 100.0
+    width: float = 0.07
+
+    def __post_init__(self) -> None:
+        if self.closed == self.open or self.width <= 0:
+            raise ConfigError("hand: closed and open should differ, and width be above 0")
+
+    def opening(self, value: float) -> float:
+        """How far it is open, m."""
+        share = (value - self.closed) / (self.open - self.closed)
+        return min(max(share, 0.0), 1.0) * self.width
+
+    def value(self, width: float) -> float:
+        """LeRobot's value where it is open by `width` m."""
+        share = min(max(width / self.width, 0.0), 1.0)
+        return self.closed + share * (self.open - self.closed)
+
+
+class Units:
+    """LeRobot's values [n] and our rad [n]. `ready`: what its process said of its calibration.
+    ConfigError where a span is not known."""
+
+    def __init__(self, joints: Sequence[Joint], ready: Mapping[str, Any]) -> None:
+        self.zero = np.array([joint.zero for joint in joints])
+        self.scale = np.array([joint.sign * self._rad(joint, ready) for joint in joints])
+        self.ends = [self._ends(joint, ready) for joint in joints]
+
+    def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
+        """rad of one of its units."""
+        if joint.unit == "radians":
+            return 1.0
+        if joint.unit == "degrees":
+            return math.tau / 360
+        turns = span_of(ready, joint.key)
+        span = joint.span if joint.span else 0.0 if turns is None else turns * math.tau
+        if not span:
+            raise ConfigError(
+                f"{joint.key}: how far it turns is not known; give span (rad) of -100 to 100"
+            )
+        return span / FULL
+
+    def _ends(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
+        """LeRobot's values that calibration found reachable; infinite where nobody knows."""
+        turns = span_of(ready, joint.key)
+        if joint.unit == "range":
+            return -FULL / 2, FULL / 2
+        if turns is None or joint.unit == "radians":
+            return -math.inf, math.inf
+        return -180 * turns, 180 * turns
+
+    def rad(self, values: Floats) -> Floats:
+        return (values - self.zero) * self.scale
+
+    def values(self, rad: Floats) -> Floats:
+        return self.zero + rad / self.scale
+
+    def reach(self) -> tuple[Floats, Floats] | None:
+        """Ours, low and high; None where no end is known."""
+        ends = self.rad(np.array(self.ends).T)
+        low, high = ends.min(0), ends.max(0)
+        return (low, high) if np.isfinite(ends).any() else None

@@ -1,0 +1,199 @@
+"""Starts LeRobot in a process of its own and exchanges numbers with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.core.build import ConfigError
+from real_robot.daemon.child import last_words
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
+from real_robot.ipc.mailbox import memory_folder
+
+BRIDGE = Path(__file__).with_name("bridge.py")
+GONE = 3.0  # s for the process to hold the arm and end
+INSTALL = "pip install lerobot in a virtual environment, and give its interpreter: python=PATH"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which of LeRobot's devices, and where LeRobot is.
+
+    `type` and `settings` are those of LeRobot's commands (`--robot.type`, `--robot.NAME`);
+    `modules` are imported first (packages that register devices). `python`: the interpreter that
+    has LeRobot (empty: this one). `port` replaces `settings.port`, where it is not empty. `hertz`:
+    how often it is read (a robot: and written), the control loop's rate or less. `silence` (s): how
+    long it may give no measurement, or hear no order. `patience` (s): to import it and connect.
+    """
+
+    type: str
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    python: str = ""
+    modules: tuple[str, ...] = ()
+    port: str = ""
+    hertz: float = 50.0
+    silence: float = 0.25
+    patience: float = 90.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hertz <= 1000 or not 0 < self.silence <= 10 or not self.patience > 0:
+            raise ConfigError(
+                "hertz should be from 1 to 1000, silence above 0, up to 10 s, patience above 0"
+            )
+
+    def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
+        """What the process is told."""
+        settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
+        return {
+            "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
+            "keys": list(keys), "period": 1 / self.hertz, "silence": self.silence,
+            "patience": self.patience,
+        }  # fmt: skip
+
+
+class LeRobotProcess:
+    """`keys` [k] are the numbers that go back and forth; `role`: robot or teleoperator. Errors are
+    DriverError with the reason in one line."""
+
+    def __init__(self, source: Source, role: str, keys: Sequence[str]) -> None:
+        self.source, self.role, self.keys = source, role, tuple(keys)
+        self.values: tuple[float, ...] = ()
+        """The newest numbers [k], in LeRobot's units."""
+        self.seen = -float("inf")
+        """When their measurement began (s, monotonic clock)."""
+        self.ready: dict[str, Any] = {}
+        """Calibrated ranges by motor, and the time of the first measurements."""
+        self._numbers = struct.Struct(f"={len(self.keys)}d")
+        self._wire: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = memory_folder() / f"embodied-lerobot-{os.getpid()}-{id(self)}.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Until the first measurement is there, however long LeRobot's import takes."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        python = self.source.python if self.source.python else sys.executable
+        with theirs, self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    [python, str(BRIDGE), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C is for us, who end it in order
+                )
+            except OSError as error:
+                ours.close()
+                raise self._error(
+                    f"{python} does not start ({error.strerror}): {INSTALL}"
+                ) from error
+        ours.send(json.dumps(self.source.about(self.role, self.keys)).encode())
+        ours.setblocking(False)
+        self._wire = ours
+        deadline = time.monotonic() + self.source.patience
+        while not self.values:
+            self.drain()
+            if time.monotonic() > deadline:
+                raise self._error(f"it was not ready within {self.source.patience:.0f} s")
+            time.sleep(0.005)
+
+    def drain(self) -> None:
+        """Take all that it has said; the newest measurement counts. It never waits."""
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            while said := self._wire.recv(65536):
+                self._take(said[:1], said[1:])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._error(f"its process is gone: {error.strerror}") from error
+        raise self._error(self._ended())
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        if kind == READY:
+            self.ready = json.loads(body)
+            self._require_fast(self.ready["spent"])
+        elif kind == MEASURED:
+            self.seen = STATE.unpack_from(body)[0]
+            self.values = self._numbers.unpack_from(body, STATE.size)
+        else:
+            raise self._error(_install_hint(body.decode(errors="replace")))
+
+    def _require_fast(self, spent: Sequence[float]) -> None:
+        """19 of 20 measurements with their command fit into the period."""
+        usual = sorted(spent)[int(0.95 * len(spent))]
+        if usual > 1 / self.source.hertz:
+            slower = int(0.8 / usual)
+            raise self._error(
+                f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
+                f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
+                f"{slower}, or use a faster wire"
+            )
+
+    def send(self, values: Sequence[float]) -> None:
+        """Send the robot to `values` [k], in LeRobot's units."""
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            self._wire.send(ORDER + self._numbers.pack(*values))
+        except OSError as error:
+            raise self._error(f"its process does not listen: {error.strerror}") from error
+
+    def close(self) -> None:
+        """It holds the arm with torque on, and ends; safe to call twice."""
+        if self._wire is not None:
+            self._wire.close()
+        if self._process is not None:
+            try:
+                self._process.wait(GONE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._wire, self._process, self.values = None, None, ()
+        self._log.unlink(missing_ok=True)
+
+    def _ended(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(self.source.silence)
+        except subprocess.TimeoutExpired:
+            return "its process does not answer"
+        if code == -signal.SIGALRM:
+            return "a call of LeRobot did not return"
+        words = last_words(self._log)
+        return f"its process died (exit status {code}){': ' + words if words else ''}"
+
+    def _error(self, reason: str) -> DriverError:
+        return DriverError(f"LeRobot's {self.source.type}: {reason}")
+
+
+def _install_hint(reason: str) -> str:
+    missing = "No module named 'lerobot'" in reason
+    return f"LeRobot is not installed there: {INSTALL}" if missing else reason
+
+
+def motor(key: str) -> str:
+    """LeRobot's motor of a key such as `elbow_flex.pos`."""
+    return key.removesuffix(".pos")
+
+
+def span_of(ready: Mapping[str, Any], key: str) -> float | None:
+    """How far that motor was found to turn at calibration, in turns; None where nobody knows."""
+    found = ready.get("ranges", {}).get(motor(key))
+    return None if found is None else (found[1] - found[0]) / 4095

@@ -1,0 +1,259 @@
+"""Calibration of a servo arm: homing offsets, ranges and zeros, and LeRobot's file of them.
+
+LeRobot keeps, for each motor, {id, drive_mode, homing_offset, range_min, range_max}; offset and
+range are in the servo's lasting memory as well, and positions are reported with the offset taken
+off. Ours needs, beyond these ticks, where the kinematics' zero is and which way each joint turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from embodied.core.build import ConfigError
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.servos.bus import ServoWire
+from real_robot.drivers.servos.packet import HIGHEST_ID
+from real_robot.drivers.servos.registers import MAKES, TICKS
+from real_robot.drivers.servos.serial_port import SerialPort
+
+MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
+OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
+MOST_OFFSET = 2047
+LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
+Ask = Callable[[str], None]
+"""Shows a line, and returns when a person has done what it says."""
+Step = Callable[[], bool]
+
+
+@dataclass
+class Motor:
+    """As LeRobot's file has it, with its names."""
+
+    id: int
+    drive_mode: int = 0
+    homing_offset: int = 0
+    range_min: int = 0
+    range_max: int = TICKS - 1
+
+
+def load_lerobot(path: Path) -> dict[str, Motor]:
+    """LeRobot's calibration file; ConfigError."""
+    try:
+        found: Any = json.loads(path.read_text())
+        motors = {str(name): Motor(**about) for name, about in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no calibration of LeRobot: {error}") from error
+    for name, each in motors.items():
+        if not 0 <= each.range_min < each.range_max < TICKS:
+            raise ConfigError(f"{path}: {name} needs 0 <= range_min < range_max < {TICKS}")
+    return motors
+
+
+def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
+    """As LeRobot writes it, whole or not at all."""
+    _write(path, {name: asdict(motor) for name, motor in motors.items()})
+
+
+def driver_settings(
+    motors: Mapping[str, Motor],
+    hand: str | None = "gripper",
+    zeros: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """`joints` and `hand` of the driver ServoBus. Without `zeros` a joint is at 0 rad in the middle
+    of its range."""
+    joints: list[dict[str, Any]] = []
+    for name, each in motors.items():
+        if name == hand:
+            continue
+        middle = round((each.range_min + each.range_max) / 2)
+        about = {"name": name, "id": each.id, "low": each.range_min, "high": each.range_max}
+        about["zero"] = (zeros or {}).get(name, middle)
+        joints.append({**about, "sign": -1 if each.drive_mode else 1})
+    made: dict[str, Any] = {"joints": joints}
+    if hand in motors:
+        each = motors[cast(str, hand)]
+        ends = (
+            (each.range_max, each.range_min)
+            if each.drive_mode
+            else (each.range_min, each.range_max)
+        )
+        made["hand"] = {"id": each.id, "closed": ends[0], "open": ends[1]}
+    return made
+
+
+def motors_of(settings: Mapping[str, Any], hand: str = "gripper") -> dict[str, Motor]:
+    """LeRobot's motors of a driver's `joints` and `hand`; offsets are 0: those of the servos stay
+    unknown to a file that does not have them."""
+    motors = {
+        str(each["name"]): Motor(
+            int(each["id"]), int(each.get("sign", 1) < 0), 0, int(each["low"]), int(each["high"])
+        )
+        for each in settings["joints"]
+    }
+    if about := settings.get("hand"):
+        closed, opened = int(about["closed"]), int(about["open"])
+        ends = (min(closed, opened), max(closed, opened))
+        motors[hand] = Motor(int(about["id"]), int(opened < closed), 0, *ends)
+    return motors
+
+
+@dataclass
+class Found:
+    """A servo that answered: its id, and where it is (ticks)."""
+
+    id: int
+    position: int
+
+
+def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Found]:
+    """The servos of ids up to `most` that answer on a port. DriverError where it cannot be
+    opened."""
+    ids = range(1, min(most, HIGHEST_ID) + 1)
+    make, port = MAKES[protocol], SerialPort(path, baud)
+    wire = ServoWire(port, make, {id: f"servo {id}" for id in ids}, 0.05, 0)
+    port.open()
+    try:
+        wire.find_echo()
+        found: dict[int, bytes] = {}
+        for id in ids:
+            found |= wire.ask(*make.state, (id,))
+        return [Found(id, make.motion(data).position) for id, data in sorted(found.items())]
+    finally:
+        port.close()
+
+
+@dataclass
+class Progress:
+    """What is known so far; kept in a file, so that an interrupted calibration goes on."""
+
+    motors: dict[str, Motor]
+    zeros: dict[str, int] = field(default_factory=dict[str, int])
+    done: list[str] = field(default_factory=list[str])
+
+    @classmethod
+    def load(cls, path: Path, ids: Mapping[str, int]) -> Progress:
+        """The one in `path`, or a new one. ConfigError where it is of other motors."""
+        if not path.exists():
+            return cls({name: Motor(id) for name, id in ids.items()})
+        said: Any = json.loads(path.read_text())
+        made = cls({n: Motor(**m) for n, m in said["motors"].items()}, said["zeros"], said["done"])
+        if {name: motor.id for name, motor in made.motors.items()} != dict(ids):
+            raise ConfigError(f"{path} is of other motors: delete it to begin anew")
+        return made
+
+    def save(self, path: Path) -> None:
+        _write(path, asdict(self))
+
+
+class Calibration:
+    """Of the Feetech servos `ids` (by name) on a port, with torque off: a person moves the arm.
+    `ask` shows one line at a time; `wait` does so too, and calls a function all the while."""
+
+    def __init__(
+        self,
+        path: str,
+        ids: Mapping[str, int],
+        progress: Path,
+        ask: Ask,
+        wait: Callable[[str, Step], None],
+    ) -> None:
+        self.make, self.port = MAKES["feetech"], SerialPort(path, 1_000_000)
+        names = {id: name for name, id in ids.items()}
+        self.wire = ServoWire(self.port, self.make, names, 0.1, 5)
+        self.file, self.ask, self.wait = progress, ask, wait
+        self.progress = Progress.load(progress, ids)
+
+    def run(self, stages: Sequence[str] = ("middle", "range", "zero")) -> Progress:
+        """All that is not done yet. DriverError where a servo does not answer or take a value."""
+        self.port.open()
+        try:
+            self.wire.find_echo()
+            self.wire.get(self.make.mode, 1)
+            self.ask("support the arm: its torque goes off")
+            self._put(self.make.torque, dict.fromkeys(self.wire.names, b"\x00"))
+            for stage in stages:
+                if stage not in self.progress.done:
+                    getattr(self, f"_{stage}")()
+                    self.progress.done.append(stage)
+                    self.progress.save(self.file)
+        finally:
+            self.port.close()
+        return self.progress
+
+    def _middle(self) -> None:
+        """Offsets that make this pose tick 2047 of every servo."""
+        self._keep({OFFSET: dict.fromkeys(self.wire.names, _offset(0))})
+        self._keep({LOW: dict.fromkeys(self.wire.names, _word(0))})
+        self._keep({HIGH: dict.fromkeys(self.wire.names, _word(TICKS - 1))})
+        self.ask("move every joint to the middle of its range")
+        offsets = {id: at - MIDDLE for id, at in self._positions().items()}
+        for id, offset in offsets.items():
+            if abs(offset) > MOST_OFFSET:
+                raise DriverError(
+                    f"{self.wire.names[id]} is {abs(offset)} ticks from its middle, and at most "
+                    f"{MOST_OFFSET} can be kept: mount its horn anew, nearer to the middle"
+                )
+        self._keep({OFFSET: {id: _offset(value) for id, value in offsets.items()}})
+        for motor in self.progress.motors.values():
+            motor.homing_offset = offsets[motor.id]
+
+    def _range(self) -> None:
+        """The ends of every joint, moved by hand."""
+        ends = {id: [at, at] for id, at in self._positions().items()}
+
+        def look() -> bool:
+            for id, at in self._positions().items():
+                ends[id] = [min(ends[id][0], at), max(ends[id][1], at)]
+            return True
+
+        self.wait("move every joint, and the hand, to both of its ends", look)
+        for name, motor in self.progress.motors.items():
+            low, high = ends[motor.id]
+            if high - low < LEAST_RANGE:
+                raise DriverError(f"{name} was moved by {high - low} ticks only: calibrate again")
+            motor.range_min, motor.range_max = low, high
+        self._keep({LOW: {id: _word(low) for id, (low, _) in ends.items()}})
+        self._keep({HIGH: {id: _word(high) for id, (_, high) in ends.items()}})
+
+    def _zero(self) -> None:
+        """Where the kinematics' joints are at 0 rad."""
+        self.ask(
+            "move the arm to its kinematics' zero (SO-101: upper arm upright, the rest forwards)"
+        )
+        at = self._positions()
+        self.progress.zeros = {name: at[motor.id] for name, motor in self.progress.motors.items()}
+
+    def _positions(self) -> dict[int, int]:
+        found = self.wire.get(*self.make.state)
+        return {id: self.make.motion(data).position for id, data in found.items()}
+
+    def _keep(self, registers: Mapping[int, Mapping[int, bytes]]) -> None:
+        """Into lasting memory, behind its lock."""
+        self._put(LOCK, dict.fromkeys(self.wire.names, b"\x00"))
+        for address, data in registers.items():
+            self._put(address, data)
+        self._put(LOCK, dict.fromkeys(self.wire.names, b"\x01"))
+
+    def _put(self, address: int, data: Mapping[int, bytes]) -> None:
+        if silent := self.wire.put(address, data):
+            name = self.wire.names[min(silent)]
+            raise DriverError(f"{name} does not take what is written to it: check power and cable")
+
+
+def _word(value: int) -> bytes:
+    return value.to_bytes(2, "little")
+
+
+def _offset(value: int) -> bytes:
+    """Sign and magnitude: bit 11 is the sign."""
+    return _word(abs(value) | (0x800 if value < 0 else 0))
+
+
+def _write(path: Path, about: Any) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(about, indent=4))
+    part.replace(path)

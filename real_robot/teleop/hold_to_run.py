@@ -1,0 +1,307 @@
+"""Hold-to-run: the arm moves only while an operator holds a key, a button or a pedal.
+
+A thread of the operator's terminal looks at the device and writes a beat into the mailbox `deadman`
+of the daemon's folder each time it finds it held. The control process brings the arm to rest when
+no beat has come for 0.25 s (`real_robot.safety.silence`), whatever the reason: let go, the device
+unplugged, the terminal stopped or closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import termios
+import threading
+import time
+import tty
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodied.core.build import ConfigError, Node, build
+from real_robot.ipc.mailbox import Mailbox, MailboxError
+from real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION
+
+LOOK = 0.02  # s between two looks at a button
+EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
+SYN, KEY, DROPPED = 0, 1, 3
+SPACE: Node = {"_target_": "real_robot.teleop.hold_to_run.TerminalKey"}
+
+
+class HoldDevice(ABC):
+    """What is held. All calls come from one thread."""
+
+    hint: str
+    """What the operator has to do: "hold ..."."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """From here on it is looked at. ConfigError."""
+
+    @abstractmethod
+    def held(self) -> bool:
+        """Whether it was found held since the last call; waits up to about `LOOK` s. Never raises:
+        a device that is gone is not held."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TerminalKeyConfig:
+    """`key`: one character; `repeat` (s): two of them within that are a key that is kept down."""
+
+    key: str = " "
+    repeat: float = 0.25
+
+    def __post_init__(self) -> None:
+        if len(self.key) != 1 or not self.key.isascii() or not self.key.isprintable():
+            raise ConfigError(f"key={self.key!r} should be one character, such as ' ' or 'h'")
+        if not 0 < self.repeat <= 0.25:
+            raise ConfigError(f"repeat={self.repeat:g} should be above 0, at most 0.25 s")
+
+
+class TerminalKey(HoldDevice):
+    """A key of this terminal, by its autorepeat: a terminal tells what is typed, not what is let
+    go. A first character moves nothing, so a key that is only touched does not; the arm moves
+    when the key repeats (after about half a second) and rests when it no longer does."""
+
+    def __init__(
+        self,
+        config: TerminalKeyConfig,
+        file: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.clock = config, clock
+        self.file = file
+        name = {" ": "the space bar"}.get(config.key, f"the key {config.key!r}")
+        self.hint = f"hold {name} down"
+        self.typed = self.looked = -1e9
+        self._before: list[Any] | None = None
+        if not os.isatty(self.file):
+            raise ConfigError(
+                "hold_to_run: there is no terminal whose key could be held; name a button or a "
+                "pedal, as in hold={_target_: real_robot.teleop.hold_to_run.InputKey, path: "
+                "/dev/input/by-id/NAME, code: 48}"
+            )
+
+    def begin(self) -> None:
+        """Characters come one by one from here on, and are not shown; Ctrl-C works as before."""
+        if os.tcgetpgrp(self.file) != os.getpgrp():
+            raise ConfigError("hold_to_run: this program is not in its terminal's foreground")
+        self._before = termios.tcgetattr(self.file)
+        tty.setcbreak(self.file, termios.TCSAFLUSH)
+        self.looked = self.clock()
+
+    def held(self) -> bool:
+        came = self._typed()
+        now, looked = self.clock(), self.looked
+        self.looked = now
+        if now - looked > self.config.repeat:  # this process was stopped: what came is old
+            self._forget()
+            return False
+        if not came:
+            return False
+        repeats, self.typed = now - self.typed <= self.config.repeat, now
+        return repeats
+
+    def _typed(self) -> bool:
+        """Whether the key came in the next `LOOK` s."""
+        if not select.select([self.file], [], [], LOOK)[0]:
+            return False
+        try:
+            text = os.read(self.file, 1024)
+        except OSError:  # the terminal is gone
+            text = b""
+        if not text:
+            time.sleep(LOOK)
+        return self.config.key.encode() in text
+
+    def _forget(self) -> None:
+        self.typed = -1e9
+        with suppress(termios.error):
+            termios.tcflush(self.file, termios.TCIFLUSH)
+
+    def close(self) -> None:
+        if self._before is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(self.file, termios.TCSAFLUSH, self._before)
+            self._before = None
+
+
+@dataclass(frozen=True)
+class InputKeyConfig:
+    """`path`: /dev/input/by-id/... of a pedal, a button or a keyboard, that this user may read;
+    `code`: of its key (KEY_... of <linux/input-event-codes.h>; `evtest` shows it)."""
+
+    path: str
+    code: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.code < 0x300:
+            raise ConfigError(f"code={self.code} should be from 0 to 767 (`evtest` shows it)")
+
+
+class InputKey(HoldDevice):
+    """A foot pedal, button or key of a Linux input device: pressed and let go are said by the
+    kernel. Held only after a press that was seen, and no longer once an event was lost."""
+
+    def __init__(self, config: InputKeyConfig) -> None:
+        self.config, self.down = config, False
+        self.hint = f"hold key {config.code} of {config.path} down"
+        try:
+            self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"the input device {config.path} cannot be read ({error.strerror}): see "
+                "/dev/input/by-id, and who may read it (group input)"
+            ) from error
+
+    def begin(self) -> None:
+        """What was pressed before does not count."""
+        self._read()
+        self.down = False
+
+    def held(self) -> bool:
+        select.select([self.file], [], [], LOOK)
+        if not self._read():
+            self.down = False
+            time.sleep(LOOK)
+        return self.down
+
+    def _read(self) -> bool:
+        """Hear all events that are there; False where the device is gone."""
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    data = os.read(self.file, 64 * EVENT.size)
+                except BlockingIOError:
+                    raise
+                except OSError:
+                    return False
+                if not data:
+                    return False
+                self._hear(data)
+        return True
+
+    def _hear(self, data: bytes) -> None:
+        for _, _, kind, code, value in EVENT.iter_unpack(
+            data[: len(data) // EVENT.size * EVENT.size]
+        ):
+            if kind == KEY and code == self.config.code:
+                self.down = value != 0  # 1 pressed, 2 repeated, 0 let go
+            elif kind == SYN and code == DROPPED:
+                self.down = False
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+class Beats:
+    """Writes into the mailbox `deadman` of `folder`. A daemon that starts again makes a new one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.file = folder / DEADMAN, -1
+        self.mailbox: Mailbox | None = None
+
+    def beat(self, now: float) -> None:
+        """It was held at `now` (s, monotonic). Nothing happens where no daemon runs."""
+        with suppress(OSError, MailboxError):
+            file = os.stat(self.path).st_ino
+            if self.mailbox is None or file != self.file:
+                self._open(file)
+            assert self.mailbox is not None
+            self.mailbox.fields["count"] += 1
+            self.mailbox.fields["time"] = now
+            self.mailbox.send()
+
+    def _open(self, file: int) -> None:
+        self.close()
+        self.mailbox, self.file = Mailbox(self.path, HEARTBEAT, VERSION, create=False), file
+        self.mailbox.receive()  # its count goes on
+
+    def close(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
+        self.mailbox = None
+
+
+class HoldToRun:
+    """The device `node` is opened at once (ConfigError), and looked at from `start` on. As a
+    context: until its end."""
+
+    def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock, self.last = clock, -1e9
+        self.problem: Exception | None = None
+        self._folder: Path | None = None
+        self._opened, self._go = threading.Event(), threading.Event()
+        self._done = threading.Event()
+        # One thread opens and reads it: a gamepad's library insists on that.
+        arguments = (SPACE if node is None else node,)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+        self._opened.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def start(self, folder: Path) -> None:
+        """Beats for the daemon in `folder` from here on. ConfigError."""
+        self._folder = folder
+        self._opened.clear()
+        self._go.set()
+        self._opened.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    @property
+    def held(self) -> bool:
+        """Whether a beat was written in the last quarter of a second."""
+        return self.clock() - self.last <= 0.25
+
+    def _run(self, node: Node) -> None:
+        try:
+            device = build(node, HoldDevice)
+        except Exception as error:  # it is raised in the thread that waits
+            self.problem = error
+            self._opened.set()
+            return
+        self.hint = device.hint
+        self._opened.set()
+        try:
+            self._go.wait()
+            if not self._done.is_set():
+                self._look(device)
+        finally:
+            device.close()
+
+    def _look(self, device: HoldDevice) -> None:
+        assert self._folder is not None
+        try:
+            device.begin()
+        except ConfigError as error:
+            self.problem = error
+            return
+        finally:
+            self._opened.set()
+        beats = Beats(self._folder)
+        while not self._done.is_set():
+            if device.held():
+                self.last = self.clock()
+                beats.beat(self.last)
+        beats.close()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._done.set()
+        self._go.set()
+        self._thread.join()
+
+    def __enter__(self) -> HoldToRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,51 @@
+"""What a leader arm's pose means for the arm that follows its tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.embodiments.kinematics.arms_file import forward_of
+from real_robot.control.arm_state import Floats
+from real_robot.teleop.teleop import NO_INPUT, Held
+
+HALF_SECOND = 0.5
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The follower's tool goes where the leader's is, `scale` times as far from `origin` (m);
+    `step`: m that an action of 1 moves. Held while it has moved `still` m in the last half
+    second."""
+
+    kinematics: str
+    step: float = 0.025
+    scale: float = 1.0
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    still: float = 0.003
+
+
+class LeaderMotion:
+    """Actions towards the place of the leader's tool."""
+
+    def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
+        self.reach, self.clock = reach, clock
+        self.forward = forward_of(reach.kinematics)
+        self.moved, self.last = -np.inf, np.full(3, np.inf)
+
+    def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
+        """For a leader at joints `q` [n] with its hand at `grip`, and a follower's tool at `tool`
+        (m)."""
+        reach = self.reach
+        origin = np.asarray(reach.origin)
+        place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)
+        now = self.clock()
+        if np.linalg.norm(place - self.last) > reach.still:
+            self.moved = now if np.isfinite(self.last).all() else self.moved
+            self.last = place
+        if tool is None or now > self.moved + HALF_SECOND:
+            return NO_INPUT
+        x, y, z = ((place - np.asarray(tool)) / reach.step).tolist()
+        return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)

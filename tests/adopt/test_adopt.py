@@ -1,0 +1,255 @@
+"""`embodied adopt`: older layouts, names and units, and the one line for what does not fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embodied import cli
+from embodied.adopt.lerobot_config import Feature, LeRobotConfig
+from embodied.adopt.names import Names, scaled_inputs
+from embodied.adopt.normalization import Map
+from embodied.core import checkpoint
+from embodied.core.actor import Actor
+from embodied.core.affine import Affine
+from embodied.core.saved_file import file_hash
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.mapping import Mapping, Source
+from policies.wrappers.mapped import Mapped
+from tests.adopt.checkpoints import ENV, STATE, random_weights, two_gap_checkpoint, two_gap_mapping
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Diffusion checkpoint of LeRobot for env=two_gap, and its mapping file."""
+    folder = tmp_path_factory.mktemp("adopt")
+    two_gap_mapping(folder / "names.yaml")
+    return two_gap_checkpoint(folder / "lerobot")
+
+
+def adopted(base: Path, out: Path, *words: str) -> Path:
+    """The run that `embodied adopt` makes."""
+    mapping = f"mapping={base.parent / 'names.yaml'}"
+    args = cli.parse(["adopt", str(base), "env=two_gap", mapping, f"out={out}", *words])
+    args.run(args)
+    return out
+
+
+def refused(*argv: str) -> str:
+    """The one line with which `embodied adopt` refuses."""
+    args = cli.parse(["adopt", *argv])
+    with pytest.raises(Exception) as caught:
+        args.run(args)
+    line = cli.mistake(caught.value)
+    assert line is not None, repr(caught.value)
+    return line
+
+
+def changed(base: Path, folder: Path, **settings: Any) -> Path:
+    """A copy of `base` with other fields in config.json."""
+    folder.mkdir()
+    for file in base.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    node = json.loads((base / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(node))
+    return folder
+
+
+def test_a_run_that_acts_and_says_where_it_is_from(base: Path, tmp_path: Path) -> None:
+    run = adopted(base, tmp_path / "run", "steps=2")
+    policy = checkpoint.load_policy(run)
+    assert policy.chunk == 3
+    assert policy.node["steps"] == 2
+    about = json.loads((checkpoint.find(run) / "about.json").read_text())
+    assert about["adopted"]["sha256"] == file_hash(base / "model.safetensors")
+    args = cli.parse(["eval", str(run), "episodes=2", "num_envs=2"])
+    args.run(args)
+
+
+def test_evaluated_elsewhere(base: Path, tmp_path: Path) -> None:
+    """Without env: its own names and physical units; a run without an environment can be named."""
+    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
+    args.run(args)
+    policy = checkpoint.load_policy(tmp_path / "run")
+    assert set(policy.spec.obs) == {"state", "environment_state"}
+    assert policy.spec.act.high == (1.0, 1.0)
+    assert policy.spec.dt == pytest.approx(0.1)
+
+
+def test_past_observations_are_those_of_the_steps_before(base: Path, tmp_path: Path) -> None:
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    actor = Actor(policy, 2)
+    for step in range(8):
+        obs = {"state": torch.full((2, 2), float(step))}
+        actor(obs, torch.tensor([step == 0, step in (0, 4)]))
+        if step in (3, 6):  # a new chunk every third step
+            assert actor.decision_obs["history/state"][0].tolist() == [[step - 1.0] * 2]
+    # the second row began again at step 4 and decided at step 7
+    assert actor.decision_obs["history/state"][1].tolist() == [[6.0] * 2]
+
+
+def test_past_observations_through_a_mapping(base: Path, tmp_path: Path) -> None:
+    """A policy in its own names and units, mapped at evaluation, remembers what it saw there."""
+    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
+    args.run(args)
+    own = checkpoint.load_policy(tmp_path / "run")
+    names = ("environment_state", "state")
+    here = replace(own.spec, obs={f"my_{name}": own.spec.obs[name] for name in names})
+    here = here.with_act(Leaf((2,), low=-1.0, high=1.0))
+    sources = {f"my_{name}": Source(name, 2.0, 1.0) for name in names}
+    mapped = Mapped.of(own, here, Mapping(sources, Affine((-2.0, -2.0), (2.0, 2.0))))
+    noise = torch.randn(4, 1, 8, 2)
+    own.sample_noise = lambda n, explore=False: noise[0]  # pyright: ignore
+    actors = [Actor(own, 1), Actor(mapped, 1)]
+    for step in range(4):
+        there = {name: torch.rand(1, 2) for name in names}
+        given = {f"my_{name}": 2 * value + 1 for name, value in there.items()}
+        first = torch.tensor([step == 0])
+        own_action, action = (a(o, first) for a, o in zip(actors, (there, given), strict=True))
+        assert torch.allclose(own_action, 2 * action, atol=1e-5)
+
+
+def test_the_first_observation_is_its_own_past(base: Path, tmp_path: Path) -> None:
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    actor = Actor(policy, 1)
+    actor({"state": torch.full((1, 2), 0.5)}, torch.tensor([True]))
+    assert actor.decision_obs["history/state"].tolist() == [[[0.5, 0.5]]]
+
+
+def test_older_layout_with_buffers_in_the_model(base: Path, tmp_path: Path) -> None:
+    older = changed(base, tmp_path / "older")
+    weights = load_file(base / "model.safetensors")
+    for name, prefix in ((STATE, "normalize_inputs"), (ENV, "normalize_inputs")):
+        buffer = f"{prefix}.buffer_{name.replace('.', '_')}"
+        weights |= {f"{buffer}.min": torch.zeros(2), f"{buffer}.max": torch.ones(2)}
+    weights |= {
+        f"unnormalize_outputs.buffer_action.{k}": torch.full((2,), v)
+        for k, v in {"min": -1.0, "max": 1.0}.items()
+    }
+    save_file(weights, older / "model.safetensors")
+    for file in older.glob("policy_*"):
+        file.unlink()
+    made = [
+        checkpoint.load_policy(
+            adopted(folder, tmp_path / f"run_{folder.name}", "steps=2", *mapping)
+        )
+        for folder, mapping in ((base, ()), (older, (f"mapping={base.parent / 'names.yaml'}",)))
+    ]
+    obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
+    first, second = (policy.act(obs, {}, noise)[0] for policy in made)
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_units_of_actions(base: Path, tmp_path: Path) -> None:
+    """An action of 1 here is 0.5 there."""
+    file = two_gap_mapping(tmp_path / "names.yaml")
+    file.write_text(file.read_text() + "action: {low: [-0.5, -0.5], high: [0.5, 0.5]}\n")
+    plain, doubled = (
+        checkpoint.load_policy(adopted(base, tmp_path / name, "steps=2", *words))
+        for name, words in (("plain", ()), ("doubled", (f"mapping={file}",)))
+    )
+    obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
+    first, second = (policy.act(obs, {}, noise)[0] for policy in (plain, doubled))
+    assert torch.allclose((2 * first).clamp(-1, 1), second, atol=1e-6)
+
+
+def test_units_of_observations() -> None:
+    """here = 0.5 there + 1: the same place, normalised from either side, is the same number."""
+    source = Source("state", 0.5, 1.0)
+    there, low, scale = torch.tensor([0.3, -2.0]), torch.tensor([0.1, 0.2]), torch.tensor([2.0, 3])
+    config = LeRobotConfig("diffusion", {STATE: Feature("state", (2,))}, 2, 1, {}, {})
+    names = Names(Mapping({"state": source}))
+    spec = Spec({"state": Leaf((2,))}, Leaf((2,)), 0.1)
+    found = scaled_inputs(config, {STATE: Map(low, scale, 1.0)}, names, spec)[STATE]
+    here = 0.5 * there + 1.0
+    assert torch.allclose((here - found.low) / found.scale, (there - low) / scale)
+
+
+LINES: dict[str, tuple[dict[str, Any], str]] = {
+    "newer field": ({"denoise_harder": True}, r"denoise_harder.*newer.*ignore=\[denoise_harder\]"),
+    "other type": ({"type": "xvla"}, "type 'xvla'; adopted are diffusion, act"),
+    "served type": ({"type": "smolvla"}, "serve_lerobot.py.*policy=remote"),
+    "no type": ({"type": None}, "type None"),
+    "adapters": ({"use_peft": True}, "adapters only"),
+    "damaged": ({"horizon": None}, "config.json is damaged"),
+    "other network": ({"down_dims": [16, 64]}, "does not fit its config.json"),
+    "no features": ({"input_features": None}, "names no features"),
+    "long chunk": ({"n_action_steps": 30}, r"chunk=30 is not in 1\.\.7"),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_one_line_for_a_checkpoint_that_does_not_fit(case: str, base: Path, tmp_path: Path) -> None:
+    settings, expected = LINES[case]
+    folder = changed(base, tmp_path / "other", **settings)
+    mapping = f"mapping={base.parent / 'names.yaml'}"
+    line = refused(str(folder), "env=two_gap", mapping, f"out={tmp_path / 'run'}")
+    assert re.search(expected, line), line
+    assert "\n" not in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_line_for_settings_that_do_not_fit(base: Path, tmp_path: Path) -> None:
+    out, names = f"out={tmp_path / 'run'}", f"mapping={base.parent / 'names.yaml'}"
+    line = refused(str(base), "env=two_gap", out)
+    assert "needs observation.environment_state" in line
+    assert "mapping=FILE" in line
+    assert "chunk=9 is not in 1..7" in refused(str(base), "env=two_gap", names, out, "chunk=9")
+    assert "fps=30" in refused(str(base), out)
+    assert "is not a folder" in refused(str(tmp_path / "nowhere"), out)
+    assert "action values" in refused(str(base), "env=pendulum", out)
+    assert "no mapping file" in refused(str(base), "env=two_gap", "mapping=none.yaml", out)
+
+
+def test_a_missing_camera(tmp_path: Path) -> None:
+    from tests.adopt.checkpoints import DATA
+
+    line = refused(str(DATA / "diffusion_pictures"), "env=two_gap", f"out={tmp_path / 'run'}")
+    assert "model.safetensors" in line
+    folder = changed(DATA / "diffusion_pictures", tmp_path / "pictures")
+    save_file({"x": torch.zeros(1)}, folder / "model.safetensors")
+    line = refused(str(folder), "env=fr3_lift", f"out={tmp_path / 'run'}")
+    assert "action values" in line or "observation.images.top (a picture)" in line
+
+
+def test_units_that_do_not_match(base: Path, tmp_path: Path) -> None:
+    folder = changed(base, tmp_path / "degrees")
+    for file in folder.glob("*processor.safetensors"):
+        stats = load_file(file)
+        stats |= {"action.min": torch.full((2,), -165.0), "action.max": torch.full((2,), 160.0)}
+        save_file(stats, file)
+    names, out = f"mapping={base.parent / 'names.yaml'}", f"out={tmp_path / 'run'}"
+    line = refused(str(folder), "env=two_gap", names, out)
+    assert "units do not match: the policy's actions are in [-165, 160]" in line
+    for file in folder.glob("*processor.safetensors"):
+        stats = load_file(file)
+        save_file({**stats, f"{STATE}.max": torch.full((2,), 90.0)}, file)
+    line = refused(str(folder), "env=two_gap", names, out)
+    assert "observation.state is in [0, 90]" in line
+
+
+def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
+    settings = {"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}
+    folder = two_gap_checkpoint(tmp_path / "act", "act_numbers")
+    node = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(node))
+    mapping = two_gap_mapping(tmp_path / "names.yaml")
+    words = [str(folder), "env=two_gap", f"mapping={mapping}", f"out={tmp_path / 'run'}"]
+    assert "chunk=20" in refused(*words)
+    args = cli.parse(["adopt", *words, "chunk=4"])
+    args.run(args)
+    assert checkpoint.load_policy(tmp_path / "run").chunk == 4
+
+
+def test_random_weights_follow_the_configuration(tmp_path: Path) -> None:
+    """The fixture itself: its file holds the network's tensors only."""
+    folder = two_gap_checkpoint(tmp_path / "again")
+    names = set(load_file(random_weights(folder) / "model.safetensors"))
+    assert all(name.startswith("diffusion.unet.") for name in names)

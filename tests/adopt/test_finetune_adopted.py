@@ -1,0 +1,168 @@
+"""Everything that works on a policy of ours works on an adopted one: a tiny one, on env=two_gap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied import cli
+from embodied.commands.train import train
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from policies.lerobot.diffusion import LeRobotDiffusion
+from policies.steering.dsrl import Dsrl
+from tests.adopt.checkpoints import two_gap_checkpoint, two_gap_mapping
+
+DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
+SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
+CASES = {
+    "dsrl": ["experiment=two_gap_dsrl", *SMALL],
+    "shared": ["experiment=two_gap_dsrl", "finetune.shared_noise=true", *SMALL],
+    "dsrl_na": ["experiment=two_gap_dsrl_na", "finetune.shared_noise=true", *SMALL],
+    "features": ["experiment=two_gap_dsrl", "finetune=dsrl_features", *SMALL],
+    "residual": ["experiment=two_gap_dsrl", "finetune=residual", *SMALL],
+    "expo": ["experiment=two_gap_expo", "demo_episodes=null", "data.pretrain_steps=0", *SMALL],
+}
+
+
+def adopted(folder: Path, case: str) -> Path:
+    base = two_gap_checkpoint(folder / "lerobot", case)
+    mapping = two_gap_mapping(folder / "names.yaml")
+    words = ["env=two_gap", f"mapping={mapping}", f"out={folder / 'base'}"]
+    args = cli.parse(["adopt", str(base), *words, *["steps=2"] * case.startswith("diffusion")])
+    args.run(args)
+    return folder / "base"
+
+
+@pytest.fixture(scope="module")
+def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an adopted Diffusion policy that uses two observations and acts three steps."""
+    return adopted(tmp_path_factory.mktemp("diffusion"), "diffusion_numbers")
+
+
+@pytest.fixture(scope="module")
+def act(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an adopted ACT policy."""
+    return adopted(tmp_path_factory.mktemp("act"), "act_numbers")
+
+
+def evaluated(run: Path, *words: str) -> None:
+    args = cli.parse(["eval", str(run), "episodes=2", "num_envs=2", *words])
+    args.run(args)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
+    out = tmp_path / name
+    train([*CASES[name], *DEBUG, f"init={diffusion}", f"output={out}", "copy_base_mb=0"])
+    saved = checkpoint.find(out)
+    assert (saved / "references.json").exists() == (name != "expo")  # EXPO trains the base too
+    state = checkpoint.load_state(out, "learner")["module"]
+    assert not any("base.diffusion" in key for key in state) or name == "expo"
+    evaluated(out)
+
+
+def test_shared_noise_is_that_of_one_step(diffusion: Path, tmp_path: Path) -> None:
+    base = checkpoint.load_policy(diffusion)
+    inner = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
+    policy = Dsrl.wrap(base, node, inner)
+    assert policy.inner.spec.act.size == 2
+    u = torch.rand(3, 2)
+    noise = policy.base_noise(u)
+    assert noise.shape == (3, 8, 2)
+    assert torch.equal(noise, (2 * u)[:, None].expand(3, 8, 2))
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_path: Path) -> None:
+    """Without its base in the checkpoint, bit for bit."""
+    words = [*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", "copy_base_mb=0"]
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    train([*words, f"output={whole}"])
+    train([*words, f"output={half}", "steps=40"])
+    train([f"resume={half}", "steps=60"])
+    first, second = (checkpoint.load_policy(run).state_dict() for run in (whole, half))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+def test_best_of_n_and_real_time_chunking(diffusion: Path) -> None:
+    evaluated(diffusion, "policy=real_time_chunking", "policy.delay=1", "execute=2")
+    evaluated(diffusion, "policy.steps=3")
+
+
+def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:
+    """The guided steps of the new chunk are nearer to the old plan than without guidance."""
+    policy = checkpoint.load_policy(diffusion)
+    guided = policy.with_real_time_chunking("guided")
+    obs, noise = {"state": torch.full((16, 2), 0.4)}, torch.randn(16, 8, 2)
+    plan = policy.act(obs, {}, torch.randn(16, 8, 2))[0]
+    carry = guided.initial(16) | {
+        "plan": plan,
+        "executed_steps": torch.ones(16, dtype=torch.int64),
+        "delay": torch.ones(16, dtype=torch.int64),
+    }
+    free = policy.act(obs, {}, noise)[0]
+    seen, carry = guided.observe(obs, carry, noise)
+    with torch.no_grad():
+        joined = guided.base.to_actions(  # pyright: ignore
+            guided.base.strides(obs, noise)[0]  # pyright: ignore
+        )
+    assert joined.shape == free.shape
+    made = guided.act(seen, carry, noise)[0]
+    assert torch.equal(made[:, 0], plan[:, 1])  # frozen: the delay
+    assert (made[:, 1] - plan[:, 2]).abs().mean() < (free[:, 1] - plan[:, 2]).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["dsrl", "dsrl_na", "features"])
+def test_a_policy_without_noise_cannot_be_steered(name: str, act: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train([*CASES[name], *DEBUG, f"init={act}", f"output={tmp_path / name}"])
+    assert "finetune=residual and finetune=expo" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["residual", "expo"])
+def test_a_policy_without_noise_can_be_corrected(name: str, act: Path, tmp_path: Path) -> None:
+    train([*CASES[name], *DEBUG, f"init={act}", f"output={tmp_path / name}"])
+    evaluated(tmp_path / name)
+
+
+def test_exported_with_its_past_as_an_input(diffusion: Path, tmp_path: Path) -> None:
+    args = cli.parse(["export", str(diffusion), "--to", str(tmp_path), "--torchscript"])
+    args.run(args)
+    policy = torch.jit.load(str(tmp_path / "policy.pt"))
+    past, obs, noise = torch.rand(2, 1, 2), torch.rand(2, 2), torch.randn(2, 8, 2)
+    found = policy(obs, past, noise)
+    own = checkpoint.load_policy(diffusion)
+    expected, _ = own.act({"state": obs, "history/state": past}, {}, noise)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_the_viewer_opens_it(diffusion: Path) -> None:
+    from embodied.viewer.launch import open_session
+
+    assert open_session(diffusion) is not None
+
+
+def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
+    """A U-Net of 16.6 million parameters: at the default settings, below 5 MB."""
+    folder = two_gap_checkpoint(
+        tmp_path / "lerobot", down_dims=[128, 256, 512], horizon=16, n_action_steps=8
+    )
+    mapping = two_gap_mapping(tmp_path / "names.yaml")
+    words = ["env=two_gap", f"mapping={mapping}", f"out={tmp_path / 'base'}", "steps=1"]
+    args = cli.parse(["adopt", str(folder), *words])
+    args.run(args)
+    base = checkpoint.load_policy(tmp_path / "base")
+    assert isinstance(base, LeRobotDiffusion)
+    inner = {"_target_": "policies.gaussian.Gaussian"}
+    policy = Dsrl.wrap(base, {"_target_": "policies.steering.dsrl.Dsrl"}, inner)
+    saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
+    assert (
+        tmp_path / "base" / "checkpoints" / "00000000" / "policy.safetensors"
+    ).stat().st_size > 4e7
+    assert sum(file.stat().st_size for file in saved.iterdir()) < 5e6
+    assert json.loads((saved / "references.json").read_text())[0]["part"] == "base"
+    assert isinstance(checkpoint.load_policy(saved), Dsrl)

@@ -1,0 +1,175 @@
+"""`import embodied as em`: names and objects of one's own, units of actions, saving, mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import embodied as em
+from embodied.core.build import ConfigError
+from embodied.core.checkpoint import load_policy
+from policies.gaussian import Config, Gaussian
+
+SMALL = {"size": "debug", "verbose": False}
+
+
+class Slide(gymnasium.Env[Any, Any]):
+    """Slide a block to zero; the force is in newtons, from 0 to 20 (10 keeps it where it is)."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(0.0, 20.0, (1,), np.float32)
+    handle: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x, self.steps = self.np_random.uniform(-1, 1), 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.x += 0.02 * (float(action[0]) - 10)
+        self.steps += 1
+        return self._obs(), -abs(self.x), False, self.steps == 20, {}
+
+    def _obs(self) -> Any:
+        return np.array([self.x, self.steps / 20], np.float32)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> em.Agent:
+    out = tmp_path_factory.mktemp("runs") / "slide"
+    return em.train(env=Slide, learner="sac", output=str(out), **SMALL)
+
+
+def play(agent: em.Agent, env: gymnasium.Env[Any, Any]) -> list[Any]:
+    obs, _ = env.reset(seed=0)
+    agent.reset()
+    actions: list[Any] = []
+    for _ in range(5):
+        actions.append(agent.predict(obs))
+        obs, *_ = env.step(actions[-1])
+    return actions
+
+
+def test_a_class_of_ones_own_trains_and_acts_in_its_own_units(agent: em.Agent) -> None:
+    actions = play(agent, Slide())
+    assert all(0 <= action[0] <= 20 for action in actions)
+    assert np.std(actions) > 0 and np.mean(actions) > 1.5, "in newtons, not in [-1, 1]"
+    played = em.rollout(agent, Slide, steps=3)
+    assert torch.equal(played["obs/state"][1], played["next_obs/state"][0])
+    unit = played["action"][:, 0, 0].numpy()
+    assert np.allclose([a[0] for a in play(agent, Slide())[:1]], 10 + 10 * unit[:1], atol=20)
+
+
+def test_predict_is_the_policys_action_in_newtons(agent: em.Agent) -> None:
+    obs = np.array([[0.5, 0.1], [-0.5, 0.2]], np.float32)
+    agent.reset()
+    got = agent.predict(obs)
+    noise = torch.zeros_like(agent.policy.sample_noise(2))
+    unit, _ = agent.policy.act({"state": torch.from_numpy(obs)}, {}, noise)
+    assert np.allclose(got, 10 + 10 * unit[:, 0].detach().numpy(), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"1 observations after 2: call reset\(\)"):
+        agent.predict(obs[:1])
+
+
+def test_a_run_is_loaded_as_it_was(agent: em.Agent) -> None:
+    assert agent.folder is not None
+    before = play(agent, Slide())
+    assert np.array_equal(before, play(em.load(agent.folder), Slide()))
+    assert np.array_equal(before, play(em.load(str(agent.folder), env=Slide()), Slide()))
+
+
+def test_another_process_asks_for_the_object(agent: em.Agent) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import embodied as em; em.load({str(agent.folder)!r})"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ConfigError: python/Slide-v0 was an object of the Python program" in done.stderr
+
+
+def test_one_object_is_copied_for_evaluation(tmp_path: Path) -> None:
+    env = Slide()
+    made = em.train(env=env, learner="ppo", output=str(tmp_path / "run"), **SMALL)
+    result = em.evaluate(made, episodes=4, num_envs=2)
+    assert len(result.returns) == 4 and str(result).startswith("return -")
+
+
+def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
+    env = Slide()
+    env.handle = (each for each in ())  # generators refuse
+    with pytest.raises(ConfigError, match="give a function that makes it: env=lambda: MyEnv"):
+        em.make_env(env, num_envs=2)
+
+
+def test_a_torch_module_is_a_policy(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    out = str(tmp_path / "run")
+    made = em.train(env=Slide, learner="td3", policy=module, output=out, **SMALL)
+    again = em.load(out, module=nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    assert np.array_equal(play(made, Slide()), play(again, Slide()))
+    with pytest.raises(ConfigError, match=r"returns \[2, 3\] for 2 observations, not \[2, 1\]"):
+        em.make_policy(nn.Linear(2, 3), em.make_env(Slide))
+    with pytest.raises(ConfigError, match=r"does not take observations \[n, 2\]"):
+        em.make_policy(nn.Linear(5, 1), em.make_env(Slide))
+
+
+def test_names_ids_and_settings(tmp_path: Path) -> None:
+    env = em.make_env("two_gap", num_envs=3)
+    assert env.num_envs == 3 and len(env.reset(0)["state"]) == 3
+    assert em.make_env(env) is env
+    with pytest.raises(ConfigError, match="there is no environment"):
+        em.make_env("Pendulum-v7")
+    with pytest.raises(ConfigError, match="made already"):
+        em.make_env(env, num_envs=4)
+    policy = em.make_policy("flow", env, chunk=4, width=32)
+    learner = em.make_learner({"name": "imitate", "lr": 1e-4}, policy)
+    batch = {"obs/state": torch.rand(8, 2), "action": torch.rand(8, 4, 2)}
+    losses = learner.update({**batch, "valid": torch.ones(8, 4, dtype=torch.bool)})
+    assert all(value.isfinite() for value in losses.values())
+    assert "sac" in em.list("learner")
+    with pytest.raises(ConfigError, match='there is no group "sacs"'):
+        em.list("sacs")
+    assert em.collect("two_gap", tmp_path / "demos", episodes=2).is_dir()
+
+
+def test_discrete_actions_choose_another_policy(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    made = em.train(env="CartPole-v1", learner="ppo", output=out, **SMALL)
+    actions = play(made, gymnasium.make("CartPole-v1"))
+    assert {type(action) for action in actions} == {int}
+    with pytest.raises(ConfigError, match="Sac needs continuous actions"):
+        em.train(env="CartPole-v1", learner="sac")
+
+
+def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
+    env = em.make_env("Pendulum-v1")
+    policy = Gaussian(Config(hidden=(8,)), env.spec)
+    folder = em.save(policy, tmp_path / "mine")
+    again = load_policy(folder, env.spec)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(policy.state_dict().values(), again.state_dict().values(), strict=True)
+    )
+    assert em.load(folder).folder is None
+    result = em.evaluate(em.load(folder), env="Pendulum-v1", episodes=2)
+    assert len(result.returns) == 2
+    with pytest.raises(ConfigError, match="belongs to no run: give the environment"):
+        em.evaluate(policy)
+
+
+def test_the_package_imports_without_torch_and_says_its_version() -> None:
+    said = "import embodied, sys; assert 'torch' not in sys.modules; print(embodied.__version__)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == em.__version__
+    assert all(getattr(em, name).__doc__ for name in em.__all__)

@@ -1,0 +1,211 @@
+"""What a node may name: classes of the role that the caller asks for, and registered functions."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodied.core import build as module
+from embodied.core.build import ConfigError, allow, build, named_function, resolve
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.reward import Reward
+from embodied.core.saved_node import read_saved, require_inside
+from embodied.nn.networks import QFunction
+from policies.generative.denoisers import Timed
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("embodied", "envs", "policies", "real_robot")
+COLD = {"embodied/compose.py", "tests/golden/make_names.py", "tests/golden/test_old_runs.py"}
+"""They look at classes and build none."""
+TEMPORARY = "envs.fr3.warp_env"  # a file that catches a library's greeting
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    """Calls of `build` and `resolve` in a file that imports them."""
+    text = path.read_text()
+    if "core.build import" in text or "core import build" in text:
+        for node in ast.walk(ast.parse(text)):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if isinstance(node, ast.Call) and name in ("build", "resolve"):
+                yield node
+
+
+def sources(*tops: str) -> list[Path]:
+    return sorted(path for top in tops for path in (ROOT / top).rglob("*.py"))
+
+
+def test_every_call_says_its_role() -> None:
+    count = 0
+    for path in sources(*PACKAGES, "tests"):
+        here = str(path.relative_to(ROOT))
+        for call in calls(path):
+            if isinstance(call.func, ast.Attribute):
+                continue  # `path.resolve()`
+            count += 1
+            where = f"{here}:{call.lineno}"
+            assert len(call.args) == 2, f"{where}: build(node, Role, ...)"
+            role = ast.unparse(call.args[1])
+            assert role not in ("Any", "nn.Module") and (role != "object" or here in COLD), where
+    assert count > 150
+
+
+def test_policies_are_made_of_policies_and_networks() -> None:
+    """What policy.yaml may nest: no environment, driver, emulator, person or language model."""
+    networks = {"Policy", "Timed", "QFunction", "cls", "type(self)"}
+    known: dict[str, type] = {"Policy": Policy, "Timed": Timed, "QFunction": QFunction}
+    for path in sources("policies"):
+        for call in calls(path):
+            assert ast.unparse(call.args[1]) in networks, f"{path}:{call.lineno}"
+    for role in known.values():
+        assert not issubclass(role, VecEnv)
+
+
+def test_a_class_of_the_role_is_built() -> None:
+    assert resolve("policies.gaussian.Gaussian", Policy).__name__ == "Gaussian"
+    for target, role, line in (
+        ("policies.gaussian.Gaussian", VecEnv, "is no VecEnv; if it should be one, write `class "),
+        ("policies.gaussian.Policy", Policy, "write embodied.core.policy.Policy"),
+        ("policies.gaussian.Gausian", Policy, 'no class Gausian (did you mean "Gaussian"?)'),
+        ("policies.gaussian.torch", Policy, "no class torch"),
+        ("policies.gaussian.__doc__", Policy, "no class __doc__"),
+        ("policies.gaussian", Policy, "no class gaussian"),
+        ("os.system", Policy, 'allow=["os"]'),
+        ("policiesx.gaussian.Gaussian", Policy, "not in an allowed package"),
+        ("policies.gaussian.Gaussian()", Policy, "no dotted name"),
+        ("policies.\n.x", Policy, "no dotted name"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(target, role)
+        assert line in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+class Plain:
+    """It can do what a reward does, and does not say that it is one."""
+
+    frozen = True
+
+    def __call__(self, transitions: Any) -> Any:
+        return transitions["reward"]
+
+
+class Named(Plain, Reward):
+    pass
+
+
+def test_a_users_class_needs_the_package_and_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this process may have allowed it.
+    mine = [each for each in module.ALLOWED if each != "tests."]
+    monkeypatch.setattr(module, "ALLOWED", mine)
+    monkeypatch.setattr(module, "ASKED", [])
+    with pytest.raises(ConfigError, match=r'allow=\["tests"\]'):
+        build({"_target_": f"{__name__}.Named"}, Reward)
+    allow("tests")
+    assert isinstance(build({"_target_": f"{__name__}.Named"}, Reward), Named)
+    with pytest.raises(ConfigError, match=r"`class Plain\(Reward\)` \(from embodied.core.reward"):
+        build({"_target_": f"{__name__}.Plain"}, Reward)
+
+
+def test_functions_are_named_by_their_role() -> None:
+    forward = named_function("embodied.embodiments.fr3.forward", "kinematics")
+    assert forward.__name__ == "forward"
+    for target, role in (
+        ("embodied.embodiments.fr3.forward", "factor"),
+        ("embodied.embodiments.fr3.namespace", "kinematics"),
+        ("embodied.core.build.allow", "kinematics"),
+        ("embodied.export.crazyflie.write_crazyflie", "onboard export"),
+        ("os.system", "kinematics"),
+    ):
+        with pytest.raises(ConfigError, match=r"@registered|not in an allowed package"):
+            named_function(target, role)
+
+
+def test_what_a_saved_node_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"a": [{"_target_": "real_robot.drivers.sim.Sim"}]}
+    # Other tests of this process may have allowed it.
+    mine = [each for each in module.ALLOWED if each != "tests."]
+    monkeypatch.setattr(module, "ALLOWED", mine)
+    monkeypatch.setattr(module, "ASKED", [])
+    with pytest.raises(ConfigError, match=r'x names real_robot.*allow=\["real_robot"\]'):
+        require_inside(node, "x")
+    allow("my_lab")
+    with pytest.raises(ConfigError, match="beyond this process"):
+        require_inside(node, "x")
+    allow("real_robot")
+    require_inside(node, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("- 1", "should hold settings"),
+        ("", "should hold settings"),
+        ("a: [", "is not YAML"),
+        ("a: !!python/name:os.system", "is not YAML"),
+        ("&a {b: *a}", "contains itself"),
+        ("a: ${oc.env:HOME}", "refers to other settings"),
+        ("a: " + "[" * 5000, "cannot be read"),
+        (
+            "a0: &a0 [1,1,1,1,1,1,1,1,1]\n"
+            + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
+            "more than 100,000 parts",
+        ),
+    ],
+)
+def test_a_saved_file_that_is_no_settings(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_saved(file)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+WATCHING = """
+import importlib, json, pkgutil, sys, sysconfig
+library, seen, now = sysconfig.get_paths()["stdlib"], [], ""
+events = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.remove",
+          "os.rename", "os.mkdir", "shutil.rmtree", "socket.connect", "socket.bind")
+
+def ours():
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((library, "<frozen")) or "site-packages" in file:
+            return file.startswith(sys.argv[1]) and "site-packages" not in file
+        frame = frame.f_back
+
+def hook(event, args):
+    writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
+    if (event in events or writes) and ours():
+        seen.append([now, event, str(args)[:200]])
+
+sys.addaudithook(hook)
+for top in ("embodied", "envs", "policies", "real_robot"):
+    package = importlib.import_module(top)
+    for found in pkgutil.walk_packages(package.__path__, top + "."):
+        now = found.name
+        try:
+            importlib.import_module(now)
+        except ImportError:
+            pass  # a package that is not installed here
+print(json.dumps(seen))
+"""
+
+
+def test_importing_a_module_of_ours_does_nothing() -> None:
+    """A node that is refused has had its module imported."""
+    words = [sys.executable, "-W", "ignore", "-c", WATCHING, str(ROOT)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [each for each in found if each[0] != TEMPORARY] == []

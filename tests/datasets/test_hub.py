@@ -1,0 +1,167 @@
+"""Datasets of the hub, from a local server that speaks its HTTP interface."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodied.core.build import ConfigError
+from embodied.datasets.hub import local_folder
+from tests.foreign import foreign_two_gap
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REVISIONS = ("main", "v3.0", COMMIT)
+SCRIPT = """
+import sys
+from embodied.cli import mistake
+from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.reader import read_episodes
+try:
+    folder = local_folder(sys.argv[1])
+except Exception as error:
+    sys.exit(mistake(error))
+print(folder, len(read_episodes(folder)))
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests of `snapshot_download`: a repository's files, and each file."""
+
+    folder: Path
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self._answer(True)
+
+    def do_HEAD(self) -> None:
+        self._answer(False)
+
+    def _answer(self, whole: bool) -> None:
+        self.asked.append(self.path)
+        path = self.path.partition("?")[0].removeprefix("/")
+        if path.startswith("api/datasets/me/gap/revision/"):
+            self._repository(path.rpartition("/")[2])
+        elif path.startswith("api/datasets/me/gap/tree/"):
+            self._send(json.dumps([_entry(p) for p in self._files()]).encode())
+        elif path.startswith("api/"):
+            self._missing("RepoNotFound")
+        elif path.startswith("datasets/me/gap/resolve/"):
+            self._file(path.split("/", 5)[5], whole)
+        else:
+            self._missing("RepoNotFound")
+
+    def _repository(self, revision: str) -> None:
+        if revision not in REVISIONS:
+            return self._missing("RevisionNotFound")
+        names = [{"rfilename": str(p.relative_to(self.folder))} for p in self._files()]
+        about = {"id": "me/gap", "sha": COMMIT, "siblings": names, "private": False}
+        return self._send(json.dumps({**about, "tags": [], "downloads": 0, "likes": 0}).encode())
+
+    def _files(self) -> list[Path]:
+        return [p for p in self.folder.rglob("*") if p.is_file()]
+
+    def _file(self, name: str, whole: bool) -> None:
+        file = self.folder / name
+        if not file.is_file():
+            return self._missing("EntryNotFound")
+        data = file.read_bytes()
+        tags = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        return self._send(data, tags, whole)
+
+    def _missing(self, code: str) -> None:
+        self._send(b"{}", {"X-Error-Code": code}, status=404)
+
+    def _send(
+        self, data: bytes, more: dict[str, str] | None = None, whole: bool = True, status: int = 200
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**(more or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if whole:
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    name, data = str(file.relative_to(Hub.folder)), file.read_bytes()
+    digest = hashlib.sha1(data).hexdigest()
+    return {"type": "file", "path": name, "size": len(data), "oid": digest}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    Hub.folder = foreign_two_gap(tmp_path_factory.mktemp("hub") / "gap", 3)
+    (Hub.folder / "train.py").write_text("raise SystemExit('never downloaded')")
+    Hub.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def asked(given: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """huggingface_hub reads its settings when it is imported: in a process of its own."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    command = [sys.executable, "-c", SCRIPT, given]
+    return subprocess.run(command, env=env | settings, capture_output=True, text=True, check=False)
+
+
+def nowhere() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_dataset_is_downloaded_once_and_kept(hub: str, tmp_path: Path) -> None:
+    done = asked("hf://me/gap@v3.0", hub, tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder, count = done.stdout.rsplit(maxsplit=1)
+    assert count == "3" and COMMIT in folder
+    assert not (Path(folder) / "train.py").exists()
+    before = len(Hub.asked)
+    again = asked(f"hf://me/gap@{COMMIT}", hub, tmp_path)
+    assert again.stdout == done.stdout
+    assert not [path for path in Hub.asked[before:] if "/resolve/" in path]
+    offline = asked("hf://me/gap@v3.0", nowhere(), tmp_path)
+    assert offline.stdout == done.stdout, offline.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("hf://me/gap@v9", "has no revision v9; leave @v9 out"),
+        ("hf://me/cup", "no such dataset for you"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_one_line(
+    given: str, says: str, hub: str, tmp_path: Path
+) -> None:
+    done = asked(given, hub, tmp_path)
+    assert done.returncode == 1 and says in done.stderr.splitlines()[-1]
+
+
+def test_a_hub_id_without_network_is_one_line(tmp_path: Path) -> None:
+    done = asked("hf://me/gap", nowhere(), tmp_path)
+    assert "cannot be reached and there is no downloaded copy" in done.stderr.splitlines()[-1]
+
+
+def test_only_hf_reaches_the_network(tmp_path: Path) -> None:
+    assert local_folder(str(tmp_path)) == tmp_path
+    for wrong in ("hf://", "hf://gap", "hf://me/gap@", "hf://me/gap/more", "hf://../x y"):
+        with pytest.raises(ConfigError, match="hf://owner/name"):
+            local_folder(wrong)

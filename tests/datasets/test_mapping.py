@@ -1,0 +1,72 @@
+"""The mapping file between a dataset or policy and an environment or robot."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError
+from embodied.datasets.mapping import Mapping, Source
+
+TEXT = """
+obs:
+  front: observation.images.top
+  state: {name: observation.state, scale: 0.5, offset: 1}
+action: {low: [-90, 0], high: [90, 100]}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "map.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_file_names_observations_and_the_range_of_actions(tmp_path: Path) -> None:
+    mapping = Mapping.load(written(tmp_path, TEXT))
+    assert mapping.source("front") == Source("top")
+    assert mapping.source("wrist") == Source("wrist")
+    assert mapping.action == Affine((-90.0, 0.0), (90.0, 100.0))
+    assert Mapping.parse(mapping.to_json()) == mapping
+
+
+def test_observations_go_both_ways(tmp_path: Path) -> None:
+    mapping = Mapping.load(written(tmp_path, TEXT))
+    there = {"top": torch.zeros(1, 2, 2, 3, dtype=torch.uint8), "state": torch.tensor([[4.0]])}
+    here = mapping.obs_here(there, ("front", "state"))
+    assert here["state"].tolist() == [[3.0]] and here["front"].dtype == torch.uint8
+    assert mapping.obs_there(here, ("front", "state"))["state"].tolist() == [[4.0]]
+
+
+def test_the_range_is_measured_unless_it_is_given() -> None:
+    assert Mapping.parse({}).action == "quantiles"
+    assert Mapping.parse({"action": "minmax"}).action == "minmax"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("action: degrees", "low: ..., high|{low"),
+        ("action: {low: [1]}", "{low"),
+        ("action: {low: [1], high: [1]}", "equal"),
+        ("action: {low: [a], high: [1]}", "action"),
+        ("obss: {}", 'did you mean "obs"'),
+        ("obs: [a, b]", "NAME_HERE"),
+        ("obs: {front: 3}", "obs.front"),
+        ("obs: {front: {name: top, sclae: 2}}", 'did you mean "scale"'),
+        ("obs: {front: {name: top, scale: 0}}", "not be 0"),
+        ("obs: {front: {name: top, scale: yes}}", "numbers"),
+        ("- a", "should hold"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        Mapping.load(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mapping=FILE"):
+        Mapping.load(tmp_path / "none.yaml")

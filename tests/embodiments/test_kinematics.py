@@ -1,0 +1,220 @@
+"""Kinematics from a file: equal to MuJoCo's own on random poses, saved and read again, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core.build import ConfigError
+from embodied.embodiments import fr3, so101, ur5e
+from embodied.embodiments.arrays import Floats
+from embodied.embodiments.kinematics.arm import (
+    load_arm,
+    read_arm_file,
+    write_arm_file,
+)
+from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
+from embodied.embodiments.kinematics.from_mujoco import (
+    Route,
+    compile_spec,
+    find_route,
+    read_arm,
+    read_hand,
+    read_joints,
+    read_spec,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+TERN = ROOT / "docs" / "own_robot" / "tern.urdf"
+# Turned and shifted base, joint anchors beside the body's origin, two joints in one body, a sliding
+# joint, positions that do not begin at zero, a tip that is turned.
+CROOKED = """
+<mujoco><compiler angle="radian"/><worldbody>
+  <body name="cart" pos="0.3 -0.2 0.1" euler="0.2 0.4 -0.3">
+    <body name="one" pos="0.1 0 0.2" euler="0.3 0 0.1">
+      <joint name="turn" axis="1 2 3" pos="0.05 0.02 -0.01" ref="0.3" range="-1 2"/>
+      <joint name="also" axis="0 1 0" pos="-0.03 0 0.02" range="-1 1"/>
+      <geom size="0.05"/>
+      <body name="two" pos="0 0.1 0.1" euler="0 0.7 0">
+        <joint name="slide" type="slide" axis="1 0 1" ref="0.1" range="0 0.4"/>
+        <geom size="0.05"/>
+        <body name="three" pos="0.2 0 0"><joint name="last" axis="0 0 -1" range="-2 2"/>
+          <geom size="0.05"/><site name="tip" pos="0.1 0.03 0" euler="0.5 0.1 0"/>
+        </body></body></body></body></worldbody></mujoco>
+"""
+
+
+def model_of(name: str) -> tuple[Any, dict[str, str | None]]:
+    """A model, and its base and tip."""
+    if name == "fr3":
+        spec = mujoco.MjSpec.from_file(str(fr3.mjcf()))
+        spec.meshdir = str(fr3.mjcf().parent / "meshes")
+        return spec.compile(), {"base": None, "tip": "hand"}
+    if name == "tern":
+        return compile_spec(read_spec(TERN), TERN), {"base": None, "tip": "tool"}
+    text = {"so101": so101.mjcf(), "ur5e": ur5e.mjcf(), "crooked": CROOKED}[name]
+    tips = {"so101": "tool", "ur5e": None, "crooked": "tip"}
+    return mujoco.MjModel.from_xml_string(text), {"base": None, "tip": tips[name]}
+
+
+def theirs(mj: Any, data: Any, route: Route, q: Floats) -> tuple[Floats, Floats, Floats]:
+    """MuJoCo's own tip position, rotation and Jacobian in the frame of the base body."""
+    data.qpos[mj.jnt_qposadr[list(route.joints)]] = q
+    mujoco.mj_forward(mj, data)
+    body = route.bodies[-1]
+    place, turn = data.xpos[body], data.xmat[body]
+    if route.site is not None:
+        place, turn = data.site_xpos[route.site], data.site_xmat[route.site]
+    base, origin = data.xmat[route.base].reshape(3, 3), data.xpos[route.base]
+    linear, angular = np.zeros((3, mj.nv)), np.zeros((3, mj.nv))
+    mujoco.mj_jac(mj, data, linear, angular, place, body)
+    dofs = mj.jnt_dofadr[list(route.joints)]
+    jacobian = np.concatenate([base.T @ linear[:, dofs], base.T @ angular[:, dofs]])
+    return base.T @ (place - origin), base.T @ turn.reshape(3, 3), jacobian
+
+
+@pytest.mark.parametrize("name", ["fr3", "so101", "ur5e", "tern", "crooked"])
+def test_it_is_mujocos(name: str) -> None:
+    mj, ends = model_of(name)
+    route = find_route(mj, **ends)
+    chain, data = Chain(*read_joints(mj, route)), mujoco.MjData(mj)
+    random = np.random.default_rng(0)
+    q = random.uniform(-2.5, 2.5, (50, len(chain)))
+    places, turns, jacobians = chain(q)
+    for i, row in enumerate(q):
+        place, turn, jacobian = theirs(mj, data, route, row)
+        assert places[i] == pytest.approx(place, abs=1e-9)
+        assert turns[i] == pytest.approx(turn, abs=1e-9)
+        assert jacobians[i] == pytest.approx(jacobian, abs=1e-9)
+
+
+def test_it_is_what_was_written_by_hand() -> None:
+    """FR3 and UR5e have kinematics from data sheets; the SO-101 knows place and pitch."""
+    random = np.random.default_rng(1)
+    mj, ends = model_of("fr3")
+    joints, hand = read_joints(mj, find_route(mj, **ends))
+    place = np.array(hand.place) + np.reshape(hand.turn, (3, 3)) @ [0, 0, fr3.TOOL]
+    q = random.uniform(fr3.LOWER, fr3.UPPER, (20, 7))
+    pairs = zip(Chain(joints, Frame(tuple(place), hand.turn))(q), fr3.forward(q), strict=True)
+    assert all(np.abs(ours - known).max() < 1e-9 for ours, known in pairs)
+    q = random.uniform(so101.LOWER, so101.UPPER, (20, 5))
+    tool, turn, jacobian = load_arm("so101").forward(q)
+    known, pitch, linear = so101.forward(q)
+    assert np.abs(tool - known).max() < 1e-9
+    assert np.abs(jacobian[:, :3] - linear[:, :3]).max() < 1e-9
+    assert np.abs(np.arcsin(-turn[:, 2, 0]) - np.arcsin(np.sin(pitch))).max() < 1e-9
+
+
+def test_numpy_and_torch_are_one_and_link_frames_are_right() -> None:
+    mj, ends = model_of("crooked")
+    chain = Chain(*read_joints(mj, find_route(mj, **ends)))
+    q = np.random.default_rng(2).uniform(-1, 1, (4, 4))
+    for ours, tensor in zip(chain(q), chain(torch.as_tensor(q)), strict=True):
+        assert tensor.numpy() == pytest.approx(ours, abs=1e-12)
+    turns, places = chain.frames(q)
+    place = places[:, -1] + turns[:, -1] @ np.array(chain.tip.place)
+    assert place == pytest.approx(chain(q)[0])
+
+
+def test_a_saved_arm_is_the_same_arm(tmp_path: Path) -> None:
+    mj, ends = model_of("tern")
+    made = read_arm(
+        TERN, mj, find_route(mj, **ends), hand=read_hand(mj, ["left_finger", "right_finger"], None)
+    )
+    write_arm_file(made, tmp_path / "tern.yaml")
+    again = read_arm_file(str(tmp_path / "tern.yaml"))
+    assert again == made and again.limits.velocity == (2.0, 2.0, 2.5, 3.0, 3.0, 4.0)
+    assert made.limits.effort == (30.0, 30.0, 20.0, 8.0, 8.0, 5.0)
+    assert made.hand is not None and made.hand.open == pytest.approx(0.06)
+    arm = load_arm(str(tmp_path / "tern.yaml"))
+    q = np.random.default_rng(3).uniform(arm.lower, arm.upper, (4, 6))
+    assert np.array_equal(arm.forward(q)[0], Chain(made.joints, made.tool)(q)[0])
+
+
+def test_run_time_needs_neither_torch_nor_mujoco(tmp_path: Path) -> None:
+    """What the control process imports for an arm file, and the controllers on it."""
+    mj, ends = model_of("tern")
+    write_arm_file(read_arm(TERN, mj, find_route(mj, **ends)), tmp_path / "tern.yaml")
+    code = (
+        "import sys, numpy as np\n"
+        "from embodied.embodiments.cartesian_pose import CartesianPose, Config\n"
+        "from embodied.embodiments.joint_position import JointPosition\n"
+        "from real_robot import assemble\n"
+        f"arm = CartesianPose(Config(arm={str(tmp_path / 'tern.yaml')!r}))\n"
+        "arm(np.zeros((1, 9)), np.zeros((1, 6)), arm.begin(np.zeros((1, 6)), np.zeros(1)))\n"
+        "assert not {'torch', 'mujoco'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_base_and_tip_are_a_choice() -> None:
+    mj, _ = model_of("tern")
+    with pytest.raises(ConfigError, match=r"tip=NAME.*left_finger"):
+        find_route(mj)
+    part = find_route(mj, base="upper_arm", tip="wrist_2")
+    names = [joint.name for joint in read_joints(mj, part)[0]]
+    assert names == ["elbow", "forearm_roll", "wrist_pitch"]
+    with pytest.raises(ConfigError, match="did you mean"):
+        find_route(mj, tip="tol")
+    with pytest.raises(ConfigError, match="is not above the tip"):
+        find_route(mj, base="left_finger", tip="tool")
+    with pytest.raises(ConfigError, match="no joint between"):
+        find_route(mj, base="palm", tip="tool")
+
+
+def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(CROOKED)
+    mj = compile_spec(read_spec(path), path)
+    with pytest.raises(ConfigError, match=r"how fast turn may turn; add velocity="):
+        read_arm(path, mj, find_route(mj))
+    with pytest.raises(ConfigError, match="one for each of 4 joints"):
+        read_arm(path, mj, find_route(mj), velocity=[1.0, 2.0])
+    made = read_arm(path, mj, find_route(mj), velocity=[1.0])
+    assert made.home == (0.0, 0.0, 0.0, 0.0) and made.base == "cart" and made.tip == "tip"
+    with pytest.raises(ConfigError, match="is not there; name an MJCF"):
+        read_spec(tmp_path / "b.urdf")
+    (tmp_path / "c.urdf").write_text("<robot name='c'><link/></robot>")
+    with pytest.raises(ConfigError, match=r"c\.urdf"):
+        read_spec(tmp_path / "c.urdf")
+    free = "<body name='b'><freejoint name='f'/><geom size='1'/></body>"
+    free = f"<mujoco><worldbody>{free}</worldbody></mujoco>"
+    mj = mujoco.MjModel.from_xml_string(free)
+    with pytest.raises(ConfigError, match="neither turns about an axis nor slides"):
+        read_joints(mj, find_route(mj))
+
+
+def test_bad_arm_files(tmp_path: Path) -> None:
+    good = yaml.safe_load(read_text())
+    for change, says in (
+        ({"format": "embodied-arm-9"}, "write it again with embodied robot describe"),
+        ({"home": [9.0] * 5}, "home between them"),
+        ({"limits": {**good["limits"], "low": [0.0]}}, "5 finite numbers"),
+        ({"jonits": []}, "did you mean"),
+    ):
+        file = tmp_path / f"{len(says)}.yaml"
+        file.write_text(yaml.safe_dump({**good, **change}))
+        with pytest.raises(ConfigError, match=says):
+            load_arm(str(file))
+    with pytest.raises(ConfigError, match="known are fr3, so101, ur5e"):
+        load_arm("xarm7")
+
+
+def read_text() -> str:
+    return (ROOT / "embodied" / "embodiments" / "so101_arm.yaml").read_text()
+
+
+def test_a_chain_refuses_a_tree() -> None:
+    eye = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+    joint = Joint("a", -1, (0.0, 0.0, 0.0), eye, (0.0, 0.0, 1.0))
+    with pytest.raises(ConfigError, match="no serial arm"):
+        Chain((joint, joint), Frame((0.0, 0.0, 0.0), eye))

@@ -1,0 +1,245 @@
+"""Environments in another process: numbers, seeds, states, bad workers; mjlab where it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.core.env import NotFinite, NotSavable
+from embodied.core.saved_node import require_inside
+from embodied.core.tensors import take
+from envs.process import channel, mjlab_env
+from envs.process.channel import Channel, WorkerError
+from envs.process.env import checked_spec
+from envs.process.gymnasium_env import Config, GymnasiumProcess
+from envs.process.worker.memory import mapped, total
+
+
+def made(**settings) -> GymnasiumProcess:
+    return GymnasiumProcess(Config(**{"id": "Pendulum-v1", "num_envs": 3, **settings}))
+
+
+def plan(env: GymnasiumProcess, steps: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (steps, env.num_envs, *env.spec.act.shape)
+    return list(torch.rand(shape, generator=generator) * 2 - 1)
+
+
+def test_the_numbers_are_those_of_the_package_here() -> None:
+    env = made(num_envs=2, horizon=50)
+    obs = env.reset(seed=7)
+    entropy = [np.random.SeedSequence((7, row, 1)).generate_state(1)[0] >> 1 for row in (0, 1)]
+    own = [gymnasium.make("Pendulum-v1") for _ in entropy]
+    for row, (one, seed) in enumerate(zip(own, entropy, strict=True)):
+        assert np.array_equal(one.reset(seed=int(seed))[0], obs["state"][row].numpy())
+    for action in plan(env, 20):
+        step = env.step(action)
+        for row, one in enumerate(own):
+            after, reward, over, _, _ = one.step(2 * action[row].numpy())
+            np.testing.assert_allclose(step.next_obs["state"][row], after, atol=1e-6)
+            assert step.reward[row].item() == pytest.approx(float(reward), rel=1e-6)
+            assert not over
+    assert env.spec.dt == pytest.approx(0.05)
+    env.close()
+
+
+def test_rows_that_end_are_reset_in_the_same_step_with_their_true_successor() -> None:
+    short, long = made(horizon=4), made(horizon=40)
+    assert torch.equal(short.reset(seed=1)["state"], long.reset(seed=1)["state"])
+    for action in plan(short, 4):
+        cut, on = short.step(action), long.step(action)
+    assert cut.truncated.all() and not cut.terminated.any() and not on.ended.any()
+    assert torch.equal(cut.next_obs["state"], on.next_obs["state"])
+    assert not torch.equal(cut.obs["state"], cut.next_obs["state"])
+    first = made(horizon=4)
+    first.reset(seed=1)
+    assert torch.equal(cut.obs["state"], first.reset()["state"]), "the second episode of the seed"
+    for env in (short, long, first):
+        env.close()
+
+
+def test_rows_do_not_depend_on_their_number_and_masks_are_kept() -> None:
+    few, many = made(num_envs=1), made(num_envs=3)
+    assert torch.equal(few.reset(seed=3)["state"], many.reset(seed=3)["state"][:1])
+    before = many.step(torch.zeros(3, 1)).obs["state"].clone()
+    after = many.reset(seed=9, mask=torch.tensor([False, True, False]))["state"]
+    assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
+    few.close()
+    many.close()
+
+
+def test_a_state_continues_bit_for_bit_also_in_another_process() -> None:
+    env = made(horizon=6)
+    env.reset(seed=2)
+    actions = plan(env, 20)
+    env.reset(mask=torch.tensor([True, False, False]))
+    for number, action in enumerate(actions[:8]):
+        env.step(action)
+        if number == 2:
+            env.reset(mask=torch.tensor([False, True, False]))
+    state = env.get_state()
+    went = [env.step(action) for action in actions[8:]]
+    fresh = made(horizon=6)
+    for again in (env, fresh):
+        again.set_state(state)
+        for before, action in zip(went, actions[8:], strict=True):
+            after = again.step(action)
+            assert torch.equal(before.next_obs["state"], after.next_obs["state"])
+            assert torch.equal(before.obs["state"], after.obs["state"])
+            assert torch.equal(before.truncated, after.truncated)
+    moved = take(state, torch.tensor([2, 0, 1]))
+    assert torch.equal(env.set_state(state)["state"], state["obs/state"])
+    with pytest.raises(NotSavable, match="does not repeat"):
+        env.set_state({**state, "obs/state": moved["obs/state"]})
+    env.close()
+    fresh.close()
+
+
+def test_discrete_actions_and_terminations() -> None:
+    env = made(id="CartPole-v1", num_envs=2)
+    env.reset(seed=0)
+    assert env.spec.act.dtype == "int64" and env.spec.act.high == 1
+    ends = [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
+    assert any(step.terminated.any() for step in ends)
+    assert not any(step.truncated.any() for step in ends)
+    env.close()
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"NoSuch-v0 cannot start .* env\.python=PATH"):
+        made(id="NoSuch-v0")
+    with pytest.raises(ConfigError, match=r"No module named 'no_such_package'"):
+        made(module="no_such_package")
+    with pytest.raises(ConfigError, match=r"cannot start /no/such/python"):
+        made(python="/no/such/python")
+    with pytest.raises(ConfigError, match=r"num_envs must be at least 1"):
+        made(num_envs=0)
+    env = made()
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        env.step(torch.zeros(3, 1))
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action is \(2, 1\)"):
+        env.step(torch.zeros(2, 1))
+    with pytest.raises(NotFinite):
+        env.step(torch.full((3, 1), float("nan")))
+    env.close()
+
+
+def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
+    env = made()
+    env.reset(seed=0)
+    env.channel.process.kill()
+    with pytest.raises(WorkerError, match=r"ended \(exit code -9\)"):
+        env.step(torch.zeros(3, 1))
+    env.close()
+    monkeypatch.setattr(channel, "START", "raise SystemExit('the disk is full')")
+    with pytest.raises(ConfigError, match="the disk is full"):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("print('hello', flush=True); input()", "answered no JSON: b'hello'"),
+        ("print('[1]', flush=True); input()", "no JSON object"),
+        ("print('x' * 3_000_000, flush=True); input()", "too long"),
+        ("import time; time.sleep(30)", "did not answer in 0.5 s"),
+    ],
+)
+def test_what_a_worker_answers_is_data(monkeypatch, script: str, says: str) -> None:
+    monkeypatch.setattr(channel, "START", script)
+    talk = Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
+    with pytest.raises(WorkerError, match=says):
+        talk.ask({"backend": "gymnasium_rows"})
+    talk.process.kill()
+    talk.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {"obs": {}, "act": {"shape": [1], "dtype": "float32", "low": -1, "high": 1}, "dt": 1},
+        {"obs": {"a": {"shape": [1], "dtype": "object", "low": None, "high": None}}},
+        {"obs": {"a": {"shape": [-1], "dtype": "float32", "low": None, "high": None}}},
+        {"obs": {"a": {"shape": [1 << 40], "dtype": "uint8", "low": None, "high": None}}},
+    ],
+)
+def test_a_described_environment_is_checked(wrong) -> None:
+    act = {"shape": [1], "dtype": "float32", "low": -1, "high": 1}
+    with pytest.raises(WorkerError):
+        checked_spec({"act": act, "dt": 1.0, **wrong} if wrong else wrong, 2, "")
+
+
+def test_the_shared_file_must_be_as_large_as_its_layout(tmp_path: Path) -> None:
+    layout = [("a", "float32", [3, 2]), ("b", "bool", [5])]
+    file = tmp_path / "memory"
+    file.write_bytes(bytes(total(layout)))
+    one, other = mapped(str(file), layout), mapped(str(file), layout)
+    one["a"][:], one["b"][4] = 7.0, True
+    assert (other["a"] == 7).all() and other["b"].tolist() == [False] * 4 + [True]
+    file.write_bytes(bytes(8))
+    with pytest.raises(ValueError, match="smaller"):
+        mapped(str(file), layout)
+
+
+def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
+    env = made()
+    assert not list(channel.SHARED.glob("embodied_env_*")) or not channel.SHARED.is_dir()
+    env.close()
+    assert env.channel.process.returncode is not None
+    node = {"_target_": "envs.process.gymnasium_env.GymnasiumProcess", "python": "/tmp/evil"}
+    with pytest.raises(ConfigError, match=r"allow=\[\"envs\.process\"\]"):
+        require_inside(node, "run.yaml")
+
+
+def test_without_mjlab_the_error_says_what_to_type(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(mjlab_env.VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=r"install it with: sh scripts/mjlab\.sh"):
+        mjlab_env.Mjlab(mjlab_env.Config(task="Mjlab-Cartpole-Balance"))
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    try:
+        python = mjlab_env.interpreter()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    config = mjlab_env.Config("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
+    env = mjlab_env.Mjlab(config)
+    yield env
+    env.close()
+
+
+def test_mjlab_steps_and_truncates_with_its_true_successor(cartpole) -> None:
+    env = cartpole
+    obs = env.reset(seed=1)
+    assert set(obs) >= {"state"} and obs["state"].shape[0] == 4
+    rewards = []
+    for number in range(5):
+        step = env.step(torch.zeros(4, *env.spec.act.shape))
+        rewards.append(step.reward)
+        assert step.truncated.all() == (number == 4)
+    assert not torch.equal(step.obs["state"], step.next_obs["state"])
+    assert torch.stack(rewards).isfinite().all()
+    following = env.step(torch.zeros(4, *env.spec.act.shape))
+    assert not following.ended.any(), "the episode began anew"
+
+
+def test_mjlab_repeats_with_its_seed_and_cannot_save(cartpole) -> None:
+    env = cartpole
+    plan = torch.rand(6, 4, *env.spec.act.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    runs = []
+    for seed in (1, 1, 2):
+        env.reset(seed)
+        runs.append(torch.stack([env.step(action).next_obs["state"] for action in plan]))
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    with pytest.raises(NotSavable):
+        env.get_state()

@@ -1,0 +1,16 @@
+"""Robots of the stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lerobot.registry import Registry
+
+
+class RobotConfig(Registry):
+    """Base of configurations."""
+
+
+def make_robot_from_config(config: Any) -> Any:
+    """As LeRobot's."""
+    return config.made()

@@ -1,0 +1,102 @@
+"""merge, drop, split and check on datasets that LeRobot itself wrote; LeRobot reads the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.interop import need
+
+need("lerobot", "av")
+
+from embodied.datasets.editing.check import CheckConfig  # noqa: E402
+from embodied.datasets.editing.edit import (  # noqa: E402
+    Split,
+    checked,
+    drop,
+    merge,
+    numbered,
+    split,
+)
+from embodied.datasets.lerobot.reader import read_episodes  # noqa: E402
+from tests.interop.datasets import write_with_lerobot  # noqa: E402
+
+LENGTHS = [12, 25, 8, 15]
+NEW = ("index", "episode_index", "task_index")  # numbers that a copy gives anew
+
+
+@pytest.fixture(scope="module", params=["libsvtav1", "h264", None])
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("theirs") / "demos"
+    write_with_lerobot(folder, LENGTHS, request.param)
+    return folder
+
+
+def items(folder: Path, episode: int) -> list[dict[str, Any]]:
+    """The steps of an episode as LeRobot reads them."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset("me/test", root=folder)
+    line = dataset.meta.episodes[episode]
+    return [dataset[i] for i in range(line["dataset_from_index"], line["dataset_to_index"])]
+
+
+def require_same_items(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    assert len(one) == len(other)
+    for here, there in zip(one, other, strict=True):
+        assert here.keys() == there.keys() and here["task"] == there["task"]
+        for key, value in here.items():
+            if isinstance(value, torch.Tensor) and key not in (
+                "index",
+                "episode_index",
+                "task_index",
+            ):
+                assert torch.equal(value, there[key]), key
+
+
+def test_lerobot_reads_what_is_left_after_a_drop(theirs: Path, tmp_path: Path) -> None:
+    made = drop(theirs, tmp_path / "kept", numbered("0,2"))
+    assert made.uncut == [] and made.episodes == 2
+    require_same_items(items(tmp_path / "kept", 0), items(theirs, 1))
+    require_same_items(items(tmp_path / "kept", 1), items(theirs, 3))
+    whole, kept = read_episodes(theirs), read_episodes(tmp_path / "kept")
+    assert torch.equal(kept.episode(1)["obs/top"], whole.episode(3)["obs/top"])
+
+
+def test_lerobot_reads_what_was_merged_and_split(theirs: Path, tmp_path: Path) -> None:
+    write_with_lerobot(tmp_path / "more", [9, 10], "h264" if _filmed(theirs) else None, task="pull")
+    merge([theirs, tmp_path / "more"], tmp_path / "all")
+    require_same_items(items(tmp_path / "all", 2), items(theirs, 2))
+    require_same_items(items(tmp_path / "all", 5), items(tmp_path / "more", 1))
+    split(tmp_path / "all", tmp_path / "a", tmp_path / "b", Split(episodes=4, seed=None))
+    require_same_items(items(tmp_path / "b", 0), items(tmp_path / "more", 0))
+    require_same_items(items(tmp_path / "a", 3), items(theirs, 3))
+
+
+def _filmed(folder: Path) -> bool:
+    return (folder / "videos").exists()
+
+
+def test_statistics_are_those_lerobot_computes(theirs: Path, tmp_path: Path) -> None:
+    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+
+    drop(theirs, tmp_path / "kept", numbered("3"))
+    kept = LeRobotDatasetMetadata("me/test", root=tmp_path / "kept")
+    rows = read_episodes(tmp_path / "kept").steps["action"].numpy()
+    assert np.allclose(kept.stats["action"]["mean"], rows.mean(0), rtol=1e-4, atol=1e-4)
+    assert np.allclose(kept.stats["action"]["max"], rows.max(0))
+    assert kept.total_episodes == 3 and kept.total_frames == len(rows)
+
+
+def test_a_good_dataset_of_lerobots_has_no_findings(theirs: Path) -> None:
+    found, count = checked(theirs, CheckConfig())
+    assert found == [] and count == len(LENGTHS)
+
+
+def test_limits_can_be_given_for_datasets_that_have_none(theirs: Path) -> None:
+    found, _ = checked(theirs, CheckConfig(action=(-80.0, 1000.0), pictures=False))
+    assert found and {one.what.split("]")[0] for one in found} == {"action[x.pos"}

@@ -1,0 +1,75 @@
+"""With LeRobot: train its own Diffusion policy, `-m tests.interop.train_lerobot_diffusion IN OUT`.
+
+The dataset IN has numbers only (`observation.state`). LeRobot's Diffusion policy wants a picture or
+an environment state besides, so that it gets the same numbers once more as
+`observation.environment_state`. OUT is what LeRobot's `save_pretrained` writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+from lerobot.policies.factory import make_pre_post_processors
+
+BATCH, LR, HORIZON = 64, 1e-3, 8
+ENV = "observation.environment_state"
+
+
+def main(folder: Path, out: Path, steps: int) -> None:
+    torch.manual_seed(0)
+    fps = LeRobotDataset("local/data", root=folder).fps
+    times = {
+        "observation.state": [-1 / fps, 0.0],
+        "action": [k / fps for k in range(-1, HORIZON - 1)],
+    }
+    data = LeRobotDataset("local/data", root=folder, delta_timestamps=times)
+    shapes = {key: data.meta.features[key]["shape"] for key in ("observation.state", "action")}
+    state = PolicyFeature(FeatureType.STATE, tuple(shapes["observation.state"]))
+    config = DiffusionConfig(
+        input_features={
+            "observation.state": state,
+            ENV: PolicyFeature(FeatureType.ENV, state.shape),
+        },
+        output_features={"action": PolicyFeature(FeatureType.ACTION, tuple(shapes["action"]))},
+        normalization_mapping={k: NormalizationMode.MIN_MAX for k in ("STATE", "ENV", "ACTION")},
+        horizon=HORIZON,
+        n_action_steps=4,
+        down_dims=(32, 64),
+        n_groups=8,
+        diffusion_step_embed_dim=32,
+        kernel_size=3,
+        noise_scheduler_type="DDIM",
+        num_inference_steps=8,
+        device="cpu",
+    )
+    stats = {**data.meta.stats, ENV: data.meta.stats["observation.state"]}
+    before, after = make_pre_post_processors(config, dataset_stats=stats)
+    policy = DiffusionPolicy(config).train()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=LR)
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True, drop_last=True)
+    done = 0
+    while done < steps:
+        for batch in loader:
+            batch[ENV] = batch["observation.state"]
+            loss, _ = policy.forward(before(batch))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if done % 100 == 0:
+                print(f"{done}/{steps}  loss {loss.item():.4f}", flush=True)
+            if done == steps:
+                break
+    policy.save_pretrained(out)
+    before.save_pretrained(out)
+    after.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1500)

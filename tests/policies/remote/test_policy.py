@@ -1,0 +1,317 @@
+"""RemotePolicy: equal to the policy that is served, and one line for what does not fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from embodied.core import build as core_build
+from embodied.core import checkpoint
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.errors import RemoteError
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec, SpecMismatch
+from embodied.serve.policy_service import PolicyService
+from embodied.serve.server import Server
+from policies.remote.address import allow_typed, is_address, remote_policy
+from policies.steering.dsrl import Dsrl
+from tests.policies.remote.servers import stock
+
+ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
+SPEC = Spec({"state": Leaf((3,), unit="m"), "critic/mass": Leaf((1,))}, ACT, dt=0.1, text="go")
+SEEN = Spec(
+    {"front": Leaf((24, 32, 3), "uint8"), "turn": Leaf((), "int64", 0, 3, unit="symbol")},
+    ACT,
+    dt=0.1,
+)
+FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
+INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+NODES: dict[str, dict[str, Any]] = {
+    "flow": FLOW,
+    "diffusion": {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 4, "width": 16},
+    "gaussian": INNER,
+    "chunking": {
+        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
+        "base": FLOW,
+        "delay": 1,
+    },
+    "residual": {
+        "_target_": "policies.steering.residual.Residual",
+        "base": FLOW,
+        "inner": INNER,
+    },
+    "dsrl": {"_target_": "policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
+}
+
+
+@pytest.fixture(autouse=True)
+def typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line named a server."""
+    monkeypatch.setattr(core_build, "ASKED", [])
+    monkeypatch.delenv("EMBODIED_TOKEN", raising=False)
+    allow_typed(["init=ws://127.0.0.1:1"])
+
+
+def policy_of(name: str, spec: Spec = SPEC) -> Policy:
+    torch.manual_seed(0)
+    return build(NODES[name], Policy, spec=spec).eval()
+
+
+def served(policy: Policy) -> Server:
+    return Server(PolicyService(policy), port=0)
+
+
+@pytest.fixture
+def flow() -> Iterator[tuple[Policy, str]]:
+    policy = policy_of("flow")
+    with served(policy) as server:
+        yield policy, server.url
+
+
+def observations(spec: Spec, n: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(n)
+    made = {"critic/mass": torch.randn(n, 1), "state": torch.randn(n, 3)}
+    made |= {"front": torch.randint(256, (n, 24, 32, 3)).to(torch.uint8)}
+    made |= {"turn": torch.randint(4, (n,))}
+    return {name: made[name] for name in spec.obs}
+
+
+@pytest.mark.parametrize("spec", [SPEC, SEEN], ids=["numbers", "pictures"])
+@pytest.mark.parametrize("name", NODES)
+def test_episodes_over_the_wire_equal_those_in_process(name: str, spec: Spec) -> None:
+    """Whole episodes of five environments with their own resets: noise, carry and plans too."""
+    here = policy_of(name, spec)
+    with served(here) as server:
+        there = remote_policy(server.url, spec)
+        assert there.chunk == here.chunk and there.spec == here.spec
+        assert there.noise_steps == here.noise_steps
+        acted: list[torch.Tensor] = []
+        for policy in (here, there):
+            torch.manual_seed(1)
+            actor = Actor(policy, 5, execute=min(2, policy.chunk))
+            obs = [observations(spec, 5) for _ in range(9)]
+            first = [torch.rand(5) < 0.2 for _ in range(9)]
+            acted.append(torch.stack([actor(o, f) for o, f in zip(obs, first, strict=True)]))
+        assert torch.equal(*acted)
+
+
+def test_features_are_those_of_the_encoder(flow: tuple[Policy, str]) -> None:
+    here, url = flow
+    there, obs = remote_policy(url, SPEC), observations(SPEC, 6)
+    assert there.feature_size == here.feature_size == 3
+    assert torch.equal(there.features(obs), here.features(obs))
+
+
+def test_noise_is_sampled_as_in_process(flow: tuple[Policy, str]) -> None:
+    here, url = flow
+    there = remote_policy(url, SPEC)
+    torch.manual_seed(3)
+    wanted = here.sample_noise(4)
+    torch.manual_seed(3)
+    assert torch.equal(there.sample_noise(4), wanted)
+
+
+def test_copies_share_one_connection(flow: tuple[Policy, str]) -> None:
+    there = remote_policy(flow[1], SPEC)
+    twin = copy.deepcopy(there)
+    assert twin.connection is there.connection  # pyright: ignore[reportAttributeAccessIssue]
+    assert remote_policy(flow[1], SPEC).connection is there.connection  # pyright: ignore
+
+
+def test_the_probe_accepts_a_server_that_follows_the_noise(flow: tuple[Policy, str]) -> None:
+    state = torch.random.get_rng_state()
+    remote_policy(flow[1], SPEC).require_noise()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
+    flow: tuple[Policy, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
+    steered = Dsrl.wrap(remote_policy(flow[1], SPEC), node, INNER)
+    folder = checkpoint.save(tmp_path / "0", steered, 0)
+    assert not any(name.startswith("base.") for name in steered.state_dict())
+    saved = yaml.safe_load((folder / "policy.yaml").read_text())["base"]
+    assert len(saved["policy_hash"]) == 64 and "token" not in saved
+    assert checkpoint.load_policy(folder).chunk == 4
+    monkeypatch.setattr(core_build, "ASKED", [])
+    with pytest.raises(ConfigError, match=r'allow=\["policies.remote"\]'):
+        checkpoint.load_policy(folder)
+    with pytest.raises(ConfigError, match=r'allow=\["policies.remote"\]'):
+        remote_policy(flow[1], SPEC)
+
+
+def test_another_policy_than_the_one_that_was_steered_is_refused(
+    flow: tuple[Policy, str],
+) -> None:
+    with pytest.raises(ConfigError, match="serves another policy"):
+        remote_policy(flow[1], SPEC, policy_hash="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "line"),
+    [
+        (SPEC.with_obs(more=Leaf((1,))), {}, "obs/more: float32.* | absent"),
+        (SPEC.with_act(Leaf((5,), low=-1.0, high=1.0)), {}, "act: "),
+        (SPEC.with_obs(state=Leaf((3,), unit="mm")), {}, r"state is in mm here and in m at ws://"),
+        (SPEC, {"chunk": 8}, r"sends 4 actions, not 8: policy.chunk=4"),
+        (SPEC, {"mapping": {"obs": {"state": "joints"}}}, "has no observation joints"),
+        (SPEC, {"mapping": {"observations": {}}}, 'no setting "observations"'),
+        (SPEC, {"token_file": "/nowhere"}, "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    flow: tuple[Policy, str], spec: Spec, settings: dict[str, Any], line: str
+) -> None:
+    with pytest.raises((ConfigError, SpecMismatch), match=line) as caught:
+        remote_policy(flow[1], spec, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_units_are_converted_by_a_mapping(flow: tuple[Policy, str]) -> None:
+    here, url = flow
+    spec = SPEC.with_obs(state=Leaf((3,), unit="mm"))
+    mapping = {
+        "obs": {"state": {"name": "state", "scale": 1000.0}},
+        "action": {"low": [-2.0, -1.0], "high": [2.0, 3.0]},
+    }
+    there = remote_policy(url, spec, mapping=mapping)
+    obs, noise = observations(SPEC, 3), here.sample_noise(3)
+    got = there.act({**obs, "state": 1000 * obs["state"]}, there.initial(3), noise)[0]
+    wanted = here.act(obs, {}, noise)[0]
+    torch.testing.assert_close(got, (wanted - torch.tensor([0.0, 1.0])) / 2)
+
+
+class Stock:
+    """A policy of another project: state and prompt in, six actions out, its own noise."""
+
+    def __init__(self, scale: float = 0.5, follows: bool = False, length: int = 6) -> None:
+        self.scale, self.follows, self.length = scale, follows, length
+        self.seen: list[dict[str, Any]] = []
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, obs: dict[str, Any]) -> dict[str, Any]:
+        self.seen.append(obs)
+        noise = self.random.normal(size=(self.length, 2))
+        if self.follows:
+            noise = obs["noise"].astype(float)
+        start = obs["observation/state"][:2].astype(float)
+        return {"actions": np.tanh(start + noise) * self.scale}
+
+
+STOCK = {"mapping": {"obs": {"state": "observation/state"}}}
+
+
+def test_a_stock_server_is_asked_row_by_row_and_offers_no_noise() -> None:
+    policy = Stock()
+    with stock(policy) as url:
+        there = remote_policy(url, SPEC, **STOCK, prompt="pick the cube")
+        obs = observations(SPEC, 20)
+        actions = there.act(obs, there.initial(20), there.sample_noise(20))[0]
+        assert actions.shape == (20, 6, 2) and actions.dtype == torch.float32
+        assert there.sample_noise(3).shape == (3, 0) and there.initial(2) == {}
+        assert set(policy.seen[-1]) == {"observation/state", "prompt"}
+        asked = np.stack([each["observation/state"] for each in policy.seen[-20:]])
+        np.testing.assert_array_equal(asked, obs["state"].numpy())
+        node = {"_target_": "policies.steering.dsrl.Dsrl"}
+        with pytest.raises(ConfigError, match=r"does not offer the noise.*openpi_wrapper") as said:
+            Dsrl.wrap(there, node, INNER)
+        assert "\n" not in str(said.value)
+        with pytest.raises(ConfigError, match="offers no features"):
+            there.features(obs)
+
+
+def offering(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"embodied": {"version": 1, "noise": {"shape": list(shape), "normal": True}}}
+
+
+def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
+    node = {"_target_": "policies.steering.dsrl.Dsrl"}
+    with stock(Stock(), offering((6, 2))) as url:
+        there = remote_policy(url, SPEC, **STOCK)
+        with pytest.raises(ConfigError, match=r"ignores the noise.*openpi_wrapper.py"):
+            Dsrl.wrap(there, node, INNER)
+    wanted = pytest.raises(ConfigError, match="does not depend on its noise")
+    with stock(lambda obs: {"actions": np.zeros((6, 2))}, offering((6, 2))) as url, wanted:
+        Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+    with stock(Stock(follows=True), offering((6, 2))) as url:
+        steered = Dsrl.wrap(remote_policy(url, SPEC, **STOCK), node, INNER)
+        assert steered.noise_shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({"actions": np.full((6, 2), 80.0)}, r"as large as 80.*policy.mapping.action"),
+        ({"actions": np.zeros((6, 7))}, r"actions of \[7\] numbers"),
+        ({"actions": np.zeros(2)}, "numbers"),
+        ({"actions": np.full((6, 2), np.nan)}, "numbers"),
+        ({"action": np.zeros((6, 2))}, "no server of actions"),
+        ({"actions": "none"}, "no array of numbers"),
+    ],
+)
+def test_answers_that_are_no_actions_are_one_line(answer: dict[str, Any], line: str) -> None:
+    with stock(lambda obs: answer) as url:
+        with pytest.raises((ConfigError, RemoteError), match=line) as caught:
+            remote_policy(url, SPEC, **STOCK)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_said_by_the_servers_last_line() -> None:
+    with stock(Stock()) as url, pytest.raises(RemoteError, match="KeyError: 'observation/state'"):
+        remote_policy(url, SPEC)
+
+
+def test_chunks_that_change_their_length_are_refused() -> None:
+    policy = Stock()
+    with stock(policy) as url:
+        there = remote_policy(url, SPEC, **STOCK)
+        policy.length = 5
+        with pytest.raises(RemoteError, match=r"actions of shape \[5, 2\], not \[6, 2\]"):
+            there.act(observations(SPEC, 1), {}, there.sample_noise(1))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"embodied": {"version": 99}},
+        {"embodied": "yes"},
+        {"embodied": {"version": 1, "noise": {"shape": [-1]}}},
+        {"embodied": {"version": 1, "chunk": "many"}},
+        {"embodied": {"version": 1, "noise": 3}},
+    ],
+)
+def test_metadata_of_another_kind_are_one_line(metadata: dict[str, Any]) -> None:
+    with stock(Stock(), metadata) as url:
+        with pytest.raises(ConfigError, match=r"another version|metadata are damaged") as caught:
+            remote_policy(url, SPEC, **STOCK)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_yaml_file_says_what_a_stock_server_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "vla.yaml"
+    with stock(Stock()) as url:
+        state = {"shape": [3], "names": ["q1", "q2", "q3"]}
+        node = {"url": url, **STOCK, "prompt": "go"}
+        spec = {"obs": {"state": state}, "act": {"shape": [2]}, "dt": 0.1}
+        file.write_text(yaml.safe_dump({**node, "spec": spec}))
+        assert is_address(str(file)) and not is_address(str(tmp_path))
+        there = remote_policy(str(file))
+        assert there.spec.obs["state"].names == ("q1", "q2", "q3") and there.chunk == 6
+        file.write_text(yaml.safe_dump({**node, "spec": {"obs": {}}}))
+        with pytest.raises(ConfigError, match="spec should be"):
+            remote_policy(str(file))
+        file.write_text(yaml.safe_dump(node))
+        with pytest.raises(ConfigError, match="does not say what its policy observes"):
+            remote_policy(str(file))
+        file.write_text("- 1\n")
+        with pytest.raises(ConfigError, match="should say `url"):
+            remote_policy(str(file))

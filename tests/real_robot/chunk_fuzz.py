@@ -1,0 +1,224 @@
+"""Random chunk records through the control loop: `python -m tests.real_robot.chunk_fuzz 100000`.
+
+The loop and its chain are real, the clock is the test's, and the simulated arm stands where it was
+sent, because its physics would take most of the time. Every record that is
+malformed by an oracle of this file's own has to be refused in one line, none may raise or count as
+an internal error, and nothing that is sent may leave the limits.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from real_robot.drivers.sim import Sim
+from real_robot.ipc.mailbox import memory_folder
+from real_robot.ipc.messages import CHUNK, MOST_CAMERAS, Command, Mode
+from tests.real_robot.test_control import DOWN, STEP, Bench, within
+
+FIELDS = CHUNK.names or ()
+STATE = 0.1  # s: of the bench's freshness
+FOLLOWS = (Mode.ARMED, Mode.RUNNING)
+INTEGERS = (
+    -(2**31),
+    -65,
+    -1,
+    0,
+    1,
+    3,
+    4,
+    5,
+    32,
+    33,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    4096,
+    4097,
+    10**6,
+    2**31 - 1,
+)
+NUMBERS = (math.nan, math.inf, -math.inf, 1.79e308, -1.79e308, 5e-324, -0.0, 0.0, 1e9, -1e9, 1e-9)
+WORDS = ("latched", "dropped", "followed", "held or latched by the chain")
+
+
+def malformed(record: np.void, now: float) -> bool:
+    """What a chunk for four actions must not be (the oracle)."""
+    seen, start = float(record["seen"]), float(record["start"])
+    whole = all(math.isfinite(t) for t in (seen, start, *record["image_times"].tolist()))
+    counts = (
+        1 <= record["steps"] <= 128 and record["size"] == 4 and 0 <= record["noise_size"] <= 4096
+    )
+    return not (whole and counts and seen <= now + STATE and start <= now + STATE + STEP)
+
+
+@dataclass
+class Fuzz:
+    """`one` record after the other; `told` counts what became of them, `lines` the faults."""
+
+    bench: Bench
+    random: np.random.Generator
+    told: Counter[str] = field(default_factory=Counter[str])
+    lines: Counter[str] = field(default_factory=Counter[str])
+
+    def one(self) -> None:
+        """A record, in a mode that the arm is brought to first."""
+        bench, mode = self.bench, self._mode()
+        record = self._record()
+        bad = malformed(record, bench.now + 0.01)
+        bench.there.chunk.fields[0] = record
+        bench.there.chunk.send()
+        bench.run(1)
+        fault = bench.fault
+        assert not bench.control.broken, fault
+        assert "internal error" not in fault and "\n" not in fault
+        if bad and mode in FOLLOWS:
+            assert bench.mode == Mode.ESTOP, (mode, record)
+            assert fault.startswith("the policy's "), fault
+            self.lines[" ".join(fault.split()[:4])] += 1
+        elif bad:
+            assert bench.mode == mode and not (fault and mode == Mode.IDLE), fault
+        if not bad and mode in FOLLOWS:
+            bench.run(int(self.random.integers(0, 8)) if self.random.random() < 0.5 else 0)
+            assert not bench.control.broken, bench.fault
+        self.told[self._outcome(bad, mode)] += 1
+
+    def finish(self) -> None:
+        """What was sent until now kept the limits."""
+        within(self.bench.sent)
+        del self.bench.sent[:-4]
+
+    def _outcome(self, bad: bool, mode: Mode) -> str:
+        if bad or mode not in FOLLOWS:
+            return WORDS[0] if bad and mode in FOLLOWS else WORDS[1]
+        return WORDS[2] if self.bench.mode == mode else WORDS[3]
+
+    def _mode(self) -> Mode:
+        """Mostly moving, now and then something else."""
+        bench, which = self.bench, self.random.random()
+        if which < 0.1:
+            bench.run(1)
+            return bench.mode
+        self._reset()
+        if which < 0.15:
+            return bench.mode
+        for _ in range(200):
+            if bench.mode == Mode.RUNNING:
+                return bench.mode
+            self._reset()  # actions that are not finite are followed until the chain refuses them
+            self._speak()
+            bench.ask(Command.ARM if bench.mode == Mode.IDLE else Command.START)
+            if which < 0.2 and bench.mode == Mode.ARMED:
+                return bench.mode
+        raise AssertionError(f"it does not start: {bench.mode.name}, {bench.fault}")
+
+    def _reset(self) -> None:
+        for _ in range(200):
+            if self.bench.mode != Mode.ESTOP:
+                return
+            self.bench.ask(Command.RESET)
+        raise AssertionError(f"it cannot be reset: {self.bench.fault}")
+
+    def _speak(self) -> None:
+        self.bench.there.chunk.fields[0] = self._good()
+        self.bench.there.chunk.send()
+
+    def _good(self) -> np.void:
+        """A chunk that moves the arm a little, up and down."""
+        bench, record = self.bench, np.zeros(1, CHUNK)[0]
+        record["number"] = self.random.integers(-5, 10**6)
+        record["seen"] = bench.there.state.fields["measured"][0]
+        record["start"], record["steps"], record["size"] = bench.now, 8, 4
+        moves = self.random.uniform(-1, 1, (8, 4)) * (self.random.random() < 0.3)
+        record["actions"][:8, :4] = moves + DOWN * [0, 0, 0, 1]
+        return record
+
+    def _record(self) -> np.void:
+        kind = self.random.random()
+        if kind < 0.2:
+            data = self.random.bytes(CHUNK.itemsize)
+            return np.frombuffer(bytearray(data), CHUNK)[0]
+        record = self._good()
+        if kind < 0.8:
+            for _ in range(self.random.integers(1, 4)):
+                self._spoil(record)
+        return record
+
+    def _spoil(self, record: np.void) -> None:
+        """One field becomes something else."""
+        name = str(self.random.choice(FIELDS))
+        if name in ("steps", "size", "noise_size", "number"):
+            record[name] = self._integer()
+        elif name in ("seen", "start"):
+            record[name] = self._number()
+        elif name == "image_times":
+            record[name][self.random.integers(MOST_CAMERAS)] = self._number()
+        else:
+            with np.errstate(over="ignore"):
+                values = record[name].reshape(-1)
+                values[self.random.integers(0, 4)] = np.float32(self._number())
+
+    def _integer(self) -> int:
+        if self.random.random() < 0.8:
+            return int(self.random.choice(INTEGERS))
+        return int(self.random.integers(-(2**31), 2**31))
+
+    def _number(self) -> float:
+        kind = self.random.random()
+        if kind < 0.4:
+            return float(self.random.choice(NUMBERS))
+        if kind < 0.6:
+            return float(np.frombuffer(self.random.bytes(8), np.float64)[0])
+        return self.bench.now + float(self.random.choice([-1, 1])) * 10 ** self.random.uniform(
+            -9, 9
+        )
+
+
+def without_physics(driver: Sim) -> None:
+    """An arm that is where it was sent."""
+
+    def run() -> float:
+        driver.data.qpos[driver.at] = driver.data.ctrl[driver.servos]
+        return driver.clock()
+
+    driver._run = run  # pyright: ignore[reportPrivateUsage]
+
+
+def fuzz(count: int, seed: int = 0, shown: bool = False) -> Fuzz:
+    """That many records; AssertionError where one is not treated as it should be."""
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        made = Fuzz(Bench(Path(folder)), np.random.default_rng(seed))
+        without_physics(made.bench.driver)
+        made.bench.run(2)
+        for number in range(1, count + 1):
+            made.one()
+            if number % 500 == 0:
+                made.finish()
+            if shown and number % 5000 == 0:
+                print(number, dict(made.told), flush=True)
+        made.finish()
+    return made
+
+
+def main(words: list[str]) -> None:
+    count, seed = (*(int(word) for word in words), *(100_000, 0)[len(words) :])
+    began: Any = time.monotonic()
+    made = fuzz(count, seed, shown=True)
+    print(f"{count} records (seed {seed}) in {time.monotonic() - began:.0f} s:", dict(made.told))
+    for line, times in made.lines.most_common():
+        print(f"{times:8d}  {line} ...")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,152 @@
+"""Calibrating a servo arm by hand, on an emulated bus; LeRobot's file both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.cli import main
+from embodied.core.build import ConfigError
+from real_robot.drivers.servos.calibration import (
+    Calibration,
+    Motor,
+    driver_settings,
+    find_servos,
+    load_lerobot,
+    motors_of,
+    save_lerobot,
+)
+from tests.fakes.servo_bus import FakeBus
+
+IDS = {"shoulder_pan": 1, "elbow_flex": 2, "gripper": 3}
+MIDDLES, ENDS = (2300, 1800, 2500), (700, 500, 300)
+
+
+@pytest.fixture
+def bus() -> Iterator[FakeBus]:
+    with FakeBus("feetech", [2000, 2000, 2000]) as made:
+        yield made
+
+
+class Person:
+    """Moves the arm as each line says. `stops`: the line at which they press Ctrl-C."""
+
+    def __init__(self, bus: FakeBus, stops: str = "") -> None:
+        self.bus, self.stops, self.asked = bus, stops, list[str]()
+
+    def ask(self, line: str) -> None:
+        self.asked.append(line.split()[0])
+        if self.stops and self.stops in line:
+            raise KeyboardInterrupt
+        if "middle" in line:
+            self.put(*MIDDLES)
+        if "zero" in line:
+            self.put(*(middle + 100 for middle in MIDDLES))
+
+    def wait(self, line: str, look: Callable[[], bool]) -> None:
+        self.ask(line)
+        for way in (-1, 1):
+            self.put(*(m + way * e for m, e in zip(MIDDLES, ENDS, strict=True)))
+            look()
+
+    def put(self, *ticks: int) -> None:
+        for id, tick in enumerate(ticks, 1):
+            assert not self.bus.servos[id].table[40], "torque is off while a person moves it"
+            self.bus.servos[id].at = float(tick)
+            self.bus.servos[id].measure()
+
+
+def test_a_person_moves_it_and_servos_keep_what_was_found(bus: FakeBus, tmp_path: Path) -> None:
+    person = Person(bus)
+    for servo in bus.servos.values():
+        servo.table[40] = 1
+    found = Calibration(bus.path, IDS, tmp_path / "part", person.ask, person.wait).run()
+    for (name, id), middle, end in zip(IDS.items(), MIDDLES, ENDS, strict=True):
+        motor, table = found.motors[name], bus.servos[id].table
+        assert (motor.id, motor.homing_offset) == (id, middle - 2047)
+        assert (motor.range_min, motor.range_max) == (2047 - end, 2047 + end)
+        assert found.zeros[name] == 2147
+        assert int.from_bytes(table[9:11], "little") == 2047 - end
+        assert table[55] == 1, "its memory is locked again"
+    assert bus.servos[2].offset == 1800 - 2047, "a negative one, too"
+    made = driver_settings(found.motors, "gripper", found.zeros)
+    assert made["joints"][1] == {
+        "name": "elbow_flex", "id": 2, "low": 1547, "high": 2547, "zero": 2147, "sign": 1
+    }  # fmt: skip
+    assert made["hand"] == {"id": 3, "closed": 1747, "open": 2347}
+
+
+def test_an_interrupted_one_goes_on(bus: FakeBus, tmp_path: Path) -> None:
+    first, part = Person(bus, stops="both of its ends"), tmp_path / "part"
+    with pytest.raises(KeyboardInterrupt):
+        Calibration(bus.path, IDS, part, first.ask, first.wait).run()
+    second = Person(bus)
+    found = Calibration(bus.path, IDS, part, second.ask, second.wait).run()
+    assert "middle" not in " ".join(second.asked) and len(second.asked) == 3
+    assert found.motors["elbow_flex"].homing_offset == -247
+    with pytest.raises(ConfigError, match="of other motors"):
+        Calibration(bus.path, {"hip": 1}, part, second.ask, second.wait)
+
+
+def test_who_answers(bus: FakeBus) -> None:
+    found = find_servos(bus.path, "feetech", 1_000_000, 5)
+    assert [(each.id, each.position) for each in found] == [(1, 2000), (2, 2000), (3, 2000)]
+
+
+def test_lerobots_file_both_ways(tmp_path: Path) -> None:
+    motors = {"elbow_flex": Motor(3, 1, -12, 900, 3100), "gripper": Motor(6, 0, 5, 2000, 3400)}
+    save_lerobot(motors, tmp_path / "arm.json")
+    assert load_lerobot(tmp_path / "arm.json") == motors
+    ours = driver_settings(motors)
+    assert ours["joints"][0]["sign"] == -1 and ours["joints"][0]["zero"] == 2000
+    back = motors_of(ours)
+    assert (back["elbow_flex"].range_min, back["elbow_flex"].drive_mode) == (900, 1)
+    assert (back["gripper"].range_min, back["gripper"].range_max) == (2000, 3400)
+    bad = {"hip": {"id": 1, "range_min": 5, "range_max": 1}}
+    (tmp_path / "bad.json").write_text(json.dumps(bad))
+    with pytest.raises(ConfigError, match="range_min < range_max"):
+        load_lerobot(tmp_path / "bad.json")
+
+
+def command(words: list[str]) -> object:
+    """Its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code
+
+
+def test_the_commands(
+    bus: FakeBus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command(["robot", "find", f"port={bus.path}", "protocol=feetech"])
+    assert "servos 1 (at 2000), 2 (at 2000), 3 (at 2000)" in capsys.readouterr().out
+    command(["robot", "find", f"port={tmp_path}/none", "protocol=feetech"])
+    assert "no serial port that is there" in capsys.readouterr().out
+    person = Person(bus)
+
+    def typed(line: str) -> str:
+        if "both of its ends" in line:
+            person.wait(line, lambda: bool(__import__("time").sleep(0.5)) or True)
+        else:
+            person.ask(line)
+        return ""
+
+    monkeypatch.setattr("builtins.input", typed)
+    out, lerobot = tmp_path / "arm.yaml", tmp_path / "arm.json"
+    names = "names=[shoulder_pan,elbow_flex,gripper]"
+    command(["robot", "calibrate", f"port={bus.path}", f"out={out}", f"lerobot={lerobot}", names])
+    made = yaml.safe_load(out.read_text())
+    assert [each["name"] for each in made["joints"]] == ["shoulder_pan", "elbow_flex"]
+    assert load_lerobot(lerobot)["gripper"].range_max == 2347
+    again = tmp_path / "again.yaml"
+    command(["robot", "calibrate", f"from={lerobot}", f"out={again}"])
+    assert yaml.safe_load(again.read_text())["hand"] == made["hand"]
+    assert command(["robot", "calibrate", f"port={bus.path}", f"out={out}", names]) == 2
+    assert "exists already" in capsys.readouterr().err

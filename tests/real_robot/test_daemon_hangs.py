@@ -1,0 +1,294 @@
+"""What hangs beside the control process: a disk, a child, the daemon, the session, the operator's
+terminal. The arm rests, the stop works, and who waits is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from real_robot.assemble import open_channels, open_flight_recorder
+from real_robot.daemon.client import call
+from real_robot.daemon.daemon_process import DaemonProcess
+from real_robot.daemon.emergency import emergency_stop
+from real_robot.daemon.requests import Verb
+from real_robot.deployment import Deployment
+from real_robot.ipc.channels import Channels
+from real_robot.ipc.messages import Mode
+from real_robot.rl.session import RobotSession
+from real_robot.safety.checks import Heartbeat
+from tests.real_robot.test_daemon import Bridge, gone, until
+from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
+from tests.real_robot.test_sessions import made
+
+SITE = Path(__file__).parent / "slow_disk_site"
+SLOW = 3.0  # s that the disk takes
+PATIENT = 90.0
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The control process waits for its daemon for as long as a test may take."""
+    long = Heartbeat(hold=60.0, stop=120.0)
+    return replace(made(tmp_path_factory.mktemp("policy")), heartbeat=long)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "d"
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def bridge(folder: Path, deployed: Deployment) -> Iterator[Bridge]:
+    deployed.write(folder)
+    bridge = Bridge(folder)
+    yield bridge
+    bridge.process.terminate()
+    bridge.process.wait(PATIENT)
+
+
+class Beats:
+    """The beats of the daemon, as the control process sees them."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.mailbox, self.seen = channels.heartbeat, list[float]()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.01):
+            if self.mailbox.receive():
+                self.seen.append(float(self.mailbox.fields["time"][0]))
+
+    def longest(self) -> float:
+        """The longest time between two of them, s."""
+        self._done.set()
+        self._thread.join()
+        return float(np.diff(self.seen).max())
+
+
+def test_a_slow_disk_does_not_stop_the_beats(
+    folder: Path, deployed: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SITE), prepend=os.pathsep)
+    monkeypatch.setenv("SLOW_DISK", str(SLOW))
+    about = replace(deployed, records=str(folder / "records"))
+    about.write(folder)
+    bridge = Bridge(folder)
+    try:
+        bridge.running()
+        beats = Beats(open_channels(about, folder))
+        for _ in range(2):  # the second is saved when the first is
+            assert bridge.ask(Verb.ESTOP).ok
+            time.sleep(1.0)  # a stop is in its black box
+            bridge.done(Verb.RESET)
+            bridge.running()
+        bridge.done(Verb.STOP)
+        until(lambda: str(bridge.status["notes"]).count(" records are in ") == 2, "both are saved")
+        assert beats.longest() < 0.5 * SLOW
+        saved = sorted((folder / "records").glob("*.npz"))
+        assert len(saved) == 2
+        notes = [note for note in bridge.status["notes"] if " records are in " in note]
+        assert [note.rpartition(" ")[2] for note in notes] == [str(path) for path in saved]
+        assert bridge.ask(Verb.ESTOP).ok
+        time.sleep(0.7)  # it is being saved
+    finally:
+        bridge.process.terminate()
+        assert bridge.process.wait(PATIENT) == 0
+    assert len(list((folder / "records").glob("*.npz"))) == 3, "the last is waited for at the end"
+
+
+def test_a_child_that_does_not_end_does_not_stop_the_daemon(
+    folder: Path, tmp_path: Path, deployed: Deployment
+) -> None:
+    about = replace(deployed, recording=str(tmp_path / "recording"))
+    about.write(folder)
+    bridge = Bridge(folder)
+    try:
+        status = bridge.running()
+        beats = Beats(open_channels(about, folder))
+        os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
+        os.kill(status["control"]["pid"], signal.SIGKILL)
+        bridge.mode("DISCONNECTED")
+        replies: list[Any] = []
+        ask = threading.Thread(target=lambda: replies.append(bridge.ask(Verb.RESET)))
+        ask.start()
+        until(lambda: "asks: reset" in str(bridge.status["notes"]), "it was heard")
+        again = call(folder, Verb.RESET, PATIENT)
+        assert not again.ok and "are being started" in again.reason
+        assert bridge.ask(Verb.STATUS).ok and not replies, "it answers others meanwhile"
+        ask.join()
+        assert replies[0].ok and beats.longest() < 5.0
+        assert bridge.running()["control"]["pid"] not in (0, status["control"]["pid"])
+        assert gone(status["recorder"]["pid"])
+    finally:
+        bridge.process.terminate()
+        assert bridge.process.wait(PATIENT) == 0
+
+
+def test_estop_works_while_the_daemon_hangs(
+    bridge: Bridge, deployed: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bridge.running()
+    state = open_channels(deployed, bridge.folder).state
+    os.kill(bridge.process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+        assert code == 0 and "estop: done" in text and "latched after" in text, text
+        assert len(text.strip().splitlines()) == 1
+        state.receive()
+        assert state.fields["mode"][0] == Mode.ESTOP
+        assert state.fields["fault"][0] == b"an operator pressed stop"
+        ring = open_flight_recorder(
+            deployed, bridge.folder, len(state.fields["counts"][0]), create=False
+        )
+        records = ring.records()
+        ring.close()
+        later = records[records["now"] > began]
+        moved = np.flatnonzero(later["mode"] == Mode.ESTOP)[0]
+        assert moved < 200, "it was pressed before anything was waited for"
+    finally:
+        os.kill(bridge.process.pid, signal.SIGCONT)
+    assert bridge.mode("ESTOP")["fault"] == "an operator pressed stop"
+    bridge.done(Verb.RESET)
+
+
+def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
+    bridge.running()
+    stopped = emergency_stop(bridge.folder, PATIENT)
+    assert stopped.done and stopped.latched is not None and stopped.reply is not None
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    assert code == 0 and "latched after" in text, "it stays latched"
+    bridge.done(Verb.RESET)
+    pid = bridge.idle()["control"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    bridge.mode("DISCONNECTED")
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}")
+    assert code == 2 and "the control process died (SIGKILL)" in text
+    assert "the robot's own stop" in text and len(text.strip().splitlines()) == 1
+    code, text = robot(capsys, "estop", f"folder={bridge.folder}/nobody")
+    assert code == 2 and "no daemon runs" in text
+
+
+def test_a_control_process_that_hangs_is_told_of(bridge: Bridge) -> None:
+    pid = bridge.idle()["control"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = until(
+            lambda: s if (s := bridge.status)["control"]["silent"] else None, "it is noticed"
+        )
+        assert "has not ticked for" in status["fault"] and "own stop" in status["fault"]
+        assert "has not ticked for 1 s" in str(status["notes"])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not bridge.status["control"]["silent"], "it ticks again")
+
+
+def test_an_episode_without_a_limit_ends_with_its_session(
+    folder: Path, deployed: Deployment
+) -> None:
+    daemon = DaemonProcess(folder, deployed)
+    try:
+        started(daemon)
+        began = time.monotonic()
+        while time.monotonic() < began + 4.0:  # who looks at it says something
+            assert daemon.call(Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
+            time.sleep(0.1)
+        status = until(
+            lambda: (
+                s if (s := call(folder, Verb.STATUS, PATIENT).status)["mode"] == "IDLE" else None
+            ),
+            "the arm is at rest",
+        )
+        assert "was silent for 2 s" in status["stopped"]
+        assert status["stopped"] in str(status["notes"])
+        started(daemon, 6.0)
+        time.sleep(3.0)
+        assert call(folder, Verb.STATUS, PATIENT).status["mode"] == "RUNNING", "it has a limit"
+        until(lambda: call(folder, Verb.STATUS, PATIENT).status["ended"] == "TIME", "it is over")
+    finally:
+        daemon.stop(PATIENT)
+
+
+def started(daemon: DaemonProcess, seconds: float | None = None) -> None:
+    def done(verb: Verb, limit: float | None = None) -> bool:
+        try:
+            return daemon.call(verb, PATIENT, limit).ok
+        except RuntimeError:
+            return False
+
+    until(lambda: done(Verb.ARM), "it is armed")
+    until(lambda: done(Verb.START, seconds), "it runs")
+
+
+def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
+    folder: Path, deployed: Deployment
+) -> None:
+    learner = RobotSession(replace(deployed, policy=""), folder)
+    try:
+        rest = np.zeros(4)
+        learner.start(rest)
+        began = time.monotonic()
+        while time.monotonic() < began + 4.0:
+            learner.update()
+            learner.send_action(rest, float(learner.state["measured"]))
+            time.sleep(0.05)
+        assert learner.mode == Mode.RUNNING, learner.fault
+    finally:
+        learner.close()
+
+
+def test_a_deploy_that_hangs_leaves_an_arm_at_rest(tmp_path: Path, folder: Path) -> None:
+    """Its success is not measured, and it has no time limit: nobody else would end the episode."""
+    words = ("robot=so101_sim", *SLOW_WIRE, "robot.goal_within=null", "home=false")
+    deploy = start(tmp_path, folder, *words)
+    try:
+        until(lambda: mode(folder) == "RUNNING", "it runs")
+        os.kill(deploy.pid, signal.SIGSTOP)
+        until(lambda: mode(folder) == "IDLE", "the arm is at rest")
+        os.kill(deploy.pid, signal.SIGCONT)
+        text = said(deploy)
+        assert deploy.returncode == 2 and "was silent for 2 s" in text.splitlines()[-1], text
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert "was silent" in summary["episodes"][0]["end"]
+    finally:
+        deploy.kill()
+
+
+def test_a_deploy_whose_daemon_is_killed_says_so(tmp_path: Path, folder: Path) -> None:
+    words = ("robot=sim", "demonstrator=reach", "seconds=900", CROWDED)
+    deploy = start(tmp_path, folder, *words)
+    try:
+        until(lambda: mode(folder) == "RUNNING", "it runs")
+        pid = int(Path(f"/proc/{deploy.pid}/task/{deploy.pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        text = said(deploy)
+        assert deploy.returncode == 2 and "Traceback" not in text, text
+        last = text.strip().splitlines()[-1]
+        assert "the daemon died (SIGKILL)" in last and "brought the arm to rest" in last, text
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert summary["problem"] in last
+        assert summary["episodes"][0]["end"] == summary["problem"]
+        assert not summary["episodes"][0]["recorded"]
+    finally:
+        deploy.kill()
+
+
+def mode(folder: Path) -> str:
+    try:
+        return str(call(folder, Verb.STATUS, PATIENT).status["mode"])
+    except RuntimeError:
+        return ""

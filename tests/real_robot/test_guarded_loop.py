@@ -1,0 +1,314 @@
+"""A tick that raises, whatever raises in it: latched in one line, braked within the limits, and the
+process goes on. The emergency stop that needs no daemon."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from real_robot.control.arm_state import ArmState
+from real_robot.control.homing import Homing
+from real_robot.drivers.driver import DriverError
+from real_robot.ipc.estop import EmergencyStop
+from real_robot.ipc.mailbox import MailboxError
+from real_robot.ipc.messages import Command, Ended, Mode
+from tests.real_robot.test_control import DOWN, LIMITS, Bench, within
+from tests.real_robot.test_homing import AWAY
+from tests.real_robot.test_yielding import MOST, SECOND, Pressing
+
+
+class Broken:
+    """Raises whenever it is called."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.calls = error, 0
+
+    def __call__(self, *args: object, **settings: object) -> Any:
+        self.calls += 1
+        raise self.error
+
+
+def short(bench: Bench) -> Callable[[], ArmState]:
+    """A driver that measures a joint too few."""
+    read = bench.driver.read
+
+    def wrong() -> ArmState:
+        arm = read()
+        return ArmState(arm.q[:6], arm.dq[:6], arm.tau[:6], arm.t)
+
+    return wrong
+
+
+def breaks(bench: Bench, where: str) -> None:
+    control: Any = bench.control
+    error = ValueError("operands could not\nbe broadcast")
+    owner, name = {
+        "controller": (control.follower, "controller"),
+        "follower": (control, "follower"),
+        "stage": (control.chain, "stages"),
+        "planner": (control.chain.limiter, "_follow"),
+        "state message": (control, "_publish"),
+        "write": (control.driver, "write"),
+        "measurement": (control.driver, "read"),
+        "shape": (control.driver, "read"),
+    }[where]
+    broken: Any = Broken(error)
+    if where == "stage":
+        broken = [broken]
+    if where == "shape":
+        broken = short(bench)
+    setattr(owner, name, broken)
+
+
+PARTS = (
+    "controller",
+    "follower",
+    "stage",
+    "planner",
+    "state message",
+    "write",
+    "measurement",
+    "shape",
+)
+
+
+@pytest.mark.parametrize("where", PARTS)
+def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
+    tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    breaks(bench, where)
+    bench.run(6)
+    assert bench.mode == Mode.ESTOP
+    assert bench.fault.startswith("internal error in the control loop: ")
+    assert "Error: " in bench.fault and ".py:" in bench.fault and "\n" not in bench.fault
+    bench.run(150)
+    if where != "write":  # which fails while braking as well: the driver stops then
+        within(bench.sent)
+    assert np.ptp(np.stack(bench.sent[-5:]), axis=0).max() < 1e-9, "at rest"
+    said = [line for line in capfd.readouterr().err.splitlines() if "internal error" in line]
+    assert len(said) == (2 if where == "write" else 1), "logged once"
+    assert bench.ask(Command.START) == Mode.ESTOP, "it answers"
+    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    bench.ask(Command.QUIT)
+    assert bench.control.quit
+
+
+@pytest.mark.parametrize("where", ["controller", "stage"])
+def test_what_raised_is_not_run_again_before_a_reset(tmp_path: Path, where: str) -> None:
+    """Also not a stage, which runs in every mode."""
+    bench = Bench(tmp_path)
+    bench.moving()
+    control: Any = bench.control
+    broken: Any = Broken(IndexError("bug"))
+    controller, stages = control.follower.controller, control.chain.stages
+    if where == "controller":
+        control.follower.controller = broken
+    else:
+        control.chain.stages = [broken]
+    bench.run(100)
+    assert broken.calls == 1 and "IndexError: bug" in bench.fault
+    control.follower.controller, control.chain.stages = controller, stages
+    assert bench.ask(Command.RESET) == Mode.IDLE and not bench.fault
+    bench.moving()
+    assert bench.mode == Mode.RUNNING
+    within(bench.sent)
+
+
+def test_a_reset_that_raises_is_latched_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    control: Any = bench.control
+    whole, control.follower.controller = control.follower.controller, Broken(IndexError("bug"))
+    bench.run(100)
+    recover, control.driver.recover = control.driver.recover, Broken(KeyError("again"))
+    assert bench.ask(Command.RESET) == Mode.ESTOP
+    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    control.driver.recover, control.follower.controller = recover, whole
+    bench.run(20)
+    assert bench.ask(Command.RESET) == Mode.IDLE
+
+
+def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    control: Any = bench.control
+    stop, stopped = control.driver.stop, []
+    control.driver.stop = lambda: stopped.append(stop())
+    control.driver.write = Broken(TypeError("bug"))
+    bench.run(30)
+    assert bench.mode == Mode.ESTOP and "TypeError: bug" in bench.fault
+    assert stopped == [None], "once"
+    assert control.driver.write.calls == 2, "the tick that raised, and one that brakes"
+    del control.driver.write
+    assert bench.ask(Command.RESET) == Mode.IDLE
+    assert bench.sent[-1] == pytest.approx(control.arm.q, abs=0.02), "from where the arm stands"
+
+
+def test_a_driver_error_anywhere_is_the_drivers_fault(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    control: Any = bench.control
+    control.driver.stiffen = control.driver.write = Broken(DriverError("the cable is gone"))
+    bench.run(3)
+    assert bench.mode == Mode.ESTOP and bench.fault == "the cable is gone"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_process_ends_it(tmp_path: Path, error: type[BaseException]) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    control: Any = bench.control
+    control.follower = Broken(error())
+    with pytest.raises(error):
+        bench.run(2)
+
+
+def test_a_command_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.moving()
+    bench.ask(1_000_000)  # pyright: ignore[reportArgumentType]
+    assert bench.mode == Mode.RUNNING
+    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+
+
+@pytest.mark.parametrize("mode", [Mode.IDLE, Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING])
+def test_an_emergency_stop_needs_no_daemon(tmp_path: Path, mode: Mode) -> None:
+    bench = Bench(tmp_path)
+    bench.control.homing = Homing(AWAY, LIMITS)
+    if mode in (Mode.RUNNING, Mode.STOPPING):
+        bench.moving()
+    bench.run(2)
+    wish = {
+        Mode.ARMED: Command.ARM,
+        Mode.HOMING: Command.HOME,
+        Mode.STOPPING: Command.STOP,
+    }.get(mode, Command.NOTHING)
+    bench.ask(wish)
+    bench.run(5)
+    assert bench.mode == mode
+    button = EmergencyStop(tmp_path / "estop")
+    button.press()
+    bench.run(1)
+    assert bench.mode == Mode.ESTOP and bench.fault == "an operator pressed stop"
+    bench.run(150)
+    within(bench.sent)
+    for wish in (Command.ARM, Command.START, Command.HOME, Command.STOP):
+        assert bench.ask(wish) == Mode.ESTOP and button.pressed
+    assert bench.ask(Command.RESET) == Mode.IDLE and not button.pressed
+    bench.run(10)
+    assert bench.mode == Mode.IDLE and not bench.fault
+    button.press()
+    bench.run(1)
+    assert bench.mode == Mode.ESTOP, "and again"
+
+
+def test_a_press_between_two_ticks_of_a_reset_counts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run(2)
+    button = EmergencyStop(tmp_path / "estop")
+    button.press()
+    bench.run(60)
+    button.press()
+    recover = bench.driver.recover
+
+    def pressed() -> None:
+        recover()
+        button.press()  # while the arm recovers, which may take seconds
+
+    bench.driver.recover = pressed
+    bench.ask(Command.RESET)
+    bench.run(1)
+    assert bench.mode == Mode.ESTOP and bench.fault == "an operator pressed stop"
+
+
+def test_an_emergency_stop_while_the_arm_brakes_after_an_error(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    cut: list[None] = []
+    bench.driver.cut = lambda: cut.append(None)
+    bench.moving()
+    control: Any = bench.control
+    control.follower.controller = Broken(IndexError("bug"))
+    bench.run(10)
+    bench.here.estop.press()
+    bench.run(100)
+    assert bench.mode == Mode.ESTOP and "IndexError" in bench.fault and len(cut) == 1
+    within(bench.sent)
+
+
+def test_the_button_is_private_and_says_when_it_is_not_there(tmp_path: Path) -> None:
+    made = EmergencyStop(tmp_path / "estop", create=True)
+    assert stat.S_IMODE((tmp_path / "estop").stat().st_mode) == 0o600
+    assert (tmp_path / "estop").stat().st_size == 8 and not made.pressed
+    other = EmergencyStop(tmp_path / "estop")
+    other.press()
+    assert made.pressed and made.number
+    first = made.number
+    other.press()
+    assert made.number != first, "another number at every press"
+    made.clear()
+    assert not other.pressed
+    with pytest.raises(FileExistsError):
+        EmergencyStop(tmp_path / "estop", create=True)
+    with pytest.raises(MailboxError, match="is not there"):
+        EmergencyStop(tmp_path / "none")
+    (tmp_path / "long").write_bytes(b"x" * 9)
+    with pytest.raises(MailboxError, match="another version"):
+        EmergencyStop(tmp_path / "long")
+
+
+def test_an_episode_ends_by_itself_when_its_time_is_over(tmp_path: Path) -> None:
+    """The terminal and the daemon that asked for it may both hang."""
+    bench = Bench(tmp_path)
+
+    def ended() -> Ended:
+        return Ended(int(bench.there.state.fields["ended"][0]))
+
+    def start(seconds: float) -> Mode:
+        bench.action = DOWN
+        bench.run(10)
+        bench.ask(Command.ARM)
+        bench.run(10)
+        bench.there.request.fields["seconds"] = seconds
+        return bench.ask(Command.START)
+
+    for nonsense in (-1.0, np.nan, np.inf):
+        assert start(nonsense) == Mode.ARMED, "refused"
+        assert bench.ask(Command.STOP) in (Mode.STOPPING, Mode.IDLE)
+        bench.run(5)
+    assert start(0.3) == Mode.RUNNING and ended() == Ended.NOTHING
+    bench.run(28)
+    assert bench.mode == Mode.RUNNING
+    bench.run(3)
+    assert bench.mode == Mode.STOPPING and ended() == Ended.TIME
+    bench.run(100)
+    assert bench.mode == Mode.IDLE and not bench.fault and ended() == Ended.TIME
+    within(bench.sent)
+    assert start(0.0) == Mode.RUNNING and ended() == Ended.NOTHING
+    bench.run(300)
+    assert bench.mode == Mode.RUNNING, "no limit"
+    bench.ask(Command.STOP)
+    bench.run(100)
+    assert ended() == Ended.STOPPED
+    assert start(10.0) == Mode.RUNNING
+    bench.ask(Command.ESTOP)
+    bench.run(100)
+    assert ended() == Ended.FAULT
+
+
+def test_an_arm_that_presses_lets_go_after_an_error_too(tmp_path: Path) -> None:
+    bench = Pressing(tmp_path)
+    bench.press()
+    control: Any = bench.control
+    control.follower.controller = Broken(IndexError("bug"))
+    bench.run(6)
+    assert bench.mode == Mode.ESTOP
+    bench.run(3 * SECOND)
+    assert max(bench.force[-2 * SECOND :]) < MOST, "N, from 1 s on"
+    within(bench.sent)

@@ -1,0 +1,353 @@
+"""Hold-to-run: keys of a terminal (a pseudo-terminal), pedals (the kernel's events on a pipe), and
+what the control process does when they are let go."""
+
+from __future__ import annotations
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError
+from embodied.embodiments import fr3
+from real_robot.control.homing import Homing
+from real_robot.ipc.mailbox import Mailbox
+from real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
+from real_robot.safety.chain import Stage
+from real_robot.safety.silence import HoldToRun as Held
+from real_robot.safety.silence import Silence
+from real_robot.teleop.hold_to_run import (
+    EVENT,
+    Beats,
+    HoldToRun,
+    InputKey,
+    InputKeyConfig,
+    TerminalKey,
+    TerminalKeyConfig,
+)
+from tests.real_robot.test_control import DT, LIMITS, Bench, within
+
+
+class Typist:
+    """Types into a pseudo-terminal, at times that the test sets."""
+
+    def __init__(self) -> None:
+        self.file, self.slave = pty.openpty()
+        self.now = 1000.0
+        self.key = TerminalKey(TerminalKeyConfig(), self.slave, lambda: self.now)
+
+    def at(self, seconds: float, text: str = "") -> bool:
+        """`seconds` later the text has been typed; whether that counts as held."""
+        while seconds > 0.05:  # it is looked at all the while
+            self.now, seconds = self.now + 0.05, seconds - 0.05
+            assert not self.key.held()
+        self.now += seconds
+        os.write(self.file, text.encode())
+        return self.key.held()
+
+    def close(self) -> None:
+        os.close(self.file)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def typist(monkeypatch: pytest.MonkeyPatch) -> Iterator[Typist]:
+    # The pseudo-terminal is not the one that this test runs in.
+    monkeypatch.setattr(os, "tcgetpgrp", lambda file: os.getpgrp())
+    made = Typist()
+    made.key.begin()
+    yield made
+    made.key.close()
+    made.close()
+
+
+def test_a_key_that_repeats_is_held(typist: Typist) -> None:
+    assert not typist.at(0.0, " "), "the first character"
+    assert not typist.at(0.5, " "), "after the delay of the autorepeat"
+    assert all(typist.at(0.033, " ") for _ in range(20))
+    assert not typist.at(0.033), "nothing came"
+    assert not typist.at(0.30, " "), "that is another press"
+
+
+def test_a_key_that_is_only_touched_moves_nothing(typist: Typist) -> None:
+    assert not any(typist.at(gap, " ") for gap in (0.0, 0.6, 0.3, 1.0, 0.26))
+
+
+def test_other_keys_do_not_count(typist: Typist) -> None:
+    assert not any(typist.at(0.033, "x") for _ in range(10))
+    assert not typist.at(0.033, " ") and typist.at(0.033, "x x")
+
+
+def test_what_was_typed_while_the_terminal_was_stopped_is_old(typist: Typist) -> None:
+    typist.at(0.0, " ")
+    assert typist.at(0.033, " ")
+    os.write(typist.file, b" " * 50)
+    typist.now += 3.0  # SIGSTOP, SIGCONT
+    assert not typist.key.held() and not typist.key.held()
+    assert not typist.at(0.033, " ") and typist.at(0.033, " "), "and held again it goes on"
+
+
+def test_the_terminal_is_left_as_it_was(typist: Typist) -> None:
+    assert not termios.tcgetattr(typist.slave)[3] & termios.ECHO
+    assert termios.tcgetattr(typist.slave)[3] & termios.ISIG, "Ctrl-C works"
+    typist.key.close()
+    assert termios.tcgetattr(typist.slave)[3] & termios.ECHO
+
+
+def test_a_terminal_that_is_gone_is_not_held() -> None:
+    made = Typist()
+    os.close(made.file)
+    assert not made.key.held() and not made.key.held()
+    os.close(made.slave)
+
+
+def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
+    with (tmp_path / "no").open("w+") as file, pytest.raises(ConfigError, match="no terminal"):
+        TerminalKey(TerminalKeyConfig(), file.fileno())
+    wrongs: list[dict[str, Any]] = [{"key": "ab"}, {"key": "\n"}, {"repeat": 0.0}, {"repeat": 1.0}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError):
+            TerminalKeyConfig(**wrong)
+
+
+class Pedal:
+    """A pipe with the kernel's events."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "event3"
+        os.mkfifo(path)
+        self.key = InputKey(InputKeyConfig(str(path), 48))
+        self.file = os.open(path, os.O_WRONLY)
+
+    def say(self, kind: int, code: int, value: int) -> bool:
+        os.write(self.file, EVENT.pack(0, 0, kind, code, value))
+        return self.key.held()
+
+
+def test_a_pedal_is_held_from_press_to_release(tmp_path: Path) -> None:
+    pedal = Pedal(tmp_path)
+    pedal.key.begin()
+    assert not pedal.key.held()
+    assert pedal.say(1, 48, 1) and pedal.key.held(), "held without further events"
+    assert pedal.say(1, 30, 0) and pedal.say(4, 4, 458757), "other keys, other kinds"
+    assert pedal.say(1, 48, 2), "repeated"
+    assert not pedal.say(1, 48, 0) and not pedal.key.held()
+    pedal.say(1, 48, 1)
+    assert not pedal.say(0, 3, 0), "events were lost: it may have been let go"
+    assert pedal.say(1, 48, 1)
+    os.close(pedal.file)
+    assert not pedal.key.held(), "unplugged"
+    pedal.key.close()
+
+
+def test_a_pedal_that_was_down_before_does_not_count(tmp_path: Path) -> None:
+    pedal = Pedal(tmp_path)
+    os.write(pedal.file, EVENT.pack(0, 0, 1, 48, 1))
+    pedal.key.begin()
+    assert not pedal.key.held()
+    assert EVENT.size == struct.calcsize("qqHHi"), "as a 64-bit kernel has it"
+
+
+def test_a_device_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        InputKey(InputKeyConfig(str(tmp_path / "none"), 48))
+    with pytest.raises(ConfigError, match="0 to 767"):
+        InputKeyConfig("x", 5000)
+    node = {"_target_": "real_robot.teleop.hold_to_run.InputKey", "path": "/none", "code": 1}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        HoldToRun(node)
+
+
+GAMEPAD = """
+import ctypes, os
+os.environ["SDL_VIDEODRIVER"] = "dummy"
+import pygame
+from embodied.core.build import build
+from real_robot.teleop.hold_to_run import HoldDevice
+pygame.display.init()
+pygame.joystick.init()
+sdl = ctypes.CDLL([l.split()[-1] for l in open("/proc/self/maps") if "libSDL2-" in l][0])
+index = sdl.SDL_JoystickAttachVirtual(1, 6, 12, 0)
+sdl.SDL_JoystickOpen.restype = ctypes.c_void_p
+stick = ctypes.c_void_p(sdl.SDL_JoystickOpen(index))
+pad = build({"_target_": "real_robot.teleop.devices.Gamepad", "hold": 5}, HoldDevice)
+pad.begin()
+assert pad.hint == "hold button 5 of gamepad 0 down" and not pad.held()
+for down in (1, 0, 1):
+    sdl.SDL_JoystickSetVirtualButton(stick, 5, down)
+    assert pad.held() == bool(down)
+sdl.SDL_JoystickDetachVirtual(index)
+assert not pad.held(), "unplugged"
+print("fine")
+"""
+
+
+def test_a_gamepads_button_is_held_until_it_is_let_go_or_unplugged() -> None:
+    """A virtual joystick of SDL, in a process of its own; no window is in front."""
+    pytest.importorskip("pygame")
+    code = "import pygame; print(any('libSDL2-' in line for line in open('/proc/self/maps')))"
+    bundled = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    if "True" not in bundled:
+        pytest.skip("pygame's own SDL is not there")
+    done = subprocess.run([sys.executable, "-c", GAMEPAD], capture_output=True, text=True)
+    assert "fine" in done.stdout, done.stderr
+
+
+def test_beats_go_on_in_a_mailbox_that_was_made_anew(tmp_path: Path) -> None:
+    beats = Beats(tmp_path)
+    beats.beat(1.0)  # no daemon yet: no error
+    first = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
+    beats.beat(2.0)
+    assert first.receive() and first.fields["count"] == 1 and first.fields["time"] == 2.0
+    (tmp_path / DEADMAN).unlink()
+    second = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
+    beats.beat(3.0)
+    assert second.receive() and second.fields["time"] == 3.0
+    beats.close()
+
+
+def test_a_sender_is_silent_by_the_clock_of_who_listens() -> None:
+    silence = Silence()
+    assert silence(5.0) == np.inf
+    silence.hear(1, 10.0, 10.0)
+    assert silence(10.2) == pytest.approx(0.2)
+    silence.hear(1, 10.3, 10.3)
+    assert silence(10.3) == pytest.approx(0.3), "the same beat again"
+    silence.hear(2, 99.0, 11.0)
+    assert silence(11.5) == pytest.approx(0.5), "from the future: it grows old all the same"
+    silence.hear(3, 11.0, 20.0)
+    assert silence(20.0) == pytest.approx(9.0), "this process slept meanwhile"
+    silence.hear(4, float("nan"), 21.0)
+    assert silence(21.0) == np.inf
+
+
+class HoldBench(Bench):
+    """The bench with an operator's hand, which holds while `hand` is true."""
+
+    hand = False
+
+    def further(self) -> list[Stage]:
+        return [Held()]
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            if self.hand:
+                fields = self.there.deadman.fields
+                fields["count"] += 1
+                fields["time"] = self.now
+                self.there.deadman.send()
+            super().run(1)
+
+    def speed(self) -> float:
+        """rad/s that was sent last."""
+        return float(np.abs(self.sent[-1] - self.sent[-2]).max()) / DT
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> HoldBench:
+    return HoldBench(tmp_path)
+
+
+def test_it_moves_only_while_it_is_held(bench: HoldBench) -> None:
+    bench.moving()
+    assert bench.mode == Mode.RUNNING and np.ptp(np.stack(bench.sent), axis=0).max() == 0
+    bench.hand = True
+    bench.run(50)
+    assert bench.speed() > 0.1
+    bench.hand = False
+    bench.run(20)
+    assert bench.speed() > 0.1, "a quarter of a second has not passed"
+    bench.run(60)
+    assert bench.speed() == 0 and bench.mode == Mode.RUNNING and not bench.fault
+    rested = bench.sent[-1].copy()
+    bench.run(200)
+    assert bench.sent[-1] == pytest.approx(rested, abs=1e-9)
+    bench.hand = True
+    bench.run(2)
+    assert np.abs(bench.sent[-1] - rested).max() < 1e-3, "it goes on from where it is"
+    bench.run(50)
+    assert bench.speed() > 0.1
+    within(bench.sent)
+
+
+def test_a_way_home_waits_for_the_hand(bench: HoldBench) -> None:
+    away = fr3.HOME + np.array([0.4, 0, 0, 0, 0, 0, 0])
+    bench.control.homing = Homing(away, LIMITS)
+    bench.run(5)
+    assert bench.ask(Command.HOME) == Mode.HOMING
+    bench.run(100)
+    assert bench.speed() == 0 and bench.mode == Mode.HOMING
+    bench.hand = True
+    bench.run(40)
+    fast = bench.speed()
+    assert fast > 0.1
+    bench.hand = False
+    bench.run(300)
+    assert bench.speed() == 0 and bench.mode == Mode.HOMING
+    begun = len(bench.sent)
+    bench.hand = True
+    bench.run(400)
+    assert bench.mode == Mode.IDLE and bench.sent[-1] == pytest.approx(away, abs=1e-6)
+    resumed = np.abs(np.diff(np.stack(bench.sent[begun:]), axis=0)).max() / DT
+    assert resumed < 0.26 * LIMITS.velocity[0], "not faster than any way home"
+    within(bench.sent)
+
+
+def test_a_policy_that_dies_while_nobody_holds_it_is_still_a_fault(bench: HoldBench) -> None:
+    bench.moving()
+    bench.action = None
+    bench.run(100)
+    assert bench.mode == Mode.ESTOP and "last observation" in bench.fault
+
+
+OPERATOR = """
+import signal, sys, time
+from pathlib import Path
+from real_robot.teleop.hold_to_run import HoldToRun
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may ignore it
+with HoldToRun(None) as hold:
+    hold.start(Path(sys.argv[1]))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_terminal_writes_beats_while_its_space_bar_is_held(tmp_path: Path) -> None:
+    """A process of its own, whose controlling terminal is a pseudo-terminal."""
+    mailbox = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
+    file, slave = pty.openpty()
+    command = [sys.executable, "-c", OPERATOR, str(tmp_path)]
+    child = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command], stdin=slave, stdout=slave, stderr=slave
+    )
+    try:
+        assert b"ready" in os.read(file, 100)
+        time.sleep(0.5)
+        assert not mailbox.receive(), "nobody holds it"
+        for _ in range(30):
+            os.write(file, b" ")
+            time.sleep(0.033)
+        assert mailbox.receive()
+        count = int(mailbox.fields["count"][0])
+        assert count >= 2
+        time.sleep(0.5)
+        mailbox.receive()
+        count = int(mailbox.fields["count"][0])
+        time.sleep(0.5)
+        assert not mailbox.receive() and mailbox.fields["count"][0] == count, "let go"
+        os.write(file, b"\x03")
+        assert child.wait(30) != 0, "Ctrl-C ends it"
+    finally:
+        child.kill()
+        child.wait()
+        os.close(file)
+        os.close(slave)

@@ -1,0 +1,252 @@
+"""The driver of LeRobot's robots, with a stand-in for LeRobot's interface in a process of its own.
+`tests/interop/test_lerobot_robot.py` runs it with LeRobot's SO follower on an emulated bus."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError, build
+from real_robot.control.arm_state import Limits
+from real_robot.drivers.driver import Driver, DriverError
+from real_robot.drivers.lerobot.driver import LeRobotDriver
+from real_robot.drivers.lerobot.joints import Hand, Joint, Units
+
+INTERFACE = Path(__file__).parents[1] / "fakes" / "lerobot_interface"
+JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
+NODE: dict[str, Any] = {
+    "_target_": "real_robot.drivers.lerobot.driver.LeRobotDriver",
+    "type": "stand_in",
+    "silence": 1.0,
+    "joints": [{"key": f"{name}.pos", "sign": -1 if "lift" in name else 1} for name in JOINTS],
+    "hand": {"key": "gripper.pos", "width": 0.07},
+}
+TURN = np.array([0.3, -0.2, 0.1, 0.2, -0.1])
+
+
+@pytest.fixture(autouse=True)
+def interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("PYTHONPATH", f"{INTERFACE}:{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    drivers: list[Driver] = []
+
+    def make(**settings: Any) -> LeRobotDriver:
+        given = {key: settings.pop(key) for key in [*settings] if key in NODE or key == "hertz"}
+        driver = build({**NODE, **given, "settings": settings}, LeRobotDriver)
+        drivers.append(driver)
+        return driver
+
+    yield make
+    for driver in drivers:
+        driver.close()
+
+
+def until(driver: Driver, q: np.ndarray[Any, Any], width: float) -> None:
+    """Send it there, as the control loop would, until it is."""
+    deadline = time.monotonic() + 20
+    while np.abs(driver.read().q - q).max() > 0.01 or abs(driver.width - width) > 0.002:
+        assert time.monotonic() < deadline, driver.read().q
+        driver.write(q, width)
+        time.sleep(0.01)
+
+
+def test_it_follows_in_our_units_and_keeps_torque(made: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    driver = made(log=str(log))
+    driver.connect()
+    state = driver.read()
+    assert driver.joints == JOINTS
+    np.testing.assert_allclose(state.q, 0, atol=1e-6)
+    assert driver.width == pytest.approx(0.035) and not state.tau.any()
+    until(driver, TURN, 0.07)
+    assert driver.read().t > state.t
+    driver.stop()
+    driver.close()
+    done = [json.loads(line) for line in log.read_text().splitlines()]
+    assert done[-1] == ["disconnect", False], "torque stays on"
+    sent = next(value for what, value in reversed(done[:-1]) if what == "goal")
+    np.testing.assert_allclose(
+        [sent[name] for name in JOINTS], np.degrees(TURN) * [1, -1, 1, 1, 1], atol=1.0
+    )
+    first = next(value for what, value in done if what == "goal")
+    np.testing.assert_allclose([first[name] for name in JOINTS], 0, atol=1e-6)
+
+
+def test_a_read_that_is_longer_than_the_period_is_refused(made: Any) -> None:
+    driver = made(read=0.04, hertz=50.0)
+    with pytest.raises(DriverError, match=r"takes 4\d\.\d ms, and a period is 20.0 ms"):
+        driver.connect()
+    made(read=0.04, hertz=5.0).connect()
+
+
+def test_lost_packets_are_borne_and_silence_is_not(made: Any) -> None:
+    driver = made(lost=0.0)
+    driver.connect()
+    lossy = made(hangs=2.0, silence=0.5)
+    lossy.connect()
+    with pytest.raises(DriverError, match="gave no measurement for"):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            lossy.read()
+            time.sleep(0.02)
+
+
+def test_what_cannot_be_connected_is_one_line(made: Any) -> None:
+    with pytest.raises(DriverError, match="embodied robot calibrate"):
+        made(calibrated=False).connect()
+    with pytest.raises(DriverError, match=r"LeRobot knows no nothing .known: stand_in"):
+        made(type="nothing").connect()
+    with pytest.raises(DriverError, match=r"cameras belong into robot.cameras"):
+        made(cameras={"front": {}}).connect()
+    wrong = [{"key": "hip.pos"}]
+    with pytest.raises(DriverError, match=r"does not measure hip.pos"):
+        made(joints=wrong).connect()
+
+
+def test_without_lerobot_it_says_what_to_type(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(DriverError, match="pip install lerobot"):
+        made().connect()
+    with pytest.raises(DriverError, match="nowhere/python does not start"):
+        build({**NODE, "python": "/nowhere/python"}, LeRobotDriver).connect()
+
+
+def test_limits_beyond_its_calibration_are_refused(made: Any) -> None:
+    driver = made()
+    driver.connect()
+    reach = driver.reach()
+    assert reach is not None
+    np.testing.assert_allclose(reach[1], np.radians(180 * 2300 / 4095), atol=1e-9)
+    ones = (1.0,) * 5
+
+    def limits(most: float) -> Limits:
+        return Limits(
+            (-most,) * 5, (most,) * 5, (0.05,) * 5, ones, (6.0,) * 5, (150.0,) * 5, ones, ones
+        )
+
+    driver.check(limits(1.5))
+    with pytest.raises(DriverError, match=r"shoulder_pan: the limits ask for -1.9"):
+        driver.check(limits(2.0))
+
+
+def test_not_a_number_is_never_sent(made: Any) -> None:
+    driver = made()
+    driver.connect()
+    with pytest.raises(DriverError, match="no numbers"):
+        driver.write(np.full(5, np.nan), 0.0)
+    with pytest.raises(DriverError, match="no numbers"):
+        driver.write(np.zeros(5), float("inf"))
+
+
+def test_ranges_become_rad_by_the_calibration() -> None:
+    ready = {"ranges": {"elbow_flex": [1024, 3071.5]}}
+    units = Units([Joint("elbow_flex.pos", "range", sign=-1)], ready)
+    np.testing.assert_allclose(units.rad(np.array([100.0])), [-np.pi / 2])
+    np.testing.assert_allclose(units.values(np.array([np.pi / 2])), [-100.0])
+    with pytest.raises(ConfigError, match="give span"):
+        Units([Joint("hip.pos", "range")], ready)
+    np.testing.assert_allclose(
+        Units([Joint("hip.pos", "range", span=2.0, zero=50.0)], {}).rad(np.array([100.0])), [0.5]
+    )
+    hand = Hand(closed=10, open=90, width=0.08)
+    assert hand.opening(50) == pytest.approx(0.04) and hand.value(0.2) == 90
+
+
+def test_a_dead_process_is_a_fault_and_a_reset_starts_it_again(made: Any) -> None:
+    driver = made()
+    driver.connect()
+    until(driver, TURN, 0.035)
+    assert driver.process._process is not None
+    driver.process._process.kill()
+    with pytest.raises(DriverError, match=r"process (died|is gone)"):
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            driver.read()
+            driver.write(TURN, 0.035)
+            time.sleep(0.01)
+    driver.recover()
+    assert np.isfinite(driver.read().q).all()
+
+
+def device(folder: Path, **about: Any) -> Any:
+    node: dict[str, Any] = {
+        "_target_": "real_robot.teleop.lerobot_device.LeRobotDevice",
+        "type": "stand_in_leader",
+        "silence": 1.0,
+        "settings": {"file": str(folder / "action.json")},
+    }
+    from real_robot.teleop.teleop import Device
+
+    return build({**node, **about}, Device, clock=lambda: 0.0)
+
+
+def wait_for(made: Any, so: Any, tool: Any = None) -> Any:
+    deadline = time.monotonic() + 20
+    while not so(held := made.read(tool)):
+        assert time.monotonic() < deadline, held
+        time.sleep(0.02)
+    return held
+
+
+def say(folder: Path, action: dict[str, float]) -> None:
+    part = folder / "part"
+    part.write_text(json.dumps(action))
+    part.replace(folder / "action.json")
+
+
+def test_a_teleoperator_of_motions(tmp_path: Path) -> None:
+    keys = {"dx": "delta_x", "dz": "delta_z"}
+    say(tmp_path, {"delta_x": 0.0, "delta_z": 0.0, "gripper": 1.0})
+    made = device(tmp_path, motions=keys, grip="gripper")
+    try:
+        assert not made.read(None).touched
+        say(tmp_path, {"delta_x": 0.5, "delta_z": -1.0, "gripper": 2.0})
+        held = wait_for(made, lambda held: held.touched)
+        assert held.motion == (0.5, 0.0, -1.0, 0.0, 0.0, 0.0) and held.grip == 1.0
+        say(tmp_path, {"delta_x": 0.0, "delta_z": 0.0, "gripper": 0.0})
+        assert wait_for(made, lambda held: held.grip == -1.0).touched
+        say(tmp_path, {"delta_x": float("nan"), "delta_z": 0.0, "gripper": 0.0})
+        wait_for(made, lambda held: not held.touched)
+    finally:
+        made.close()
+    assert not made.read(None).touched, "one that is gone is not held"
+
+
+def test_a_leader_arm_leads_the_tool(tmp_path: Path) -> None:
+    from embodied.embodiments import so101
+
+    at = {f"{name}.pos": 0.0 for name in JOINTS} | {"gripper.pos": 80.0}
+    say(tmp_path, at)
+    joints = [{"key": f"{name}.pos"} for name in JOINTS]
+    reach = {"kinematics": "embodied.embodiments.so101.forward", "step": 0.02}
+    made = device(tmp_path, joints=joints, hand={"key": "gripper.pos"}, reach=reach)
+    tool = tuple(so101.forward(np.zeros((1, 5)))[0][0].tolist())
+    try:
+        wait_for(made, lambda held: not held.touched, tool)
+        say(tmp_path, at | {"shoulder_pan.pos": 10.0})
+        held = wait_for(made, lambda held: held.touched, tool)
+        turned = np.array([[np.radians(10), 0, 0, 0, 0]])
+        there = (so101.forward(turned)[0][0] - tool) / 0.02
+        np.testing.assert_allclose(held.motion[:3], there, atol=1e-6)
+        assert held.grip == 1.0
+    finally:
+        made.close()
+
+
+def test_a_teleoperator_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    say(tmp_path, {"delta_x": 0.0})
+    with pytest.raises(ConfigError, match="does not measure delta_z"):
+        device(tmp_path, motions={"dz": "delta_z"})
+    with pytest.raises(ConfigError, match="there is no up"):
+        device(tmp_path, motions={"up": "delta_z"})

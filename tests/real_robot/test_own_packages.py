@@ -1,0 +1,121 @@
+"""Packages of a user's own, out of the current folder: a policy in `embodied deploy`, in the policy
+process, and in `embodied export`; only the command line allows them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.core import build
+from embodied.core.build import ConfigError
+from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from envs.fr3.env import Config as Fr3Config
+from envs.fr3.env import Fr3
+from real_robot.deployment import Deployment, with_allowed
+from tests.real_robot.test_deploy import ENV, folder, said, start
+
+__all__ = ["folder"]  # a fixture
+
+RUN = "env: {_target_: envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
+SOURCE = '''
+from torch import Tensor, nn
+import torch
+from dataclasses import dataclass
+from embodied.core.policy import Policy
+
+@dataclass(frozen=True)
+class Config:
+    height: float = 0.0
+
+class Lift(Policy):
+    """Always about the same action."""
+    def __init__(self, config: Config, spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.action = nn.Parameter(torch.full((spec.act.size,), config.height))
+
+    def sample_noise(self, n, explore=False):
+        return torch.zeros(n, 0)
+
+    def act(self, obs, carry, noise):
+        seen = 1e-3 * obs["state"][:, : len(self.action)]
+        return torch.tanh(self.action + seen)[:, None], carry
+'''
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the package my_lab and a run with its policy."""
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab" / "__init__.py").write_text("")
+    (tmp_path / "my_lab" / "lift.py").write_text(SOURCE)
+    monkeypatch.setattr(build, "ALLOWED", [*build.ALLOWED])
+    monkeypatch.setattr(build, "ASKED", [*build.ASKED])
+    monkeypatch.syspath_prepend(tmp_path)
+    build.allow("my_lab")
+    policy = build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=spec())
+    save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
+    (tmp_path / "run" / "run.yaml").write_text(RUN)
+    return tmp_path
+
+
+def spec() -> Spec:
+    return Fr3(Fr3Config(task="reach", num_envs=1)).spec
+
+
+def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "embodied.cli", "export", "run", "--to", "made", *words]
+    environment = {**ENV, "PYTHONSAFEPATH": "1"}
+    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
+
+
+def test_an_arm_is_moved_by_a_policy_of_my_lab(where: Path, folder: Path) -> None:
+    deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1", "allow=[my_lab]")
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    summary = json.loads((where / "out" / "summary.json").read_text())
+    assert [each["end"] for each in summary["episodes"]] == ["time"], text
+    assert json.loads((where / "out" / "deployment.json").read_text())["allow"] == ["my_lab"]
+
+
+def test_without_the_word_nothing_of_my_lab_is_imported(where: Path, folder: Path) -> None:
+    (where / "my_lab" / "lift.py").write_text("raise SystemExit('imported')")
+    deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1")
+    text = said(deploy)
+    assert deploy.returncode != 0 and 'allow=["my_lab"]' in text, text
+    done = exported(where)
+    assert done.returncode == 2 and 'allow=["my_lab"]' in done.stderr
+    assert "Traceback" not in text + done.stderr
+
+
+def test_a_policy_of_my_lab_is_exported(where: Path) -> None:
+    done = exported(where, "allow=[my_lab]")
+    assert done.returncode == 0, done.stderr
+    assert (where / "made" / "policy.onnx").exists()
+
+
+def test_another_word_has_no_place_in_export(where: Path) -> None:
+    done = exported(where, "steps=3")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "steps=3 has no place" in done.stderr
+
+
+def test_a_robots_own_settings_allow_nothing() -> None:
+    with pytest.raises(ConfigError, match="command line"):
+        with_allowed({"allow": ["my_lab"]})
+
+
+def test_packages_are_dotted_names() -> None:
+    robots = Path(__file__).resolve().parents[2] / "configs" / "robot"
+    node = yaml.safe_load((robots / "sim.yaml").read_text())
+    node.pop("_target_")
+    with pytest.raises(ConfigError, match="no dotted name"):
+        Deployment.parse({**node, "policy": "", "allow": ["os; import"]})
+    assert Deployment.parse({**node, "policy": "", "allow": ["my_lab.arms"]}).allow

@@ -1,0 +1,229 @@
+"""The reflex of a run on the FR3, in the chain of `robot=sim_channel`, before the walls that it was
+trained with. The policy turns the arm about its base, straight into the near wall."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.compose import compose
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.tensors import Tensors, nest
+from embodied.embodiments.controller import Controller
+from embodied.learners.off_policy.bresa import Bresa
+from envs.fr3.contact_env import Fr3Contact
+from policies.wrappers.reflex_override import ReflexOverride
+from real_robot.assemble import build_chain
+from real_robot.control.arm_state import Floats
+from real_robot.control.chunk_follower import ChunkFollower
+from real_robot.control.homing import Homing
+from real_robot.control.loop import Channels, Control
+from real_robot.deployment import Deployment
+from real_robot.drivers.driver import Driver
+from real_robot.drivers.sim import Config as SimConfig
+from real_robot.drivers.sim import Sim
+from real_robot.ipc.messages import Command, Mode
+from tests.real_robot.test_deploy import said, start
+
+pytest.importorskip("franky_sim", reason="franky-sim is not installed")
+LIMIT = 30.0  # N
+DT, STEP = 0.02, 0.1
+INTO_THE_WALL = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def decisions(env: Fr3Contact, random: torch.Generator) -> torch.Tensor:
+    """Actions [B, 8] of one decision: half of the arms turn into the wall, more or less."""
+    action = torch.rand(env.num_envs, 8, generator=random) * 2 - 1
+    action[::2, 0] = 1.0 - 0.5 * torch.rand(env.num_envs // 2, generator=random)
+    action[::2, 1:7] *= 0.3
+    action[:, 7] = 1.0
+    return action
+
+
+def experience(env: Fr3Contact, steps: int) -> Tensors:
+    """Transitions [steps * B] of held decisions, without a reflex."""
+    random, kept = torch.Generator().manual_seed(0), list[Tensors]()
+    obs, action = env.reset(0), torch.zeros(0)
+    for number in range(steps):
+        if number % 5 == 0:
+            action = decisions(env, random)
+        step = env.step(action)
+        kept.append(
+            {
+                **nest(obs, "obs"),
+                **nest(step.next_obs, "next_obs"),
+                "action": action,
+                "reward": step.reward,
+                "discount": 0.99 * (~step.terminated).float(),
+                "violated": step.log["violated"],
+            }
+        )
+        obs = step.obs
+    return {name: torch.cat([rows[name] for rows in kept]) for name in kept[0]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run's folder: the safety critic and the recovery have learned for a minute, the task policy
+    turns into the wall."""
+    torch.manual_seed(0)
+    node = compose(
+        "train", ["experiment=fr3_channel_bresa", "learner.reflex_start=1", "learner.task.n_step=1"]
+    ).node
+    env = build({**node["env"], "num_envs": 64}, Fr3Contact)
+    policy = build(node["policy"], Policy, spec=env.spec)
+    learner = build(node["learner"], Bresa, policy=policy, spec=env.spec)
+    rows = experience(env, 300)
+    assert rows["violated"].sum() > 50
+    learner.fit(rows)
+    for _ in range(800):
+        at = torch.randint(len(rows["reward"]), (learner.batch_size,))
+        learner.update({name: column[at] for name, column in rows.items()})
+    folder = tmp_path_factory.mktemp("run")
+    turn_into_the_wall(learner.policy)
+    checkpoint.save(folder / "checkpoints" / "00000001", learner.policy, 1)
+    return str(folder)
+
+
+@torch.no_grad()
+def turn_into_the_wall(policy: ReflexOverride) -> None:
+    """The task policy's mean action becomes `INTO_THE_WALL`."""
+    head: Any = policy.base.get_submodule("net")[-1]  # pyright: ignore[reportIndexIssue]
+    head.weight.zero_()
+    head.bias[:7] = torch.atanh(torch.tensor(INTO_THE_WALL, dtype=torch.float32) * 0.999)
+
+
+def deployment(run: str, *words: str) -> Deployment:
+    node = compose(
+        "deploy", ["robot=sim_channel", "robot.driver.noise=0", f"robot.reflex.run={run}", *words]
+    ).node["robot"]
+    del node["_target_"]
+    sensed = list(build(node["driver"], Driver).sensed)
+    return Deployment.parse({**node, "policy": "", "sensed": sensed})
+
+
+class Bench:
+    """The control process of a deployment, on the test's clock, under one and the same decision."""
+
+    def __init__(self, folder: Path, made: Deployment) -> None:
+        self.now, self.force, self.soft = 1000.0, list[float](), list[float]()
+        settings = {k: v for k, v in made.driver.items() if k != "_target_"}
+        self.driver = Sim(SimConfig(**settings), lambda: self.now)
+        chain = build_chain(made)
+        names, sensed = len(chain.names), len(made.sensed)
+        self.control = Control(
+            self.driver,
+            chain,
+            ChunkFollower(build(made.controller, Controller), made.step),
+            Channels.make(folder, 7, names, sensed),
+            lambda: self.now,
+            homing=Homing(np.asarray(made.home), made.limits),
+        )
+        self.there = Channels.open(folder, 7, names, sensed)
+        self.control.connect()
+        self.full = self.gains.copy()
+
+    @property
+    def gains(self) -> Floats:
+        """The stiffness [7] of the simulated arm's springs, N m/rad."""
+        return self.driver.model.actuator_gainprm[self.driver.servos, 0]
+
+    def turn(self, turns: int = 1) -> Mode:
+        for _ in range(turns):
+            self.now += DT
+            self.there.beat(self.now)
+            self.control.turn()
+            assert self.there.state.receive()
+            fields = self.there.state.fields[0]
+            self.force.append(float(fields["sensed"][self.driver.sensed.index("contact_force")]))
+            self.soft.append(float((self.gains / self.full).min()))
+        return Mode(int(self.there.state.fields["mode"][0]))
+
+    def ask(self, command: Command) -> Mode:
+        fields = self.there.request.fields
+        fields["number"] += 1
+        fields["command"] = command
+        self.there.request.send()
+        return self.turn()
+
+    def decide(self, action: Floats) -> None:
+        """A decision of the policy, for the next step and a little more."""
+        fields = self.there.chunk.fields[0]
+        fields["number"] += 1
+        fields["seen"] = self.there.state.fields["measured"][0]
+        fields["start"], fields["steps"], fields["size"] = self.now, 2, len(action)
+        fields["actions"][:2, : len(action)] = action
+        self.there.chunk.send()
+
+    def push_on(self, seconds: float) -> None:
+        """From home on, `seconds` of a policy that turns into the wall."""
+        self.turn(2)
+        assert self.ask(Command.HOME) == Mode.HOMING
+        assert any(self.turn() == Mode.IDLE for _ in range(500)), "it never came home"
+        assert self.ask(Command.ARM) == Mode.ARMED
+        self.decide(INTO_THE_WALL)
+        self.turn()
+        assert self.ask(Command.START) == Mode.RUNNING
+        self.force.clear()
+        self.soft.clear()
+        for _ in range(round(seconds / STEP)):
+            self.decide(INTO_THE_WALL)
+            self.turn(round(STEP / DT))
+
+
+def test_the_reflex_of_a_run_keeps_the_arm_from_pressing_on_a_wall(
+    run: str, tmp_path: Path
+) -> None:
+    """Without it the same policy presses with more than the limit of the task; with it the arm
+    presses less, and its springs have been softer."""
+    plain = Bench(made_folder(tmp_path, "without"), deployment(run, "robot.reflex=null"))
+    plain.push_on(3.0)
+    assert max(plain.force) > LIMIT and min(plain.soft) == 1.0
+    bench = Bench(made_folder(tmp_path, "with"), deployment(run))
+    bench.push_on(3.0)
+    reflex = bench.control.chain.names.index("reflex")
+    print(max(plain.force), max(bench.force), min(bench.soft), bench.control.chain.counts)
+    assert bench.control.chain.counts[reflex] > 10 and min(bench.soft) < 0.9
+    assert max(bench.force) < LIMIT
+    assert bench.turn() == Mode.RUNNING, bench.control.fault
+
+
+def test_the_springs_are_stiff_again_when_the_arm_is_held(run: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, deployment(run))
+    bench.push_on(2.0)
+    assert min(bench.soft) < 0.9
+    bench.ask(Command.STOP)
+    bench.turn(100)
+    np.testing.assert_allclose(bench.gains, bench.full)
+
+
+def test_a_driver_with_other_springs_is_refused(run: str, tmp_path: Path) -> None:
+    """The reflex was trained with the stiffness that it asks for."""
+    softer = "robot.driver.world.arm.stiffness=[300,300,300,300,100,100,50]"
+    with pytest.raises(ConfigError, match=r"the driver's \[300") as caught:
+        Bench(tmp_path, deployment(run, softer))
+    assert "\n" not in str(caught.value)
+
+
+def test_embodied_deploy_runs_the_task_policy_and_the_reflex_of_one_run(
+    run: str, tmp_path: Path
+) -> None:
+    """The policy process decides at 10 Hz, the reflex runs in the chain at 50 Hz."""
+    folder = made_folder(tmp_path, "d")
+    words = ("robot=sim_channel", f"policy={run}", f"robot.reflex.run={run}", "seconds=3")
+    printed = said(start(tmp_path, folder, *words, "record=false"))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(summary["episodes"]) == 1, printed
+    assert summary["episodes"][0]["interventions"]["reflex"] > 0, printed
+
+
+def made_folder(parent: Path, name: str) -> Path:
+    (parent / name).mkdir(mode=0o700)
+    return parent / name

@@ -1,0 +1,96 @@
+"""A Robotiq gripper beside a simulated arm, over both of its wires."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from embodied.core.build import ConfigError, build
+from embodied.embodiments import fr3
+from real_robot.drivers.driver import DriverError
+from real_robot.drivers.robotiq.driver import Config, WithRobotiq
+from real_robot.drivers.robotiq.wires import Modbus, crc
+from real_robot.emulators.robotiq import SerialGripper, SocketGripper
+
+ARM = {"_target_": "real_robot.drivers.sim.Sim"}
+TARGET = "real_robot.drivers.robotiq.driver.WithRobotiq"
+
+
+def over_serial(gripper: SerialGripper, **more: object) -> WithRobotiq:
+    node = {"_target_": TARGET, "arm": ARM, "wire": "serial", "port": gripper.path, **more}
+    return build(node, WithRobotiq)
+
+
+def until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_frames_are_the_manuals() -> None:
+    """The examples of the maker's manual: activation, and a read of the status."""
+    request = bytes.fromhex("091003E8000306000000000000")
+    assert crc(request) == bytes.fromhex("7330")
+    assert crc(bytes.fromhex("090307D00003")) == bytes.fromhex("040E")
+
+
+def moves(arm: WithRobotiq, gripper: SerialGripper | SocketGripper) -> None:
+    """It opens and closes as it is sent, and stops at what is between its fingers."""
+    with arm:
+        for width in (0.0, 0.085, 0.04):
+            arm.write(fr3.HOME, width)
+            until(lambda width=width: abs(arm.width - width) < 1e-3)
+        gripper.gripper.object = 200
+        arm.write(fr3.HOME, 0.0)
+        until(lambda: abs(arm.width - 0.085 * 55 / 255) < 1e-3)
+        assert arm.read().q == pytest.approx(fr3.HOME, abs=0.05)
+        gripper.gripper.fault = 0x0E
+        until(lambda: bool(arm._problem))
+        with pytest.raises(DriverError, match="fault 0xe") as caught:
+            arm.read()
+        assert caught.value.measured is not None
+
+
+def test_over_modbus() -> None:
+    with SerialGripper() as gripper:
+        moves(over_serial(gripper, silence=10.0), gripper)
+
+
+def test_over_the_socket_of_a_ur() -> None:
+    with SocketGripper() as gripper:
+        node = {"_target_": TARGET, "arm": ARM, "wire": "ur", "host": "127.0.0.1"}
+        more = {"socket": gripper.port, "silence": 10.0}
+        moves(build({**node, **more}, WithRobotiq), gripper)
+
+
+def test_a_gripper_that_falls_silent_is_a_fault_and_comes_back_after_a_reset() -> None:
+    with SerialGripper() as gripper:
+        with over_serial(gripper, silence=10.0) as arm:
+            gripper.deaf = True
+            until(lambda: bool(arm._problem))
+            with pytest.raises(DriverError, match="does not answer: look at its 24 V"):
+                arm.read()
+            gripper.deaf = False
+            arm.recover()
+            arm.read()
+        gripper.deaf = True
+        with pytest.raises(DriverError, match="does not answer"):
+            over_serial(gripper).connect()
+
+
+def test_a_wire_that_is_not_there() -> None:
+    node = {"_target_": TARGET, "arm": ARM, "wire": "ur", "host": "127.0.0.1", "socket": 1}
+    with pytest.raises(DriverError, match="URCap"):
+        build(node, WithRobotiq).connect()
+    with pytest.raises(DriverError, match="no serial port"):
+        Modbus("/dev/nowhere").open()
+    with pytest.raises(ConfigError, match="needs driver"):
+        Config(ARM, "serial")
+
+
+def test_registers_that_it_does_not_have() -> None:
+    with SerialGripper() as gripper:
+        assert gripper.reply(bytes.fromhex("090407FF0003")) == bytes.fromhex("098402")

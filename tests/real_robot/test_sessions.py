@@ -1,0 +1,202 @@
+"""A daemon serves the session that started it, and operators; nobody else's session."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import ConfigError, build
+from embodied.core.checkpoint import save
+from embodied.core.policy import Policy
+from embodied.deploy.session import Session
+from real_robot.assemble import build_chain, open_flight_recorder
+from real_robot.daemon.client import ForeignDaemonError, call
+from real_robot.daemon.requests import Verb
+from real_robot.deployment import Deployment
+from real_robot.ipc.messages import Mode
+from real_robot.rl.session import RobotSession, RobotSessionError
+from real_robot.safety.checks import FreshConfig
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_daemon import HERTZ, Bridge, until
+from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.test_deploy import said, start
+
+PATIENT = 90.0
+
+
+def quiet(status: Any, ran: float, success: bool | None) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return made(tmp_path_factory.mktemp("policy"))
+
+
+def made(place: Path, **changed: Any) -> Deployment:
+    """The simulated FR3 with a script as its policy."""
+    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    return Deployment(
+        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
+        kinematics="embodied.embodiments.fr3.forward",
+        policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),
+        hertz=HERTZ,
+        step=SPEC.dt,
+        limits=LIMITS,
+        fresh=FreshConfig(hold=1.0, stop=3.0, state=2.0),
+        given=GOAL,
+        seconds=20.0,
+        records=str(place / "records"),
+        **changed,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "d"
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def first(tmp_path: Path, folder: Path, deployed: Deployment) -> Iterator[Session]:
+    """A session whose arm is held and idle."""
+    out = tmp_path / "first"
+    out.mkdir()
+    with Session(folder, deployed, out, quiet) as session:
+        session.ready()
+        yield session
+
+
+def other(deployed: Deployment, where: Path) -> Deployment:
+    """Another robot's settings in all that could hurt: limits and policy."""
+    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
+    policy = str(save(where / "other" / "0", build(node, Policy, spec=SPEC), 0))
+    return replace(deployed, limits=fast, policy=policy, robot="other", records="")
+
+
+def asked(folder: Path) -> list[str]:
+    """What operators and sessions asked of the daemon in `folder`."""
+    return [each for each in call(folder, Verb.STATUS, PATIENT).status["notes"] if "asks" in each]
+
+
+def test_a_second_session_in_the_folder_touches_nothing(
+    first: Session, tmp_path: Path, deployed: Deployment
+) -> None:
+    before = (first.folder / "deployment.json").read_bytes()
+    out = tmp_path / "second"
+    out.mkdir()
+    second = Session(first.folder, other(deployed, tmp_path), out, quiet)
+    with pytest.raises(ConfigError, match="a daemon runs in") as refused, second:
+        second.ready()
+        second.run(1, 0.5, home=False)
+    assert len(str(refused.value).splitlines()) == 1
+    assert (first.folder / "deployment.json").read_bytes() == before
+    assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
+    assert not list(out.glob("*.log")), "the first one's logs are not the second one's"
+
+
+def test_a_learner_in_the_folder_touches_nothing(first: Session, deployed: Deployment) -> None:
+    before = (first.folder / "deployment.json").read_bytes()
+    with pytest.raises(RobotSessionError, match="a daemon runs in"):
+        learner = RobotSession(replace(deployed, policy=""), first.folder)
+        try:
+            learner.start(np.zeros(4))
+        finally:
+            learner.close()
+    assert (first.folder / "deployment.json").read_bytes() == before
+    assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
+
+
+def test_the_first_sessions_limits_and_policy_act_after_a_reset(
+    first: Session, tmp_path: Path, deployed: Deployment
+) -> None:
+    stranger = other(deployed, tmp_path)
+    out = tmp_path / "second"
+    out.mkdir()
+    with pytest.raises(ConfigError), Session(first.folder, stranger, out, quiet) as second:
+        second.ready()
+    stranger.write(first.folder)  # a program of before today did so
+    os.kill(first.status["control"]["pid"], signal.SIGKILL)
+    until(lambda: first.status["mode"] == "DISCONNECTED", "the control process is gone")
+    until(lambda: call(first.folder, Verb.RESET, PATIENT).ok, "it is reset")
+    assert Deployment.read(first.folder) == deployed
+    first.ready()
+    first.run(1, 2.0, home=False)
+    assert [each.end for each in first.episodes] == ["time"], "the control process ended it"
+    names = build_chain(deployed).names
+    ring = open_flight_recorder(deployed, first.folder, len(names), create=False)
+    records = ring.records()
+    ring.close()
+    sent = records["sent"][records["mode"] == Mode.RUNNING]
+    acceleration = np.abs(np.diff(sent, 2, axis=0)) * HERTZ**2
+    assert np.ptp(sent, axis=0).max() > 0.05, "it moved"
+    assert acceleration.max() <= 1.01 * max(LIMITS.acceleration)
+    assert first.status["acting"] == deployed.policy
+
+
+def test_nobody_else_learns_the_token(first: Session) -> None:
+    token = first.daemon.token
+    pids = [first.daemon.pid, first.status["control"]["pid"], first.status["policy"]["pid"]]
+    for pid in pids:
+        for about in ("cmdline", "environ"):
+            assert token.encode() not in Path(f"/proc/{pid}/{about}").read_bytes()
+    for path in first.folder.iterdir():
+        assert not path.is_file() or token.encode() not in path.read_bytes()
+    assert token not in json.dumps(first.status)
+
+
+def test_a_daemon_that_no_session_started_refuses_all_sessions(
+    folder: Path, deployed: Deployment
+) -> None:
+    deployed.write(folder)
+    bridge = Bridge(folder)
+    try:
+        bridge.mode("IDLE")
+        with pytest.raises(ForeignDaemonError, match="belongs to another session"):
+            call(folder, Verb.ESTOP, PATIENT, session="0" * 32)
+        assert bridge.status["mode"] != "ESTOP" and asked(folder) == []
+        assert bridge.ask(Verb.ESTOP).ok, "an operator's"
+    finally:
+        bridge.process.terminate()
+        assert bridge.process.wait(PATIENT) == 0
+
+
+def test_a_second_deploy_is_refused_in_one_line(tmp_path: Path, folder: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    far = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"
+    deploy = start(one, folder, "robot=sim", "demonstrator=reach", "seconds=900", far)
+    try:
+        until(lambda: running(folder), "the first one runs")
+        before = (folder / "deployment.json").read_bytes()
+        asked_before = asked(folder)
+        again = start(
+            two, folder, "robot=sim", "demonstrator=reach", "robot.limits.jerk=[1,1,1,1,1,1,1]"
+        )
+        text = said(again)
+        assert again.returncode == 2 and "a daemon runs in" in text.splitlines()[-1], text
+        assert "Traceback" not in text
+        assert running(folder) and (folder / "deployment.json").read_bytes() == before
+        assert asked(folder) == asked_before
+    finally:
+        deploy.send_signal(signal.SIGINT)
+        said(deploy)
+
+
+def running(folder: Path) -> bool:
+    try:
+        return call(folder, Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
+    except RuntimeError:
+        return False

@@ -1,0 +1,288 @@
+"""A latched stop lets go: contact forces after it, on a simulated FR3 that presses on a plate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embodied.core.build import allow
+from embodied.embodiments import fr3
+from real_robot.control.arm_state import ArmState
+from real_robot.control.homing import Homing
+from real_robot.ipc.messages import Command, Mode
+from real_robot.safety.checks import Torque, TorqueRate, Tracking
+from real_robot.safety.workspace import Config as WorkspaceConfig
+from real_robot.safety.workspace import Workspace
+from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
+from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
+
+GAINS: dict[str, dict[str, Any]] = {
+    "sim": {},
+    "franka": {"stiffness": list(FRANKA_STIFFNESS), "damping": list(FRANKA_DAMPING)},
+}
+MOST = 15.0  # N, from 1 s after a latched stop on
+SECOND = round(1 / DT)
+both = pytest.mark.parametrize("gains", GAINS)
+
+
+class Pressing(Bench):
+    """An arm above a plate at `height`; `force` [ticks] is what it presses with, N."""
+
+    def __init__(
+        self, folder: Path, gains: str = "sim", height: float = 0.45, **wire: float
+    ) -> None:
+        allow("tests")
+        world = {"_target_": "tests.real_robot.plate.Plate", "height": height} | GAINS[gains]
+        super().__init__(folder, world=world, **wire)  # pyright: ignore[reportArgumentType]
+        self.force: list[float] = []
+        self.tool: list[np.ndarray] = []
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            super().run(1)
+            self.force.append(float(self.driver.sense()[0]))
+            self.tool.append(fr3.forward(self.driver.data.qpos[None, :7])[0][0])
+
+    def press(self) -> None:
+        """Until it presses with more than a person should feel."""
+        self.moving()
+        self.run(SECOND)
+        assert self.force[-1] > 4 * MOST, self.force[-1]
+
+    def stage(self, kind: type) -> Any:
+        return next(each for each in self.control.chain.stages if isinstance(each, kind))
+
+
+def estop(bench: Pressing) -> None:
+    bench.ask(Command.ESTOP)
+
+
+def torque(bench: Pressing) -> None:
+    bench.stage(Torque).most = np.full(7, 2.0)
+
+
+def torque_rate(bench: Pressing) -> None:
+    stage = TorqueRate((1e-3,) * 7, DT)
+    stage.begin(bench.driver.read())
+    bench.control.chain.stages.append(stage)
+
+
+def tracking(bench: Pressing) -> None:
+    bench.stage(Tracking).most = np.full(7, 0.01)
+
+
+def silent(bench: Pressing) -> None:
+    bench.action = None
+
+
+def not_a_number(bench: Pressing) -> None:
+    bench.action = DOWN * np.nan
+
+
+def blind(bench: Pressing) -> None:
+    """Every measurement from now on is not a number."""
+    read = bench.driver.read
+
+    def lie() -> ArmState:
+        arm = read()
+        return ArmState(arm.q * np.nan, arm.dq, arm.tau, arm.t)
+
+    bench.driver.read = lie
+
+
+def frozen(bench: Pressing) -> None:
+    """The newest measurement for ever; at some time it is too old."""
+    last = bench.driver.read()
+    bench.driver.read = lambda: last
+
+
+STOPS: tuple[Callable[[Pressing], None], ...] = (
+    estop,
+    torque,
+    torque_rate,
+    tracking,
+    silent,
+    not_a_number,
+    blind,
+    frozen,
+)
+
+
+@both
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
+def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(
+    tmp_path: Path, gains: str, stop: Callable[[Pressing], None]
+) -> None:
+    bench = Pressing(tmp_path, gains)
+    bench.press()
+    stop(bench)
+    for _ in range(2 * SECOND):
+        if bench.mode == Mode.ESTOP:
+            break
+        bench.run(1)
+    assert bench.mode == Mode.ESTOP and bench.fault
+    latched = len(bench.force)
+    bench.run(6 * SECOND)
+    assert max(bench.force[latched + SECOND :]) < MOST, bench.fault
+    within(bench.sent)
+
+
+@both
+def test_what_comes_after_the_stop_presses_no_more_either(tmp_path: Path, gains: str) -> None:
+    bench = Pressing(tmp_path, gains)
+    bench.press()
+    bench.ask(Command.ESTOP)
+    bench.run(SECOND)
+    for wish, mode in ((Command.RESET, Mode.IDLE), (Command.ARM, Mode.ARMED)):
+        before = len(bench.force)
+        assert bench.ask(wish) == mode
+        bench.run(3 * SECOND)
+        assert max(bench.force[before:]) < MOST, wish
+    within(bench.sent)
+
+
+@both
+def test_an_arm_that_was_stopped_in_contact_arms_and_goes_home_without_pressing(
+    tmp_path: Path, gains: str
+) -> None:
+    """A plain stop is no fault; the set-point of an arm at rest lets go all the same."""
+    bench = Pressing(tmp_path, gains)
+    bench.press()
+    bench.ask(Command.STOP)
+    bench.run(2 * SECOND)
+    assert bench.mode == Mode.IDLE
+    assert max(bench.force[-SECOND // 2 :]) < MOST
+    assert bench.ask(Command.ARM) == Mode.ARMED
+    bench.run(SECOND)
+    assert max(bench.force[-SECOND // 2 :]) < MOST
+    within(bench.sent)
+
+
+@both
+def test_the_way_home_begins_where_the_arm_presses_on_nothing(tmp_path: Path, gains: str) -> None:
+    bench = Pressing(tmp_path, gains)
+    bench.control.homing = Homing(fr3.HOME, LIMITS)
+    bench.press()
+    bench.ask(Command.STOP)
+    bench.run(2 * SECOND)
+    push(bench, 60.0)  # somebody leans on it
+    bench.run(20)
+    before = len(bench.force)
+    assert bench.ask(Command.HOME) == Mode.HOMING
+    push(bench, 0.0)
+    bench.run(4 * SECOND)
+    assert bench.mode == Mode.IDLE and max(bench.force[before:]) < 60.0 + MOST
+    assert np.abs(bench.sent[-1] - fr3.HOME).max() < 0.01, "up to what friction holds"
+    within(bench.sent)
+
+
+def push(bench: Pressing, down: float) -> None:
+    """A force on the hand, N, until the next one."""
+    bench.driver.data.xfrc_applied[bench.driver.model.body("hand").id, 2] = -down
+
+
+@both
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
+    tmp_path: Path, gains: str, noise: float
+) -> None:
+    bench = Pressing(tmp_path, gains, height=0.1, noise=noise)
+    bench.run(SECOND)
+    here = bench.tool[-1]
+    for _ in range(3):  # pressed again and again
+        bench.ask(Command.ESTOP)
+        bench.run(20 * SECOND)
+        assert max(np.linalg.norm(each - here) for each in bench.tool) < 1e-3 + noise
+        assert bench.ask(Command.RESET) == Mode.IDLE
+    within(bench.sent)
+
+
+@both
+def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
+    tmp_path: Path, gains: str
+) -> None:
+    bench = Pressing(tmp_path, gains, height=0.1, noise=1e-4)
+    bench.moving()
+    bench.ask(Command.ESTOP)
+    at = bench.tool[-1][2]
+    bench.run(2 * SECOND)
+    down = at - np.array(bench.tool)[-2 * SECOND :, 2]
+    assert 0 < down.max() < 0.03, "it goes on by no more than its inertia takes it"
+    assert down.max() - down[-1] < 2e-3, "nor back"
+    rest = bench.tool[-1]
+    bench.run(20 * SECOND)
+    assert max(np.linalg.norm(each - rest) for each in bench.tool[-20 * SECOND :]) < 1e-3
+    within(bench.sent)
+
+
+@both
+def test_an_unknown_load_sinks_by_a_bounded_way_and_then_is_held(
+    tmp_path: Path, gains: str
+) -> None:
+    bench = Pressing(tmp_path, gains, height=0.1)
+    push(bench, 10.0)
+    bench.run(SECOND)
+    high = bench.tool[-1][2]
+    bench.ask(Command.ESTOP)
+    bench.run(3 * SECOND)
+    held = bench.sent[-1]
+    bench.run(20 * SECOND)
+    assert (bench.sent[-1] == held).all(), "for good"
+    assert high - bench.tool[-1][2] < {"sim": 0.03, "franka": 0.06}[gains]
+
+
+def test_a_push_moves_a_stopped_arm_a_few_times_only(tmp_path: Path) -> None:
+    bench = Pressing(tmp_path, height=0.1)
+    bench.ask(Command.ESTOP)
+    bench.run(2 * SECOND)
+    push(bench, 100.0)
+    moved = []
+    for _ in range(30):
+        before = bench.sent[-1]
+        bench.run(SECOND)
+        moved.append(bool((bench.sent[-1] != before).any()))
+    assert any(moved[:5]) and not any(moved[10:])
+    within(bench.sent)
+
+
+def test_the_workspace_does_not_keep_a_stopped_arm_pressed(tmp_path: Path) -> None:
+    """The set-point may follow an arm that something pushed out of the workspace."""
+    bench = Pressing(tmp_path, "franka", height=0.1)
+    place = fr3.forward(fr3.HOME[None])[0][0]
+    box = WorkspaceConfig(tuple(place - 0.02), tuple(place + 0.3))
+    workspace = Workspace(box, lambda q: fr3.forward(q)[0])
+    bench.control.chain.limiter.guards = [workspace.depths]
+    bench.control.chain.stages.insert(3, workspace)
+    workspace.begin(bench.driver.read())
+    push(bench, 120.0)
+    bench.run(SECOND)
+    assert bench.tool[-1][2] < place[2] - 0.025, "pushed out"
+    bench.ask(Command.ESTOP)
+    bench.run(2 * SECOND)
+    sent = fr3.forward(bench.sent[-1][None])[0][0, 2]
+    assert sent < place[2] - 0.025, "the set-point is with the arm"
+    within(bench.sent)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_sequence_of_commands_and_contacts_leads_out_of_the_limits(
+    tmp_path: Path, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    bench = Pressing(tmp_path, ["sim", "franka"][seed % 2], noise=1e-4)
+    bench.control.homing = Homing(fr3.HOME, LIMITS)
+    released = (Command.RELEASE, Command.RELEASE_SUPPORTED)  # a person moves it then
+    wishes = [w for w in Command if w not in (Command.QUIT, *released)]
+    for _ in range(80):
+        bench.action = np.append(random.uniform(-1, 1, 3), 1.0)
+        bench.ask(wishes[random.integers(len(wishes))])
+        push(bench, random.uniform(-60, 60) if random.random() < 0.3 else 0.0)
+        bench.run(int(random.integers(1, 60)))
+    sent = np.stack(bench.sent)
+    low, high = bench.control.chain.limiter.low, bench.control.chain.limiter.high
+    assert (sent >= low - 1e-9).all() and (sent <= high + 1e-9).all()
+    within(bench.sent)

@@ -1,0 +1,251 @@
+"""The server and the client on a loopback address: answers, tokens, limits, damage, silence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from embodied.core.build import ConfigError
+from embodied.core.errors import RemoteError, ServerLost
+from embodied.serve import access
+from embodied.serve.client import Client
+from embodied.serve.codec import decode, encode
+from embodied.serve.protocol import RequestError
+from embodied.serve.server import Limits, Server
+
+TOKEN = "a token of more than sixteen letters"
+
+
+class Double:
+    """Twice what it gets; refuses negative numbers, and has a bug at 1300."""
+
+    metadata: dict[str, Any] = {"name": "double"}  # noqa: RUF012
+
+    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "sleep" in request:
+            time.sleep(request["sleep"])
+        if (request["x"] < 0).any():
+            raise RequestError("x should not\nbe negative")
+        if (request["x"] == 1300).any():
+            raise KeyError("a bug")
+        return {"actions": 2 * request["x"]}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(Double(), port=0, token=TOKEN, limits=Limits(message=100_000, connections=2)) as it:
+        yield it
+
+
+def client(server: Server, timeout: float = 20.0) -> Client:
+    return Client(server.url, TOKEN, timeout)
+
+
+def x(*values: float) -> dict[str, Any]:
+    return {"x": np.array(values)}
+
+
+def test_requests_are_answered_in_order_however_many_are_sent_at_once(server: Server) -> None:
+    with client(server) as one:
+        assert one.metadata == {"name": "double"}
+        answers = one.request_many([x(i) for i in range(50)])
+    assert [answer["actions"].tolist() for answer in answers] == [[2.0 * i] for i in range(50)]
+    assert answers[0]["server_timing"]["infer_ms"] >= 0
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], "ü" * 20])
+def test_an_unknown_token_is_refused_in_one_line_before_anything_is_sent(
+    server: Server, token: str | None
+) -> None:
+    with pytest.raises((RemoteError, UnicodeEncodeError), match=r"token|codec"):
+        Client(server.url, token, 20.0)
+    assert server.connected == 0
+
+
+def test_a_web_page_is_refused_also_with_the_token(server: Server) -> None:
+    headers = {"Authorization": f"Api-Key {TOKEN}"}
+    with pytest.raises(Exception, match="403"):
+        connect(server.url, additional_headers=headers, origin="http://localhost")
+
+
+def test_another_address_needs_a_token() -> None:
+    with pytest.raises(ConfigError, match="needs a token"):
+        Server(Double(), host="0.0.0.0")
+
+
+def test_an_error_is_one_line_and_the_connection_goes_on(server: Server) -> None:
+    with client(server) as one:
+        for value, line in ((-1.0, "x should not be negative"), (1300.0, "the policy failed")):
+            with pytest.raises(RemoteError, match=line) as caught:
+                one.request(x(value))
+            assert "\n" not in str(caught.value) and not isinstance(caught.value, ServerLost)
+        assert one.request(x(4))["actions"] == 8
+
+
+def test_damaged_messages_are_answered_and_the_server_goes_on(server: Server) -> None:
+    headers = {"Authorization": f"Api-Key {TOKEN}"}
+    with connect(server.url, additional_headers=headers) as raw:
+        raw.recv()
+        for message in (b"", b"\xc1", encode([1]), encode({"x": 1})[:-1], "text"):
+            raw.send(message)
+            answer = raw.recv(20)
+            assert isinstance(answer, str) and "\n" not in answer
+        raw.send(encode(x(3)))
+        answer = raw.recv(20)
+        assert isinstance(answer, bytes) and decode(answer)["actions"] == 6
+
+
+def test_a_message_that_is_too_large_ends_only_its_own_connection(server: Server) -> None:
+    with client(server) as one, client(server) as other:
+        with pytest.raises(ServerLost, match="1009"):
+            one.request({"x": np.zeros(20_000)})
+        assert other.request(x(1))["actions"] == 2
+
+
+def test_one_client_too_many_waits_for_another_to_go(server: Server) -> None:
+    wanted = pytest.raises(ServerLost, match="as many clients as it allows")
+    with client(server), client(server), wanted:
+        client(server)
+    until = time.monotonic() + 20
+    while server.connected and time.monotonic() < until:
+        time.sleep(0.01)
+    with client(server) as another:
+        assert another.request(x(1))["actions"] == 2
+
+
+def ask_for_ever(deaf: ClientConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            deaf.send(encode({"x": np.zeros(10_000)}))
+
+
+def test_clients_that_hang_do_not_stop_the_server(server: Server) -> None:
+    """One that never says a word, one that stops in the handshake, one that reads no answer."""
+    address = ("127.0.0.1", server.port)
+    silent, half = socket.create_connection(address), socket.create_connection(address)
+    half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+    headers = {"Authorization": f"Api-Key {TOKEN}"}
+    deaf = connect(server.url, additional_headers=headers, max_size=None)
+    deaf.recv()
+    deaf.recv_messages.pause()  # it reads no answer from now on
+    asks = threading.Thread(target=ask_for_ever, args=(deaf,), daemon=True)
+    asks.start()
+    asks.join(1.0)
+    assert asks.is_alive()  # nobody takes its requests any more
+    with client(server) as one:
+        assert one.request(x(1))["actions"] == 2
+    for wire in (silent, half):
+        wire.close()
+    deaf.socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_falls_silent_is_lost_after_the_timeout(server: Server) -> None:
+    with client(server, timeout=0.2) as one:
+        with pytest.raises(ServerLost, match=r"no answer within 0.2 s"):
+            one.request(x(1) | {"sleep": 2.0})
+        with pytest.raises(ServerLost):
+            one.request(x(1))
+
+
+def test_a_closed_port_is_said_with_what_to_type() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ServerLost, match=f"embodied serve RUN port={port}"):
+        Client(f"ws://127.0.0.1:{port}", None, 5.0)
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_an_http_server_is_told_apart() -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        with pytest.raises(RemoteError, match="no policy server"):
+            Client(f"ws://127.0.0.1:{pages.server_port}", None, 5.0)
+        pages.shutdown()
+
+
+def answering(*parts: bytes) -> Iterator[int]:
+    """A server that sends these bytes to whoever connects; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def run() -> None:
+            while True:
+                try:
+                    wire, _ = listening.accept()
+                except OSError:
+                    return
+                wire.recv(1000)
+                for part in parts:
+                    wire.sendall(part)
+                if parts:
+                    wire.close()
+
+        threading.Thread(target=run, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\xff" * 50, b"220 smtp\r\n", b"SSH-2.0-x\r\n"])
+def test_garbage_is_no_policy_server(garbage: bytes) -> None:
+    for port in answering(garbage):
+        with pytest.raises(RemoteError, match="no policy server"):
+            Client(f"ws://127.0.0.1:{port}", None, 5.0)
+
+
+def test_a_port_that_accepts_and_says_nothing_is_lost() -> None:
+    for port in answering():
+        with pytest.raises(ServerLost, match="does not answer"):
+            Client(f"ws://127.0.0.1:{port}", None, 0.3)
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "h:1", "ws://", "ws://u@h:1", "ws://h:99999", ""])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="ws://HOST:PORT"):
+        access.address(url)
+
+
+def test_the_token_is_made_once_and_only_its_owner_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(access.VARIABLE, raising=False)
+    path = access.token_file(8123)
+    token = access.make_token(path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600 and len(token) >= 32
+    assert access.make_token(path) == token
+    assert access.find_token("ws://127.0.0.1:8123", None) == token
+    assert access.find_token("ws://10.0.0.7:8123", None) is None
+    assert access.find_token("ws://10.0.0.7:8123", str(path)) == token
+    monkeypatch.setenv(access.VARIABLE, "another one of some length")
+    assert access.find_token("ws://10.0.0.7:8123", None) == "another one of some length"
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        access.read_token(path)
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="holds no token"):
+        access.read_token(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        access.read_token(tmp_path / "none")

@@ -1,0 +1,79 @@
+"""docs/own_robot.md does what it says: its files, its commands, in a folder of their own.
+
+The commands are the page's; capsules are left out (`tests/real_robot/test_describe.py` fits some)
+and a busy machine is given time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "own_robot.md").read_text()
+FILES = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
+COMMANDS = "".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
+STEPS = re.split(r"\n(?=embodied )", COMMANDS.strip())
+PATIENTLY = '"robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}"'
+
+
+def prepared(folder: Path) -> None:
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "my_arm.urdf").write_text((ROOT / "docs" / "own_robot" / "tern.urdf").read_text())
+
+
+def run(folder: Path, commands: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    # The installed command, of this checkout.
+    text = commands.replace("embodied ", f"{sys.executable} -m embodied.cli ")
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{text}"], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_is_as_short_as_it_says() -> None:
+    lines = FILES["my_lab/my_driver.py"].strip().splitlines()
+    assert len(lines) <= 32 and "You write one Python file (30 lines)" in PAGE
+    assert len(re.findall(r"^embodied ", COMMANDS, re.MULTILINE)) == 4
+    assert set(FILES) == {"my_lab/my_driver.py", "my_lab/makers_library.py"}
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder after the page's first command."""
+    folder = tmp_path_factory.mktemp("own")
+    prepared(folder)
+    said = run(folder, f"{STEPS[0]} capsules=false")
+    assert "6 joints from base_link to tool" in said and "mine/robot/my_arm.yaml" in said
+    return folder
+
+
+def test_the_page_runs(described: Path) -> None:
+    assert len(STEPS) == 4
+    for number, deploy in enumerate(STEPS[1:]):
+        folder = described / f"d{number}"
+        folder.mkdir(mode=0o700)
+        said = run(described, f"{deploy} {PATIENTLY} folder={folder}")
+        if "dry=true" not in deploy:
+            assert "success  1 of 1" in said
+    summary = json.loads((described / "outputs" / "first" / "summary.json").read_text())
+    assert summary["episodes"][0]["recorded"] and summary["problem"] == ""
+
+
+def test_a_driver_that_is_not_allowed_is_refused(described: Path) -> None:
+    with pytest.raises(AssertionError, match=r'allow=\["my_lab"\]'):
+        run(
+            described,
+            STEPS[2].replace('"allow=[my_lab]" ', "").replace("outputs/dry", "outputs/no"),
+        )

@@ -1,0 +1,219 @@
+"""Runs from a dataset without an environment, and runs of an environment from a foreign dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from embodied.commands.eval import evaluate_run
+from embodied.commands.train import train
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.core.spec import SpecMismatch
+from embodied.evaluation.held_out import HeldOut
+from embodied.reports.run_report import summary
+from embodied.training.logger import read_metrics
+from tests.foreign import DEGREES, MAPPING, SPEC, foreign_two_gap
+
+SMALL = ("policy.width=32", "policy.depth=1", "learner.batch_size=64", "log_every=20")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return foreign_two_gap(tmp_path_factory.mktemp("data") / "their_arm", 20)
+
+
+@pytest.fixture(scope="module")
+def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return foreign_two_gap(tmp_path_factory.mktemp("data") / "filmed", 4, camera=True)
+
+
+@pytest.fixture(scope="module")
+def mapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("mapping") / "gap.yaml"
+    file.write_text(MAPPING)
+    return file
+
+
+@pytest.fixture(scope="module")
+def cloned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "cloned"
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={folder}", "steps=120")
+    return train([*words, "eval_every=40", "save_every=40", *SMALL])
+
+
+def test_the_spec_comes_from_the_dataset(cloned: Path) -> None:
+    spec = checkpoint.load_spec(cloned)
+    assert spec == SPEC and spec.text == "pass the wall"
+    assert spec.act.names == SPEC.act.names and spec.obs["state"].names == ("x.pos", "y.pos")
+
+
+def test_actions_are_physical_and_the_statistics_are_in_the_checkpoint(cloned: Path) -> None:
+    policy = checkpoint.load_policy(cloned)
+    low, high = policy.node["action"]["low"], policy.node["action"]["high"]
+    assert max(high) == pytest.approx(DEGREES, rel=0.02) and min(low) < -20
+    state = torch.tensor([[60.0, 500.0]])
+    actions, _ = policy.act({"state": state}, {}, policy.sample_noise(1))
+    assert actions.abs().max() > 10
+
+
+def test_it_is_evaluated_on_held_out_episodes(cloned: Path) -> None:
+    rows = [row for row in read_metrics(cloned) if "eval/loss" in row]
+    assert [row["step"] for row in rows] == [40, 80, 120]
+    assert rows[-1]["eval/loss"] < rows[0]["eval/loss"]
+    assert {"eval/action_error", "eval/error_x.vel", "eval/error_y.vel"} <= rows[-1].keys()
+    assert read_metrics(cloned)[0]["data/held_out_episodes"] == 2
+    page = (cloned / "report.html").read_text()
+    assert "held-out loss" in page and "action error" in page
+
+
+def test_the_best_policy_is_saved_not_the_last(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([2.0, 1.0, 3.0])
+    measured = HeldOut.evaluate
+
+    def rising(*args: Any) -> dict[str, float]:
+        return {**measured(*args), "loss": next(losses)}
+
+    monkeypatch.setattr(HeldOut, "evaluate", rising)
+    words = (f"demos={data}", "policy=flow", "learner=imitate", "steps=60", "eval_every=20")
+    folder = train([*words, f"output={tmp_path / 'run'}", "save_every=20", *SMALL])
+    rows = [row for row in read_metrics(folder) if "eval/loss" in row]
+    assert [row["eval/best_step"] for row in rows] == [20, 40, 40]
+    saved = [load_file(folder / f"checkpoints/000000{n}/policy.safetensors") for n in (20, 40, 60)]
+    same = [[torch.equal(a[key], saved[1][key]) for key in a] for a in saved]
+    assert not all(same[0]) and all(same[2])
+    assert f"at {40} (the best, saved)" in summary(folder)
+
+
+def test_a_resumed_run_is_the_same(data: Path, tmp_path: Path, cloned: Path) -> None:
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={tmp_path / 'run'}")
+    train([*words, "steps=80", "eval_every=40", "save_every=40", *SMALL])
+    train([f"resume={tmp_path / 'run'}", "steps=120"])
+    last = "checkpoints/00000120/policy.safetensors"
+    whole, parts = load_file(cloned / last), load_file(tmp_path / "run" / last)
+    # the cosine decay of the learning rate ends elsewhere: only the statistics are compared
+    assert whole.keys() == parts.keys()
+    nodes = [checkpoint.load_policy(run).node for run in (cloned, tmp_path / "run")]
+    assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("policy", ["gaussian", "deterministic", "act", "diffusion"])
+def test_other_policies_imitate_too(policy: str, filmed: Path, tmp_path: Path) -> None:
+    words = (f"demos={filmed}", f"policy={policy}", "learner=imitate", "size=debug", "steps=3")
+    folder = train([*words, f"output={tmp_path / 'run'}", "learner.batch_size=4"])
+    loaded = checkpoint.load_policy(folder)
+    assert loaded.spec.obs["top"].shape == (16, 24, 3) and loaded.spec.obs["top"].is_image
+    assert any("eval/loss" in row for row in read_metrics(folder))
+
+
+@pytest.mark.parametrize("statistics", ["minmax", "mean_std"])
+def test_other_statistics(statistics: str, data: Path, tmp_path: Path) -> None:
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={tmp_path / 'run'}")
+    folder = train([*words, "size=debug", "steps=2", f"data.statistics={statistics}"])
+    reach = checkpoint.load_policy(folder).node["reach"]
+    assert reach == pytest.approx(1.0) if statistics == "minmax" else reach > 1.2
+
+
+def test_several_datasets_at_once(data: Path, tmp_path: Path) -> None:
+    other = foreign_two_gap(tmp_path / "other", 5)
+    words = (f"demos=[{data},{other}]", "policy=flow", "learner=imitate", "size=debug", "steps=2")
+    folder = train([*words, f"output={tmp_path / 'run'}"])
+    assert read_metrics(folder)[0]["data/held_out_episodes"] == 2
+
+
+def test_the_run_acts_in_an_environment_by_a_mapping(cloned: Path, mapping: Path) -> None:
+    words = ["env=two_gap", f"mapping={mapping}", "episodes=16", "policy.base.steps=2"]
+    row = evaluate_run(cloned, words, [])
+    assert row["episodes"] == 16
+    with pytest.raises(SpecMismatch, match="mapping=FILE"):
+        evaluate_run(cloned, ["env=two_gap", "episodes=2"], [])
+    with pytest.raises(ConfigError, match=r"without an environment: env=NAME"):
+        evaluate_run(cloned, [], [])
+
+
+def test_a_foreign_dataset_trains_in_an_environment(
+    data: Path, mapping: Path, tmp_path: Path
+) -> None:
+    words = ("env=two_gap", f"demos={data}", f"mapping={mapping}", "policy=flow", "steps=150")
+    settings = (f"output={tmp_path / 'run'}", "learner=imitate", "eval.episodes=8", "video=false")
+    folder = train([*words, *settings, *SMALL])
+    assert checkpoint.load_spec(folder).act.high == 1.0
+    policy = checkpoint.load_policy(folder)
+    state = torch.tensor([[0.06, 0.5]])
+    actions, _ = policy.act({"state": state}, {}, policy.sample_noise(1))
+    assert 0.3 < actions[0, 0, 0] <= 1.0  # full speed ahead
+    assert read_metrics(folder)[-1]["eval/episodes"] == 8
+
+
+def test_offline_rl_learns_from_it_too(data: Path, mapping: Path, tmp_path: Path) -> None:
+    words = ("env=two_gap", f"demos={data}", f"mapping={mapping}", "size=debug", "steps=4")
+    learner = ("policy=gaussian", "learner=iql", f"output={tmp_path / 'run'}")
+    assert checkpoint.load_spec(train([*words, *learner])).obs["state"].high == 1.0
+
+
+def test_the_run_is_a_base_for_reinforcement_learning(
+    cloned: Path, mapping: Path, tmp_path: Path
+) -> None:
+    words = ("experiment=two_gap_dsrl", f"init={cloned}", f"mapping={mapping}", "size=debug")
+    folder = train([*words, f"output={tmp_path / 'run'}"])
+    policy = checkpoint.load_policy(folder)
+    assert policy.node["base"]["_target_"] == "policies.wrappers.mapped.Mapped"
+    assert policy.spec.act.high == 1.0
+    with pytest.raises(SpecMismatch, match="mapping=FILE"):
+        train(["experiment=two_gap_dsrl", f"init={cloned}", f"output={tmp_path / 'no'}"])
+
+
+def wrong(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("action: {low: [-1, -1], high: [1, 1]}", r"beyond the mapping's action.low.*45"),
+        ("action: {low: [-1], high: [1]}", "should have 2 numbers"),
+        ("obs: {state: observation.tip}", "there is no tip for state float32.*NAME_THERE"),
+        ("obs: {stat: observation.state}", 'obs.stat is no observation here.*"state"'),
+    ],
+)
+def test_a_mismatch_is_one_line(text: str, says: str, data: Path, tmp_path: Path) -> None:
+    words = ["env=two_gap", f"demos={data}", f"mapping={wrong(tmp_path, text)}", "policy=flow"]
+    with pytest.raises(ConfigError, match=says) as caught:
+        train([*words, "learner=imitate", f"output={tmp_path / 'run'}"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["policy=gaussian", "learner=sac"], "can be imitated, and this learner does not"),
+        (["policy=gaussian", "learner=iql"], "give env=NAME and mapping=FILE"),
+        (["policy=flow", "learner=imitate", "mapping=x.yaml"], "mapping needs an environment"),
+        (["policy=flow", "learner=imitate", "data.held_out=2"], "data.held_out=2"),
+        (["policy=flow", "learner=imitate", "data.statistics=median"], "data: statistics"),
+        (["policy=flow", "learner=imitate", "env=two_gap"], "mapping=FILE names .*leave env= out"),
+        (
+            ["policy=flow", "learner=imitate", "env=two_gap", "data.statistics=minmax"],
+            "data.statistics has no effect with env=",
+        ),
+    ],
+)
+def test_what_a_dataset_alone_cannot_do_is_one_line(
+    words: list[str], says: str, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, SpecMismatch), match=says) as caught:
+        train([*words, f"demos={data}", f"output={tmp_path / 'run'}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_without_an_environment_and_without_data_it_says_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"no experiment is given.*demos=DIR"):
+        train(["policy=flow", "learner=imitate"])
