@@ -1,3 +1,16 @@
 """Before anything imports mujoco: `envs` chooses the off-screen renderer."""
 
+from collections.abc import Iterator
+
+import pytest
+
 import envs  # noqa: F401
+from embodied.core import build
+
+
+@pytest.fixture(autouse=True)
+def _allowed_packages_of_one_test() -> Iterator[None]:
+    """A package that a test allows, by `allow` or `allow=[...]`, is not allowed in the next."""
+    before = [*build.ALLOWED], [*build.ASKED]
+    yield
+    build.ALLOWED[:], build.ASKED[:] = before

@@ -39,13 +39,14 @@ def allow(prefix: str) -> None:
     """Allow `_target_` to name classes in the package `prefix` (a user's own), and files that came
     with data to name those of `prefix` that reach beyond this process (`core.saved_node`)."""
     package = prefix.rstrip(".") + "."
-    ALLOWED.append(package)
-    ASKED.append(package)
+    for packages in (ALLOWED, ASKED):
+        if package not in packages:
+            packages.append(package)
 
 
 def asked_packages() -> tuple[str, ...]:
-    """The packages that `allow` added in this process, each once: for processes that it starts."""
-    return tuple(dict.fromkeys(package.rstrip(".") for package in ASKED))
+    """The packages that `allow` added in this process: for processes that it starts."""
+    return tuple(package.rstrip(".") for package in ASKED)
 
 
 def require_allowed(module: str, what: str) -> None:

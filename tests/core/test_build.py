@@ -144,6 +144,15 @@ def test_what_a_saved_node_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
     require_inside(node, "x")
 
 
+def test_a_package_is_allowed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALLOWED", [*module.ALLOWED])
+    monkeypatch.setattr(module, "ASKED", [])
+    allow("my_lab")
+    before = [*module.ALLOWED]
+    allow("my_lab.")
+    assert before == module.ALLOWED and module.asked_packages() == ("my_lab",)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -103,10 +103,6 @@ class LimitsWatch:
                 change = np.diff(past[-order - 1 :], order, axis=0)[0] / dt**order
                 self._most(name, np.abs(change) / np.asarray(most))
         for region in self.regions:
-            out = float(np.max(-np.asarray(region.depths(sent[None])[0])))
-            was = -np.asarray(region.depths(np.asarray(tick["q"])[None])[0])
-            if out > 0.004:
-                print("REGION", type(region).__name__, Mode(int(tick["mode"])).name, round(out,4), "measured", round(float(np.max(was)),4), int(tick["tick"]), reason, flush=True)
             self._most("region", -np.asarray(region.depths(sent[None])[0]))
 
     def _most(self, name: str, shares: Any) -> None:

@@ -92,9 +92,10 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         self.done.set()
+        typing, reading = self.threads
+        typing.join()
         os.close(self.file)
-        for thread in self.threads:
-            thread.join()
+        reading.join()
 
 
 @pytest.fixture
