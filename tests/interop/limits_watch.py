@@ -17,10 +17,36 @@ from real_robot.daemon.requests import RequestError
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError
 from real_robot.ipc.messages import Mode
+from real_robot.safety.region import Region
 
 PAST = 3  # ticks that a difference of the third order looks back
 ENDS = ("its daemon is gone", "it was told to end")
 BULGE = 0.005  # m that a motion to rest may lead out of a region between two samples
+
+
+class RegionWatch:
+    """How far outside of one region the set-point is, against where it may be: not further out
+    than it was since the last reset, and not further than where an arm that was stopped is
+    measured (its set-point yields to the measured pose, docs/safety.md)."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.best, self.stopped = region, 0.0, False
+
+    def out(self, sent: Any, measured: Any, stopped: bool) -> float:
+        """m further out than allowed; at most 0 inside."""
+        inside = self._inside(sent)
+        if self.stopped and not stopped:  # a reset: it begins here
+            self.best = inside
+        elif stopped:
+            self.best = min(self.best, self._inside(measured))
+        self.stopped = stopped
+        further = self.best - inside
+        self.best = max(self.best, inside)
+        return further
+
+    def _inside(self, q: Any) -> float:
+        """0 inside, negative by as many m as it is outside."""
+        return min(0.0, float(np.min(self.region.depths(q[None])[0])))
 
 
 class LimitsWatch:
@@ -31,7 +57,8 @@ class LimitsWatch:
         self.folder, self.reset = folder, reset
         self.ticks, self.resets = 0, 0
         self.worst: dict[str, float] = {"position": 0, "velocity": 0, "acceleration": 0, "jerk": 0}
-        """How much of each limit was used at most, 1 being all of it; region: m outside."""
+        """How much of each limit was used at most, 1 being all of it; region: m further outside
+        than where the motion began, or than where a stopped arm, which yields, was measured."""
         self.reset_jump = 0.0
         """The farthest (rad) that a reset moved the set-point: after a lost wire it begins where
         the arm is measured. Differences across it are not counted above."""
@@ -60,7 +87,7 @@ class LimitsWatch:
 
     def _run(self) -> None:
         ring, made, count = self._wait(), Deployment.read(self.folder), 0
-        self.made, self.regions = made, build_regions(made)
+        self.made, self.regions = made, [RegionWatch(each) for each in build_regions(made)]
         past = np.zeros((0, made.joints))
         last, mode = -1, -1
         while not self._done.wait(0.05):
@@ -102,8 +129,9 @@ class LimitsWatch:
             if len(past) > order:
                 change = np.diff(past[-order - 1 :], order, axis=0)[0] / dt**order
                 self._most(name, np.abs(change) / np.asarray(most))
+        stopped = int(tick["mode"]) == Mode.ESTOP
         for region in self.regions:
-            self._most("region", -np.asarray(region.depths(sent[None])[0]))
+            self._most("region", region.out(sent, np.asarray(tick["q"]), stopped))
 
     def _most(self, name: str, shares: Any) -> None:
         self.worst[name] = max(self.worst.get(name, 0.0), float(np.max(shares)))
