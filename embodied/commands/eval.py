@@ -205,6 +205,11 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     from embodied.core.build import build
     from embodied.learners.learner import Learner
 
+    if trained.get("learner") is None:
+        raise ConfigError(
+            f"{saved.parent.parent} has no learner, and so no critic to choose actions: train it "
+            "first, as with finetune=dsrl_na, and evaluate that run"
+        )
     require_inside(trained["learner"], f"the learner of {saved}")
     part: Any = policy
     if trained.get("finetune"):

@@ -19,6 +19,12 @@ def is_history(key: str) -> bool:
     return HISTORY in key or key.rpartition("/")[2] == FRESH
 
 
+def history_steps(carry: Tensors) -> dict[str, int]:
+    """The names of the past observations in a carry, and how many steps back they go."""
+    found = {key.rpartition(HISTORY)[2]: past for key, past in carry.items() if HISTORY in key}
+    return {name: past.shape[1] for name, past in found.items()}
+
+
 def remembered(carry: Tensors, obs: Tensors) -> Tensors:
     """The carry after a control step at `obs`: each history gets the observation as its newest;
     rows that are `fresh` get copies of it."""

@@ -11,13 +11,14 @@ the same transition with only the first action.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.history import HISTORY
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
@@ -79,6 +80,25 @@ def chunks(episodes: Episodes, chunk: int) -> Tensors:
         "valid": windows.valid,
         "episode": windows.episode,
     }
+
+
+def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int = 1) -> Tensors:
+    """For every step, the observations NAME of the `steps[NAME]` = k steps before it and before the
+    one `width` steps later: `obs/history/NAME`, `next_obs/history/NAME` [N, k, ...], oldest first.
+
+    As in a policy's carry (`core.history`), before the start of an episode its first one is
+    repeated. Pictures are decoded.
+    """
+    windows = _windows(episodes, width)
+    first = episodes.start[windows.episode][:, None]
+    ends = {"obs": windows.rows[:, :1], "next_obs": windows.rows[:, -1:] + 1}
+    found: Tensors = {}
+    for name, k in steps.items():
+        for prefix, end in ends.items():
+            index = (end + torch.arange(-k, 0)).maximum(first)
+            values = episodes.steps[f"obs/{name}"].index_select(0, index.flatten())
+            found[f"{prefix}/{HISTORY}{name}"] = values.unflatten(0, tuple(index.shape))
+    return found
 
 
 def joined(parts: Sequence[Episodes]) -> Episodes:

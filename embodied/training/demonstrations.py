@@ -13,14 +13,15 @@ from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
+from embodied.core.history import history_steps
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, require_same
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.remap import remapped
-from embodied.datasets.transitions import Dataset, chunks, joined, transitions
+from embodied.datasets.transitions import Dataset, chunks, joined, past_observations, transitions
 from embodied.learners.learner import Learner
 from embodied.training.config import RunConfig
 
@@ -78,9 +79,12 @@ def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> N
 
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:
-    """What `learner` samples: action chunks, or transitions that span `execute` steps."""
+    """What `learner` samples: action chunks, or transitions that span `execute` steps; with the
+    past observations that `policy` has in its carry."""
+    past = history_steps(policy.initial(1))
     if learner.rows == "chunks":
-        return chunks(episodes, policy.chunk)
+        before = under(past_observations(episodes, past), "obs")
+        return chunks(episodes, policy.chunk) | nest(before, "obs")
     if learner.policy is not policy:
         raise ConfigError(
             "this finetune method cannot use demonstrations, because its learner's actions are not "
@@ -90,6 +94,7 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
     rows = transitions(episodes, learner.gamma, steps, learner.n_step)
     del rows["episode"]  # transitions from the environment have no such column
     width = max(steps, learner.n_step)
+    rows |= past_observations(episodes, past, width)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)
 
 

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from embodied import cli
+from embodied.commands.eval import asked_for, trained_with
 from embodied.commands.train import train
+from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from policies.lerobot.diffusion import LeRobotDiffusion
 from policies.steering.dsrl import Dsrl
+from policies.wrappers.best_of_n import BestOfN
 from tests.adopt.checkpoints import two_gap_checkpoint, two_gap_mapping
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
@@ -54,6 +57,12 @@ def evaluated(run: Path, *words: str) -> None:
     args.run(args)
 
 
+def collected(folder: Path) -> Path:
+    args = cli.parse(["demos", "collect", "env=two_gap", "episodes=4", f"out={folder}"])
+    args.run(args)
+    return folder
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
     out = tmp_path / name
@@ -88,9 +97,50 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_pat
     assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
-def test_best_of_n_and_real_time_chunking(diffusion: Path) -> None:
+def test_real_time_chunking_and_other_sampler_steps(diffusion: Path) -> None:
     evaluated(diffusion, "policy=real_time_chunking", "policy.delay=1", "execute=2")
     evaluated(diffusion, "policy.steps=3")
+
+
+def test_best_of_n_plays_the_chunk_that_the_critic_prefers(diffusion: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train([*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", f"output={run}"])
+    evaluated(run, "policy=best_of_n", "policy.n=4")
+    words = ["env=two_gap", "policy=best_of_n", "policy.n=4"]
+    saved, node = checkpoint.find(run), compose("eval", words).node
+    policy = asked_for(checkpoint.load_policy(run), node["policy"], saved, trained_with(saved))
+    assert isinstance(policy, BestOfN)
+    obs, noise = {"state": torch.rand(6, 2)}, policy.sample_noise(6, explore=True)
+    seen, carry = policy.observe(obs, policy.initial(6), noise)
+    chunks, _ = policy.candidates(seen, carry, noise)
+    chunks = chunks.unflatten(0, (6, 4))
+    q = torch.stack([policy.critic(seen, c.flatten(1)).mean(0) for c in chunks.unbind(1)], 1)
+    chosen, _ = policy.act(seen, carry, noise)
+    assert torch.equal(chosen, chunks[torch.arange(6), q.argmax(1)])
+    assert chunks.std(1).amax() > 1e-3 and len(set(q.argmax(1).tolist())) > 1
+
+
+def test_best_of_n_without_a_critic_is_refused(diffusion: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no learner, and so no critic .* finetune=dsrl_na"):
+        evaluated(diffusion, "policy=best_of_n")
+
+
+@pytest.mark.parametrize("name", ["dsrl_na", "expo"])
+def test_demonstrations_are_mixed_in(name: str, diffusion: Path, tmp_path: Path) -> None:
+    """For a base that takes several past observations, they are read from the demonstrations."""
+    demos, out = collected(tmp_path / "demos"), tmp_path / "run"
+    words = [*CASES[name], *DEBUG, f"init={diffusion}", f"demos={demos}", f"output={out}"]
+    train([*words, "data.pretrain_steps=2"])
+    evaluated(out)
+
+
+@pytest.mark.parametrize("name", ["dppo", "reinflow"])
+def test_training_the_denoising_steps_is_refused(
+    name: str, diffusion: Path, tmp_path: Path
+) -> None:
+    words = [f"experiment=two_gap_{name}", *DEBUG, f"init={diffusion}", f"output={tmp_path / name}"]
+    with pytest.raises(ConfigError, match="not LeRobotDiffusion"):
+        train(words)
 
 
 def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from embodied.core.history import remembered, with_history
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import Dataset, chunks, transitions
+from embodied.datasets.transitions import Dataset, chunks, past_observations, transitions
 
 SPEC = Spec(obs={"state": Leaf((1,))}, act=Leaf((2,), low=-1.0, high=1.0), dt=0.05)
 
@@ -45,6 +46,28 @@ def test_single_steps() -> None:
     assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows["episode"].dtype == torch.int64
     assert set(rows) == {"obs/state", "next_obs/state", "reward", "discount", "action", "episode"}
+
+
+def test_past_observations() -> None:
+    """Of two steps, before each step and before the one two steps later; the episode's first
+    observation again where it has none."""
+    rows = past_observations(TWO, {"state": 2}, width=2)
+    assert set(rows) == {"obs/history/state", "next_obs/history/state"}
+    before = rows["obs/history/state"].squeeze(2).tolist()
+    assert before == [[0, 0], [0, 0], [0, 1], [10, 10], [10, 10], [10, 11]]
+    # The first episode ends after its step 2, so that 3 is the step after each late window.
+    after = rows["next_obs/history/state"].squeeze(2).tolist()
+    assert after == [[0, 1], [1, 2], [1, 2], [10, 11], [11, 12], [11, 12]]
+
+
+def test_past_observations_are_those_of_a_policys_carry() -> None:
+    states = TWO.steps["obs/state"][:3]
+    carry = {"history/state": torch.zeros(1, 2, 1), "fresh": torch.ones(1, dtype=torch.bool)}
+    rows = past_observations(TWO, {"state": 2})["obs/history/state"]
+    for step, state in enumerate(states):
+        seen = with_history({"state": state[None]}, carry)
+        assert torch.equal(seen["history/state"][0], rows[step])
+        carry = remembered(carry, {"state": state[None]})
 
 
 def test_chunks_of_two_at_every_offset() -> None:
