@@ -55,7 +55,7 @@ class Limiter:
         self._stop: Any = ruckig.Trajectory(n)
         self._path = np.zeros((SAMPLES + 1, n))
         self._best: dict[int, float] = {}
-        self._rested = True
+        self._rested, self._guarded = True, False
         self._state.synchronization = ruckig.Synchronization.No
         self._state.max_velocity = list(limits.velocity)
         self._state.max_acceleration = list(limits.acceleration)
@@ -71,6 +71,10 @@ class Limiter:
 
     def __call__(self, target: Floats) -> Floats:
         """One tick towards `target` [n], clipped into the position limits; what to send [n]."""
+        self._guarded = True
+        return self._guarded_step(target)
+
+    def _guarded_step(self, target: Floats) -> Floats:
         np.clip(target, self.low, self.high, out=self.wanted)
         state = self._state
         before = (state.current_position, state.current_velocity, state.current_acceleration)
@@ -84,10 +88,14 @@ class Limiter:
         return self.q
 
     def unguarded(self, target: Floats) -> Floats:
-        """The same without guards: a stopped arm may yield to where it was measured."""
+        """The same without guards from the next rest on: a stopped arm may yield to where it was
+        measured. Until then it brakes within them, also where that leads away from `target`."""
         np.copyto(self.wanted, target)
         if self._arrived():  # also outside of the limits, where a person may have led it
             return self.q
+        self._guarded = self._guarded and not self.resting
+        if self._guarded:
+            return self._guarded_step(target)
         np.clip(target, self.low, self.high, out=self.wanted)
         if self._arrived():
             return self.q

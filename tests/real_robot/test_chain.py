@@ -322,3 +322,19 @@ def test_limits_that_are_not_set_do_not_start() -> None:
             Limits(**{**fields, key: value})
     with pytest.raises(ConfigError, match=r"low \+ margin"):
         Limits(**{**fields, "margin": (1.0, 0.0)})
+
+
+def test_a_stopped_arm_does_not_leave_its_regions_before_it_rests() -> None:
+    """Its set-point yields to a pose inside; time-optimally it got there around the outside."""
+
+    def inside(q: Floats) -> Floats:
+        return 1.5 - q[:, 0] - q[:, 1]
+
+    limiter = Limiter(LIMITS, DT, [inside])
+    limiter.begin(np.array([-0.9, 1.0]))
+    while limiter.q[0] < 0.2:
+        limiter(np.array([0.5, 1.0]))
+    sent = [limiter.unguarded(np.array([-0.5, 1.99])).copy() for _ in range(600)]
+    assert inside(np.stack(sent)).min() > -5e-3
+    assert sent[-1] == pytest.approx([-0.5, 1.99], abs=1e-6)
+    within(np.stack(sent))
