@@ -11,8 +11,9 @@ plus `droop`: how far gravity holds the arm below its set-point (zero where grav
 The set-point changes its aim at most TIMES + 1 times, and each aim is a pose that was measured: an
 arm that hangs in the air stays there, noise does not add up, and an unknown load makes
 it sink by a bounded way. What moves the set-point are the hard limits of position, velocity,
-acceleration and jerk; the workspace does not hold it back. A measurement that is not finite is not
-used, and one that repeats itself changes nothing: then the last good pose is the aim.
+acceleration and jerk. Workspace and geometry hold it back until it first comes to rest, then no
+more. A measurement that is not finite is not used, and one that repeats itself changes nothing:
+then the last good pose is the aim.
 """
 
 from __future__ import annotations

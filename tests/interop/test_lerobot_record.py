@@ -16,10 +16,6 @@ from tests.interop.limits_watch import LimitsWatch
 
 pytest.importorskip("lerobot", reason="LeRobot is not installed here: sh scripts/interop.sh")
 pytestmark = pytest.mark.usefixtures("idle_machine")
-OPEN = pytest.mark.xfail(
-    strict=False,
-    reason="open: under load a region was left by 8 mm (bound 5); a late bus latches",
-)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +31,6 @@ def run(words: list[str], plugins: Path, folder: Path) -> subprocess.CompletedPr
     return done
 
 
-@OPEN
 @pytest.mark.parametrize("robot", ["so101_sim", "franka_sim"])
 def test_the_worst_that_it_can_say_stays_within_the_limits(
     robot: str, plugins: Path, tmp_path: Path
@@ -50,7 +45,6 @@ def test_the_worst_that_it_can_say_stays_within_the_limits(
     assert info["total_episodes"] == 1 and info["total_frames"] > 20
 
 
-@OPEN
 def test_lost_packets_do_not_end_a_session(plugins: Path, tmp_path: Path) -> None:
     """Two episodes on a bus that loses 1% of its replies, with a reset between them."""
     settings = ("robot.emulator.faults={lose:0.01}",)
