@@ -55,7 +55,7 @@ class Limiter:
         self._stop: Any = ruckig.Trajectory(n)
         self._path = np.zeros((SAMPLES + 1, n))
         self._best: dict[int, float] = {}
-        self._rested, self._guarded = True, False
+        self._rested, self._guarded, self._halting = True, False, False
         self._state.synchronization = ruckig.Synchronization.No
         self._state.max_velocity = list(limits.velocity)
         self._state.max_acceleration = list(limits.acceleration)
@@ -71,38 +71,38 @@ class Limiter:
 
     def __call__(self, target: Floats) -> Floats:
         """One tick towards `target` [n], clipped into the position limits; what to send [n]."""
-        self._guarded = True
-        return self._guarded_step(target)
-
-    def _guarded_step(self, target: Floats) -> Floats:
         np.clip(target, self.low, self.high, out=self.wanted)
+        self._guarded, self._halting = bool(self.guards), False
+        return self.q if self._advance() else self.brake()
+
+    def unguarded(self, target: Floats) -> Floats:
+        """The same without guards from the next rest on: a stopped arm may yield to where it was
+        measured. Until then they hold it, and where they do, it brakes to rest before it yields."""
+        np.copyto(self.wanted, target)
+        if self._arrived():  # also outside of the limits, where a person may have led it
+            return self.q
+        np.clip(target, self.low, self.high, out=self.wanted)
+        if self._arrived():
+            return self.q
+        self._guarded = self._guarded and not self.resting
+        self._halting = self._halting and self._guarded
+        if self._halting or not self._advance():
+            self._halting = self._guarded
+            return self.brake()
+        return self.q
+
+    def _advance(self) -> bool:
+        """One tick towards `wanted`, if the planner knows one and the guards allow it."""
         state = self._state
         before = (state.current_position, state.current_velocity, state.current_acceleration)
         self._rested = self.resting
         if not any(self._follow(hair) for hair in HAIRS):
-            return self.brake()
-        if self.guards and self._leaves(before[0]):
+            return False
+        if self._guarded and self._leaves(before[0]):
             self._set(*before)
-            return self.brake()
+            return False
         self.q[:] = self._next.new_position
-        return self.q
-
-    def unguarded(self, target: Floats) -> Floats:
-        """The same without guards from the next rest on: a stopped arm may yield to where it was
-        measured. Until then it brakes within them, also where that leads away from `target`."""
-        np.copyto(self.wanted, target)
-        if self._arrived():  # also outside of the limits, where a person may have led it
-            return self.q
-        self._guarded = self._guarded and not self.resting
-        if self._guarded:
-            return self._guarded_step(target)
-        np.clip(target, self.low, self.high, out=self.wanted)
-        if self._arrived():
-            return self.q
-        if not any(self._follow(hair) for hair in HAIRS):
-            return self.brake()
-        self.q[:] = self._next.new_position
-        return self.q
+        return True
 
     def _arrived(self) -> bool:
         return self.resting and bool((np.abs(self.wanted - self.q) <= ROUNDING).all())

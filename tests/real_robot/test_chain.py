@@ -338,3 +338,28 @@ def test_a_stopped_arm_does_not_leave_its_regions_before_it_rests() -> None:
     assert inside(np.stack(sent)).min() > -5e-3
     assert sent[-1] == pytest.approx([-0.5, 1.99], abs=1e-6)
     within(np.stack(sent))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_wherever_a_stopped_arm_is_measured_it_comes_to_rest_in_its_regions(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    side = random.normal(size=N)
+
+    def inside(q: Floats) -> Floats:  # a half-plane, 0.1 beyond the start
+        return 0.1 - (q - START) @ (side / np.linalg.norm(side))
+
+    limiter = Limiter(LIMITS, DT, [inside])
+    limiter.begin(START)
+    for _ in range(30):
+        target = random.uniform(LIMITS.low, LIMITS.high)
+        sent = [limiter(target).copy() for _ in range(int(random.integers(5, 60)))]
+        measured = random.uniform(LIMITS.low, LIMITS.high)
+        for tick in range(1000):
+            if limiter.resting:
+                break
+            if tick < 100:  # what is measured changes at first, and may be outside
+                measured = measured + random.normal(0, 0.01, N)
+            sent.append(limiter.unguarded(measured).copy())
+        assert limiter.resting
+        assert inside(np.stack(sent)).min() > -5e-3
+        within(np.stack(sent))
