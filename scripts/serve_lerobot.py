@@ -112,6 +112,11 @@ def _array(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str)
 
 def load(folder: str, device: str) -> tuple[Any, Any, Any]:
     """LeRobot's policy of a checkpoint folder, and its processors; ConfigError."""
+    for name in ("config.json", "model.safetensors"):  # LeRobot's pi0 goes on without weights
+        if not (Path(folder) / name).is_file():
+            raise ConfigError(
+                f"{folder} has no {name}: give a checkpoint's folder, pretrained_model"
+            )
     try:
         factory = importlib.import_module("lerobot.policies.factory")
         configs = importlib.import_module("lerobot.configs.policies")

@@ -63,7 +63,7 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     from embodied.core.policy import Policy
     from embodied.evaluation.evaluate import evaluate
     from embodied.evaluation.task_grid import TaskGridEval, held_out
-    from policies.remote.address import remote_node
+    from policies.remote.address import remote_node, with_mapping
 
     if not any(word.startswith("env=") for word in words):
         raise ConfigError(f"name the environment: embodied eval {address} env=NAME")
@@ -79,7 +79,8 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
         if tasks is not None:
             env = TaskGridEval(env, tasks[: node["episodes"]])
             node["episodes"] = len(env.tasks)
-        policy = build(node["policy"], Policy, spec=env.spec).eval()
+        served = with_mapping(node["policy"], node["mapping"])
+        policy = build(served, Policy, spec=env.spec).eval()
         execute = None if node["execute"] == "as_trained" else node["execute"]
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:

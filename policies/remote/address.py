@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from embodied.core.build import ConfigError, allow, build, plain
+from embodied.core.build import ConfigError, Node, allow, build, plain
 from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
 from embodied.core.spec import Spec
@@ -40,11 +40,17 @@ def remote_policy(
     """The policy of a server; ConfigError unless the command line allows it (`allow_typed`).
     `settings` are those of `RemotePolicy` that differ from what is written."""
     require_inside({"_target_": TARGET}, word)
-    if mapping_file is not None:
-        Mapping.load(mapping_file)  # refuses a file that is none, in one line
-        settings["mapping"] = yaml.safe_load(Path(mapping_file).read_text())
     node, own = remote_node(word)
-    return build({**node, **settings}, Policy, spec=own if spec is None else spec)
+    node = with_mapping({**node, **settings}, mapping_file)
+    return build(node, Policy, spec=own if spec is None else spec)
+
+
+def with_mapping(node: Node, file: str | None) -> Node:
+    """The node of a served policy with the names and units of a mapping file (None: its own)."""
+    if file is None:
+        return node
+    Mapping.load(file)  # refuses a file that is none, in one line
+    return {**node, "mapping": yaml.safe_load(Path(file).read_text())}
 
 
 def remote_node(word: str) -> tuple[dict[str, Any], Spec | None]:

@@ -46,10 +46,17 @@ def require_fit(
         return found
     _require_units(spec, served, mapping, url)
     if mapping is None:
-        require_same(spec, served, "environment", f"policy server {url}")
+        _require_same(spec, served, url)
     else:
         _require_mapped(spec, served, mapping, url)
     return spec
+
+
+def _require_same(spec: Spec, served: Spec, url: str) -> None:
+    try:
+        require_same(spec, served, "environment", f"policy server {url}")
+    except SpecMismatch as error:
+        raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
 
 
 def _require_units(spec: Spec, served: Spec, mapping: Mapping[str, Any] | None, url: str) -> None:
@@ -75,7 +82,7 @@ def _differ(here: Leaf, there: Leaf) -> bool:
 
 
 def _require_mapped(spec: Spec, served: Spec, mapping: Mapping[str, Any], url: str) -> None:
-    """SpecMismatch where the shapes of mapped observations or of the action differ."""
+    """SpecMismatch where shapes of mapped observations, the action or the control period differ."""
     names = Translation.of(spec, mapping, None).sources
     for name, (there, _, _) in names.items():
         leaf = served.obs.get(there)
@@ -91,6 +98,11 @@ def _require_mapped(spec: Spec, served: Spec, mapping: Mapping[str, Any], url: s
     if served.act.shape != spec.act.shape:
         raise SpecMismatch(
             f"an action is {list(spec.act.shape)} here and {list(served.act.shape)} at {url}"
+        )
+    if not math.isclose(served.dt, spec.dt, rel_tol=1e-6):
+        raise SpecMismatch(
+            f"the control period is {spec.dt:g} s here and {served.dt:g} s at {url}: serve a "
+            f"policy for this one (scripts/serve_lerobot.py --fps {1 / spec.dt:g})"
         )
 
 

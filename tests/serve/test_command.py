@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
+from embodied.core.spec import SpecMismatch
 from embodied.evaluation.evaluate import evaluate
 from embodied.serve import access
 from embodied.serve.client import Client
@@ -84,6 +86,21 @@ def test_an_evaluation_over_the_wire_is_that_in_process(run: Path) -> None:
     assert row["return"] == result.returns.mean().item() and row["episodes"] == 8
     assert row["length"] == result.lengths.float().mean().item()
     assert json.dumps(row)
+
+
+def test_an_evaluation_over_the_wire_takes_a_mapping(run: Path, tmp_path: Path) -> None:
+    spec = TwoGap(Config(num_envs=1)).spec
+    other = replace(spec, obs={"place": spec.obs["state"]})
+    policy, file = build(FLOW, Policy, spec=other), tmp_path / "names.yaml"
+    file.write_text("obs: {state: place}\naction: {low: [-1, -1], high: [1, 1]}\n")
+    words = ["env=two_gap", "episodes=2", "num_envs=2", "policy.timeout=60"]
+    _, settings = serve.parsed([str(run), f"port={free_port()}"])
+    with serve.serving(policy, settings) as server:
+        allow_typed([server.url])
+        with pytest.raises(SpecMismatch, match=r"obs/place: absent .* mapping=FILE"):
+            evaluate_served(server.url, words, [])
+        row = evaluate_served(server.url, [*words, f"mapping={file}"], [])
+    assert row["episodes"] == 2
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
