@@ -4,14 +4,14 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= egl
 
-.PHONY: setup demo test check bench evidence clean
+.PHONY: setup demo test check docs bench evidence clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	@sh scripts/system-packages.sh
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs]"
 	@touch $@
 
 demo: setup
@@ -25,6 +25,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site: build/site/index.html"
 
 bench: setup
 	$(BIN)/embodied bench envs

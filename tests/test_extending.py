@@ -1,4 +1,4 @@
-"""docs/extending.md does what it says: its files, its commands, in a folder of their own."""
+"""docs/extending.md and docs/extending_more.md do what they say, in one folder of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path("docs/extending.md").read_text()
+PAGE = Path("docs/extending.md").read_text() + Path("docs/extending_more.md").read_text()
 FILES = re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL)
 PROTOCOLS = """
 from embodied.core.policy import PolicyWrapper
@@ -49,9 +49,9 @@ def scores(run_folder: Path) -> list[float]:
 def test_the_page_runs(tmp_path: Path) -> None:
     assert len(FILES) == 14
     write_files(tmp_path)
-    commands = re.search(r"```console\n(.*?)```", PAGE, re.DOTALL)
-    assert commands is not None
-    run(tmp_path, "bash", "-c", "set -e\n" + commands[1])
+    commands = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    assert len(commands) == 2
+    run(tmp_path, "bash", "-c", "set -e\n" + "".join(commands))
     # A point that never moves stays about 0.77 away for 20 steps: -15. The example learns to go.
     assert scores(tmp_path / "outputs/plane")[-1] > -7
     assert scores(tmp_path / "outputs/plane_gain")[-1] > -7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from embodied.api.words import as_words
@@ -52,11 +52,11 @@ def env_words(env: EnvLike) -> list[str]:
     return ["env=gym", f"env.id={gym_object.register(env)}"]
 
 
-def env_node(env: EnvLike, **settings: Any) -> dict[str, Any]:
-    """The node of `env` with `settings`, as a run.yaml has it."""
+def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
+    """The node of `env` with `settings`, as a run.yaml has it; `allowed`: words "allow=[...]"."""
     from embodied.compose import compose
 
-    words = [*env_words(env), *as_words("env", settings)]
+    words = [*allowed, *env_words(env), *as_words("env", settings)]
     return compose("train", [*words, "learner=imitate"]).node["env"]
 
 

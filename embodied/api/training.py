@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.api.agent import Agent, load
-from embodied.api.environments import EnvLike, env_words, make_env
+from embodied.api.environments import EnvLike, env_node, env_words, make_env
 from embodied.api.parts import OPTIONS, Choice, choice_words, policy_words, usual_policy
 from embodied.api.words import as_words
 from embodied.core.actor import Actor
@@ -50,7 +50,8 @@ def train(
     if learner is not None:
         asked += choice_words("learner", learner)
     if policy is None and env is not None and learner is not None and "finetune" not in settings:
-        policy = usual_policy(learner, _spec_of(env))
+        allowed = [word for word in words if word.startswith("allow=")]
+        policy = usual_policy(learner, _spec_of(env, allowed))
     if policy is not None:
         asked += policy_words(policy)
     asked += _settings_words(settings)
@@ -139,10 +140,11 @@ def _several(env: EnvLike, num_envs: int) -> VecEnv:
     return env if isinstance(env, VecEnv) else make_env(env, num_envs)
 
 
-def _spec_of(env: EnvLike) -> Any:
-    made = _several(env, 1)
-    if made is not env:
-        made.close()
+def _spec_of(env: EnvLike, allowed: list[str]) -> Any:
+    if isinstance(env, VecEnv):
+        return env.spec
+    made = build(env_node(env, allowed, num_envs=1), VecEnv)
+    made.close()
     return made.spec
 
 

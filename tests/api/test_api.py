@@ -173,3 +173,23 @@ def test_the_package_imports_without_torch_and_says_its_version() -> None:
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == em.__version__
     assert all(getattr(em, name).__doc__ for name in em.__all__)
+
+
+def test_an_environment_of_an_allowed_package_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`allow` counts before the usual policy is chosen, which builds the environment."""
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "slide.yaml").write_text("_target_: envs.gym.Gym\nid: slides:Slide-v0\n")
+    (tmp_path / "slides.py").write_text(
+        "import gymnasium\nfrom tests.api.test_api import Slide\n"
+        'gymnasium.register("Slide-v0", entry_point=Slide)\n'
+    )
+    monkeypatch.setenv("EMBODIED_CONFIGS", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r'allow=\["slides"\]'):
+        em.train(env="slide", learner="sac", output=str(tmp_path / "no"), **SMALL)
+    agent = em.train(
+        "allow=[slides]", env="slide", learner="sac", output=str(tmp_path / "run"), **SMALL
+    )
+    assert agent.folder == tmp_path / "run"

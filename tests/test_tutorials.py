@@ -1,0 +1,92 @@
+"""The tutorials and guides do what they say: their Python runs, with fewer steps.
+
+A page's Python blocks run in order: as the cells of a notebook where the site offers the page as
+one, else as a script, beside the files that the page writes (`file=NAME`) and after its commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+DEBUG = 'size="debug", '
+# Of each page: the text that asks for many steps, and what is run instead.
+NOTEBOOKS = {
+    "fine_tune": {
+        '"experiment=two_gap_flow", ': f'"experiment=two_gap_flow", {DEBUG}',
+        '"experiment=two_gap_reinflow", ': f'"experiment=two_gap_reinflow", {DEBUG}',
+        "episodes=100": "episodes=8",
+        "episodes=200": "episodes=10",
+    },
+    "own_environment": {
+        "    steps=8_000,": f"    {DEBUG}",
+        "steps=8_000, ": DEBUG,
+        "episodes=100": "episodes=10",
+    },
+    "dataset_to_robot": {
+        "steps=1500": "steps=40, eval_every=20",
+        "episodes=100)": "episodes=10)",
+        "episodes=100,": "episodes=8,",
+        "episodes=3": "episodes=1 seconds=2",
+    },
+}
+SCRIPTS = {
+    "coming_from_sb3": {"steps=10_000": 'size="debug"'},
+    "howto/own_dataset": {"output=outputs/cloned": "output=outputs/cloned size=debug"},
+    "howto/own_teacher": {"output=outputs/widened": "output=outputs/widened size=debug"},
+    "howto/sweep": {"steps=2_000": 'size="debug"', "seed=$seed": "seed=$seed size=debug"},
+}
+
+
+def shortened(page: str, fewer: dict[str, str]) -> str:
+    text = (DOCS / f"{page}.md").read_text()
+    for long, short in fewer.items():
+        assert long in text, f"{page}.md has no {long!r} any more"
+        text = text.replace(long, short)
+    return text
+
+
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("page", NOTEBOOKS)
+def test_a_notebook_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jupytext = pytest.importorskip("jupytext", reason="pip install -e '.[docs]'")
+    nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[docs]'")
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    notebook = jupytext.reads(shortened(f"tutorials/{page}", NOTEBOOKS[page]), fmt="md")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
+    said = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+    assert re.search(r"success \d+%", said)
+    assert list(tmp_path.glob("outputs/**/policy.safetensors"))
+
+
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    text = shortened(page, SCRIPTS[page])
+    for name, content in re.findall(r"```\w+ file=(\S+)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    script = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    commands = "\n".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
+    for words in ([sys.executable, "-c", script], ["bash", "-ec", commands]):
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
