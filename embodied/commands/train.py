@@ -187,9 +187,14 @@ def _last_lines(folder: Path, written: Path) -> None:
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
     from embodied.core.saved_node import read_saved
+    from policies.remote.address import PACKAGE, is_address
 
-    if read_saved(folder / "run.yaml").get("env"):
-        return f"next: embodied view {folder}\n      embodied eval {folder} episodes=500"
+    run = read_saved(folder / "run.yaml")
+    # A checkpoint that names a server is not believed by itself.
+    more = f' "allow=[{PACKAGE}]"' if is_address(run.get("init")) else ""
+    if run.get("env"):
+        eval_line = f"embodied eval {folder} episodes=500{more}"
+        return f"next: embodied view {folder}{more}\n      {eval_line}"
     return (
         f"next: embodied eval {folder} env=NAME mapping=FILE.yaml\n"
         f"      embodied deploy robot=NAME policy={folder} mapping=FILE.yaml"

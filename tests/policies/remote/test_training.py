@@ -142,8 +142,9 @@ def test_training_over_the_wire_equals_training_in_process_also_with_kills(
     killed = trained(server.url, tmp_path / "killed")
     assert not killer.kills
     assert_equal(here, killed)
-    said = capsys.readouterr().err
-    assert said.count("is lost") == 2 and said.count("is back after") == 2
+    said, warned = capsys.readouterr()
+    assert warned.count("is lost") == 2 and warned.count("is back after") == 2
+    assert f'eval {tmp_path / "there"} episodes=500 "allow=[policies.remote]"' in said
     size = (tmp_path / "there/checkpoints/00000160/policy.safetensors").stat().st_size
     assert size < 200_000
 
