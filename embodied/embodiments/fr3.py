@@ -111,7 +111,7 @@ def mjcf() -> Path:
     package = find_spec("franky_sim")
     if package is None or package.origin is None:
         raise ModuleNotFoundError(
-            "the FR3 model needs the package franky-sim; type: pip install 'embodied-rl[mujoco]'"
+            "the FR3 model needs the package franky-sim; type: pip install 'embodied-rl[sim]'"
         )
     return Path(package.origin).parent / "assets" / "fr3.xml"
 

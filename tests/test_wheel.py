@@ -1,0 +1,110 @@
+"""The wheel works outside of any checkout: it trains, evaluates and exports a view.
+
+It is installed into a virtual environment of its own, which sees the project's other packages
+through a .pth file behind its own (as scripts/interop.sh does), so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("configs", "embodied", "envs", "policies", "real_robot")
+EXTRA = re.compile(r"embodied-rl\[([\w,]+)\]")
+
+
+def run(folder: Path, *words: str | Path, fails: bool = False) -> str:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env |= {"OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        list(map(str, words)), cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert (done.returncode != 0) == fails, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the checkout."""
+    source = tmp_path_factory.mktemp("wheel") / "source"
+    source.mkdir()
+    leave = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=leave)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    run(source, *pip, "-w", source.parent, source)
+    return next(source.parent.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel."""
+    folder = tmp_path_factory.mktemp("installed") / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    made = folder / "bin" / "python"
+    site = Path(run(folder, made, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    (Path(str(site).strip()) / "zz_project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", made, "install", "--no-deps", "--no-index"]
+    run(folder, *pip, wheel)
+    return made
+
+
+def test_every_file_of_the_packages_is_in_it(wheel: Path) -> None:
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    ours = {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    assert sorted(ours - packed) == []
+
+
+def test_it_trains_evaluates_and_exports_a_view(python: Path, tmp_path: Path) -> None:
+    where = run(tmp_path, python, "-c", "import embodied; print(embodied.__file__)")
+    assert Path(where.strip()).is_relative_to(python.parent.parent)
+    embodied = python.parent / "embodied"
+    run(tmp_path, embodied, "train", "experiment=pendulum_sac", "size=debug", "output=first")
+    said = run(tmp_path, embodied, "eval", "first", "episodes=4", "num_envs=2")
+    assert "first" in said
+    run(tmp_path, embodied, "view", "first", "export=first.html")
+    assert "<html" in (tmp_path / "first.html").read_text()[:200].lower()
+    script = "import embodied as em; print(em.evaluate(em.load('first'), episodes=4))"
+    assert "return" in run(tmp_path, python, "-c", script)
+
+
+def test_the_advice_about_a_missing_extra_installs_it(python: Path, tmp_path: Path) -> None:
+    """pip finds the installed distribution itself: in a wheel, and in an editable checkout."""
+    (tmp_path / "viser.py").write_text("raise ModuleNotFoundError('no viser', name='viser')\n")
+    run(tmp_path, python.parent / "embodied", "train", "experiment=pendulum_sac", "size=debug")
+    hidden = "import sys; sys.path.insert(0, '.'); from embodied.cli import main; main()"
+    words = ["view", "outputs/pendulum_sac-debug-0"]
+    said = run(tmp_path, python, "-c", hidden, *words, fails=True)
+    assert len(said.strip().splitlines()) == 1 and (advice := EXTRA.search(said))
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--no-index"]
+    assert "does not provide the extra" not in run(tmp_path, *pip, advice[0])
+
+
+def test_extras_in_messages_exist() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        extra: str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for found in EXTRA.findall(file.read_text())
+        for extra in found.split(",")
+    }
+    assert {e: f for e, f in named.items() if e not in known["optional-dependencies"]} == {}
