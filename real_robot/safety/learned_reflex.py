@@ -155,8 +155,8 @@ class Reflex:
         # Decisions are of actions in [-1, 1]; limits cut longer steps off in any case.
         step = self._x[4 * n : 5 * n]
         np.subtract(tick.q, tick.last, out=step)
+        np.clip(step, -self.stride, self.stride, out=step)
         step /= self.stride
-        np.clip(step, -1.0, 1.0, out=step)
         self._x[5 * n :] = self.held
         self.risk = max(_sigmoid(float(net(self._x)[0])) for net in self._risks)
         if not np.isfinite(self.risk):
