@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 26
+DOTS = 40  # points of a line that are drawn one by one, at most
 COLOURS = ("--main", "--second", "--third", "--fourth", "--fifth", "--sixth")
 
 Point = tuple[float, float]
@@ -76,15 +77,28 @@ class Frame:
             )
         return f'<polygon class="band" points="{self.path([*lower, *reversed(upper)])}"/>'
 
-    def line(self, points: Sequence[Point]) -> str:
-        drawn = f'<polyline class="line" points="{self.path(points)}"/>'
-        if len(points) <= 40:
-            drawn += "".join(
-                f'<circle class="dot" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3">'
-                f"<title>step {x:,.0f}: {number(y)}</title></circle>"
-                for x, y in points
-            )
-        return drawn
+    def line(self, points: Sequence[Point], colour: str = "") -> str:
+        """A line in `colour` (of the page's style without one), with dots where points are few: a
+        single one is a dot."""
+        stroke, fill = (
+            f' style="{part}:{colour}"' if colour else "" for part in ("stroke", "fill")
+        )
+        line = f'<polyline class="line"{stroke} points="{self.path(points)}"/>'
+        if len(points) > DOTS:
+            return line
+        return line + "".join(
+            f'<circle class="dot"{fill} cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3">'
+            f"<title>step {x:,.0f}: {number(y)}</title></circle>"
+            for x, y in points
+        )
+
+    def level(self, height: float, colour: str) -> str:
+        """A dashed line across."""
+        y = self.y(height)
+        return (
+            f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" '
+            f'style="stroke:{colour};stroke-width:2;stroke-dasharray:6 4"/>'
+        )
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -142,8 +156,7 @@ def framed(points: Sequence[Point], low: float | None = None, high: float | None
 
 def coloured(frame: Frame, points: Sequence[Point], number: int) -> str:
     """One of several lines."""
-    colour = COLOURS[number % len(COLOURS)]
-    return f'<polyline class="line" style="stroke:var({colour})" points="{frame.path(points)}"/>'
+    return frame.line(points, f"var({COLOURS[number % len(COLOURS)]})")
 
 
 def legend(names: Iterable[str]) -> str:

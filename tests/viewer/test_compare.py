@@ -44,12 +44,24 @@ def test_the_page_has_success_curves_films_and_differences(runs: list[Path]) -> 
     # 25 of 50: Wilson 36.6% to 63.4%; 45 of 50: 78.6% to 95.7%.
     assert "50% [37%, 63%] of 50" in page and "90% [79%, 96%] of 50" in page
     assert "sec&lt;ond" in page and "sec<ond" not in page
-    captions = re.findall(r"<figcaption>(\S+?)</figcaption>", page)
+    captions = re.findall(r"<figcaption>(\S+) <small>by environment steps</small>", page)
     assert captions[:3] == ["eval/success", "eval/return", "train/loss"]
     assert page.count("data:video/mp4;base64,") == 1 and "no video of a success" in page
     assert re.search(r"<th>learner\.lr</th><td>0\.001</td><td>0\.0001</td>", page)
     assert "<th>seed</th>" not in page
     assert not re.search(r"(src|href)=\"https?:", page)
+
+
+def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(runs: list[Path]) -> None:
+    clone = make_run(runs[0].parent / "clone", [0.3], 1e-3)
+    (clone / "run.yaml").write_text(yaml.safe_dump({"data": {"regime": "offline"}}))
+    page = compare([clone, runs[0]], runs[0].parent / "page.html").read_text()
+    figures = {name: rest for name, rest in re.findall(r"<figcaption>(\S+) (.+?)</figure>", page)}
+    assert "clone (after 100 updates)" in figures["eval/success"]
+    assert "stroke-dasharray" in figures["eval/success"]
+    assert "train/loss" not in figures, "its x axis would be two things"
+    both = compare([clone, clone], runs[0].parent / "page.html").read_text()
+    assert "by gradient updates" in both and both.count("<circle") >= 2, "one point is a dot"
 
 
 def test_from_the_command_line_and_what_is_wrong(runs: list[Path], tmp_path: Path, capsys) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from embodied.core.atomic_write import write_durably
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports.run_report import PAGE, STYLE
-from embodied.reports.svg import COLOURS, Point, coloured, framed, legend, number, svg
+from embodied.reports.svg import COLOURS, Frame, Point, coloured, framed, number, svg
 from embodied.training.logger import read_metrics
 from embodied.viewer.run_folder import ViewerError
 
@@ -34,6 +34,13 @@ class RunData:
     name: str
     rows: Sequence[dict[str, Any]]
     config: dict[str, Any]
+
+    @property
+    def counts(self) -> str:
+        """What its steps are: training on a dataset alone takes no environment steps."""
+        data = self.config.get("data")
+        offline = isinstance(data, dict) and data.get("regime") == "offline"
+        return "gradient updates" if offline else "environment steps"
 
     def curve(self, key: str) -> list[Point]:
         return [(float(row["step"]), float(row[key])) for row in self.rows if key in row]
@@ -90,11 +97,11 @@ def _success(runs: Sequence[RunData]) -> str:
         cells += [
             number(last["eval/return"]) if last else "-",
             number(last["eval/length"]) if "eval/length" in last else "-",
-            f"{run.rows[-1]['step']:,}",
+            f"{run.rows[-1]['step']:,} {run.counts.split()[-1]}",
             f"{run.rows[-1].get('seconds', 0) / 60:.1f} min",
         ]
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = "run", "success [95%]", "return", "length", "steps", "time"
+    heads = "run", "success [95%]", "return", "length", "trained", "time"
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<h2>Last evaluation</h2><table><tr>{head}</tr>{body}</table>"
@@ -120,28 +127,54 @@ def _bar(row: dict[str, Any], colour: str) -> str:
 def _curves(runs: Sequence[RunData]) -> str:
     keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row))
     keys = [key for key in keys if key not in ("step", "seconds", "eval/episodes")]
-    shared = [key for key in keys if sum(bool(run.curve(key)) for run in runs) > 1]
-    shared.sort(key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    keys.sort(key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    shared = [key for key in keys if len(_drawn(runs, key)) > 1]
     figures = "".join(_figure(runs, key) for key in shared[:MOST])
     return f'<h2>Training curves</h2><div class="grid2">{figures}</div>' if figures else ""
 
 
+def _drawn(runs: Sequence[RunData], key: str) -> dict[int, bool]:
+    """The runs in the figure of `key`, and whether each is a curve. Runs that count gradient
+    updates cannot share the axis of those that count environment steps: their last evaluation is
+    a level."""
+    having = [i for i, run in enumerate(runs) if run.curve(key)]
+    stepped = [i for i in having if runs[i].counts == "environment steps"]
+    if not stepped or len(stepped) == len(having):
+        return dict.fromkeys(having, True)
+    return {i: i in stepped for i in having if i in stepped or key.startswith("eval/")}
+
+
 def _figure(runs: Sequence[RunData], key: str) -> str:
-    series = [run.curve(key) for run in runs]
-    bands = [_band(run, key) for run in runs]
-    edges = [(x, y) for band in bands for x, low, high in band for y in (low, high)]
+    drawn = _drawn(runs, key)
+    curves = {i: runs[i].curve(key) for i, curve in drawn.items() if curve}
+    levels = {i: runs[i].curve(key)[-1] for i, curve in drawn.items() if not curve}
+    bands = {i: _band(runs[i], key) for i in curves}
+    ends = [(x, y) for band in bands.values() for x, low, high in band for y in (low, high)]
     limits = (0.0, 1.0) if key.endswith("success") else (None, None)
-    frame = framed([*[p for points in series for p in points], *edges], *limits)
-    drawn = [frame.grid()]
-    for i, (points, band) in enumerate(zip(series, bands, strict=True)):
-        if len(band) > 1:
-            low, high = [(x, y) for x, y, _ in band], [(x, y) for x, _, y in band]
-            around = frame.path([*low, *reversed(high)])
-            drawn.append(f'<polygon points="{around}" style="fill:{_colour(i)};opacity:.13"/>')
-        if points:
-            drawn.append(coloured(frame, points, i))
-    caption = f"<figcaption>{escape(key)}</figcaption>"
-    return f"<figure>{caption}{svg(key, drawn)}{legend(run.name for run in runs)}</figure>"
+    heights = [(0.0, y) for _, y in levels.values()]
+    frame = framed([*(p for points in curves.values() for p in points), *ends, *heights], *limits)
+    parts = [frame.grid(), *(_around(frame, band, i) for i, band in bands.items())]
+    parts += [coloured(frame, points, i) for i, points in curves.items()]
+    parts += [frame.level(y, _colour(i)) for i, (_, y) in levels.items()]
+    counts = runs[next(iter(curves))].counts
+    names = {i: runs[i].name for i in curves}
+    names |= {i: f"{runs[i].name} (after {x:,.0f} updates)" for i, (x, _) in levels.items()}
+    caption = f"<figcaption>{escape(key)} <small>by {counts}</small></figcaption>"
+    return f"<figure>{caption}{svg(key, parts)}{_legend(names)}</figure>"
+
+
+def _around(frame: Frame, band: Sequence[tuple[float, float, float]], index: int) -> str:
+    """The intervals around a curve; a bar where there is one."""
+    low, high = [(x, y) for x, y, _ in band], [(x, y) for x, _, y in band]
+    path = frame.path([*low, *reversed(high)])
+    if len(band) == 1:
+        return f'<polyline points="{path}" style="stroke:{_colour(index)};opacity:.5"/>'
+    return f'<polygon points="{path}" style="fill:{_colour(index)};opacity:.13"/>' if band else ""
+
+
+def _legend(names: Mapping[int, str]) -> str:
+    spans = [f'<span style="color:{_colour(i)}">{escape(name)}</span>' for i, name in names.items()]
+    return f'<p class="legend">{" ".join(spans)}</p>'
 
 
 def _band(run: RunData, key: str) -> list[tuple[float, float, float]]:
