@@ -10,16 +10,25 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from embodied import commands
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.errors import ContractError, ContractWarning, RemoteError, RobotError
 from embodied.moved import MovedWarning
 from embodied.user_packages import ShadowWarning
 
 STOPPED = 130
+ERRORS = {
+    "embodied.core.checkpoint": "CheckpointError",
+    "embodied.core.env": "NotFinite",
+    "embodied.core.spec": "SpecMismatch",
+    "embodied.datasets.lerobot.schema": "DatasetError",
+    "embodied.llm.chat": "ChatError",
+}
+"""Errors that say in one line what to do, by the module that defines them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,7 +115,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
     """A `warnings.showwarning` that prints our warnings in one line, without source code."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, (MovedWarning, ShadowWarning)):
+        if issubclass(category, (MovedWarning, ShadowWarning, ContractWarning)):
             print(f"embodied: {message}", file=sys.stderr)
         else:
             usual(message, category, *where, **more)
@@ -116,15 +125,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
 
 def mistake(error: Exception) -> str | None:
     """The error message of a user error, in one line; None for a bug (which gets a traceback)."""
-    from embodied.core.checkpoint import CheckpointError
-    from embodied.core.env import NotFinite
-    from embodied.core.errors import RemoteError, RobotError
-    from embodied.core.spec import SpecMismatch
-    from embodied.datasets.lerobot.schema import DatasetError
-    from embodied.llm.chat import ChatError
-
-    ours = CheckpointError | DatasetError | SpecMismatch | NotFinite | RobotError | ChatError
-    if isinstance(error, ConfigError | RemoteError | ours):
+    if isinstance(error, tuple(_one_line_errors())):
         return " ".join(str(error).split())
     if isinstance(error, ValueError) and (where := _refused(error)) is not None:
         return f"{where}{' '.join(str(error).split())}"
@@ -133,6 +134,15 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return None
+
+
+def _one_line_errors() -> Iterator[type[Exception]]:
+    """The errors whose message is for the user, of those modules that are imported: torch is not
+    imported to classify a mistake."""
+    yield from (ConfigError, ContractError, RemoteError, RobotError)
+    for place, name in ERRORS.items():
+        if place in sys.modules:
+            yield getattr(sys.modules[place], name)
 
 
 def _refused(error: ValueError) -> str | None:

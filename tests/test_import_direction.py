@@ -36,6 +36,7 @@ LAYERS = (
     {"embodied.user_packages", "embodied.user_yaml"},
     {"embodied.compose", "embodied.reward_design", "embodied.evidence"},
     {"embodied.bench", "embodied.viewer", "embodied.deploy"},
+    {"embodied.checks"},
     {"embodied.commands"},
     {"embodied.api"},
     {"embodied.cli"},
@@ -50,6 +51,7 @@ ROBOT_SEES = {
 SEE_ROBOT = {
     "envs",
     "embodied.bench",
+    "embodied.checks",
     "embodied.viewer",
     "embodied.commands",
     "embodied.deploy",

@@ -12,6 +12,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable, Step, VecEnv, require_finite
+from embodied.core.env_contract import FirstSteps, is_users
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
@@ -47,6 +48,7 @@ class Collector:
         self.env, self.gamma, self.execute = env, gamma, execute
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
         self.obs = env.reset(seed)
+        self.check = FirstSteps(env) if is_users(env) else None
         self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.act_with(policy)
 
@@ -71,6 +73,9 @@ class Collector:
 
     def complete(self, step: Step) -> tuple[Tensors, Step]:
         """Transitions that `step` completed (or none), and `step` on the actor's device."""
+        if self.check is not None:
+            self.check.saw(self.obs, step)
+            self.check = None if self.check.done else self.check
         require_finite(step.reward, step.next_obs, type(self.env).__name__)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)

@@ -13,6 +13,7 @@ import torch
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.env import VecEnv
+from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
@@ -47,6 +48,8 @@ class RunComponents:
         self.config = config
         self.device = pick_device(config.device)
         self.env = None if config.env is None else build(config.env, VecEnv)
+        if self.env is not None:
+            require_start(self.env, config.seed)
         self.episodes = read_demonstrations(config, self.env)
         self.policy, trained = self._make_policy()
         self.learner = build(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.checks.teacher_envs import TwoAgents
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
@@ -17,7 +18,6 @@ from embodied.teachers.teacher import Curriculum
 from envs.toy.rooms import Config, Rooms
 from envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
 from envs.wrappers.episodic_density import Config as FamiliarConfig
-from tests.teachers.kinds import TwoAgents
 
 NODE = {
     "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",

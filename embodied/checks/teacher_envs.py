@@ -1,4 +1,4 @@
-"""The worlds that teachers are for, by what a teacher says that it needs of one."""
+"""Task spaces and environments to check teachers in, by what a teacher says that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.bench.teachers import ready
-from embodied.core.build import build, resolve
+from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
@@ -26,7 +26,7 @@ from envs.maze.env import Config as MazeConfig
 from envs.maze.env import Maze
 
 OF_THE_STUDENT = frozenset({"estimates", "rival"})
-"""What a teacher needs, but not of the world."""
+"""What a teacher needs, but not of the environment."""
 SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},
     **{"size": 10, "batch": 16, "episodes": 3, "pool": 64, "latent": 4},
@@ -34,10 +34,10 @@ SMALL: dict[str, Any] = {
 
 
 def need(target: str) -> str:
-    """The one thing that teacher `target` needs of a world ("": a box of tasks)."""
+    """The one thing that teacher `target` needs of an environment ("": a box of tasks)."""
     found = resolve(target, Curriculum).needs - OF_THE_STUDENT
     if len(found) > 1:
-        raise LookupError(f"{target} needs {sorted(found)}: no world here has all of it")
+        raise ConfigError(f"{target} needs {sorted(found)}: there is no environment with all of it")
     return next(iter(found), "")
 
 
@@ -93,8 +93,8 @@ class Box:
         """How likely a student is to succeed, in the end."""
         return 1.5 - float(task.mean())
 
-    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
-        """A teacher and a real world whose episodes are those that it chooses: FR3 reach."""
+    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+        """A teacher and an environment whose episodes are those that it chooses: FR3 reach."""
         env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
         teacher = build({**node, "signal": "success"}, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
@@ -105,7 +105,7 @@ class Help(Box):
 
     names = ("cube_x", "cube_y", "help")
 
-    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """FR3 lift with a magnet."""
         inner = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 2}
         magnet = {"_target_": "envs.fr3.assist_force.AssistForce", "body": "cube"}
@@ -139,7 +139,7 @@ class Levels(Box):
     def ease(self, task: Tensor) -> float:
         return 0.7
 
-    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """With a second student that stands still, or a first that learns at once."""
         teacher = build(node, Curriculum, **self.context(), seed=0)
         if "rival" in teacher.needs:
@@ -150,7 +150,7 @@ class Levels(Box):
             return teacher, TwoAgents(env, teacher, lambda obs=None: other.step(still))
         if "estimates" not in teacher.needs:
             return teacher, TaskWrapper(self.maze, teacher)
-        return teacher, _Told(self.maze, teacher, None, StudentEstimates(teacher))
+        return teacher, _Estimated(self.maze, teacher, None, StudentEstimates(teacher))
 
 
 class TwoAgents(Wrapper):
@@ -164,8 +164,8 @@ class TwoAgents(Wrapper):
         return self.teacher.after_step(self.env.step(action), self.step_second)
 
 
-class _Told(TaskWrapper):
-    """The student says of every step what it expected."""
+class _Estimated(TaskWrapper):
+    """The student gives its estimates of every step."""
 
     def step(self, action: Tensor) -> Any:
         step = super().step(action)
@@ -190,20 +190,20 @@ class States(Box):
         return {"spec": self.env.spec, "env": self.env}
 
     def valid(self, tasks: Tensor, teacher: Any) -> bool:
-        """A saved state's number, or the world's own beginning."""
+        """A saved state's number, or the environment's own initial state."""
         known = (tasks == DEFAULT_RESET) | ((tasks >= 0) & (tasks < len(teacher.paths)))
         return tasks.dtype == torch.int64 and bool(known.all())
 
     def ease(self, task: Tensor) -> float:
         return 0.7
 
-    def taught(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
+    def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         teacher = build(
             {**node, "limit": 2, "usual": 0.0, "steps": 0}, Curriculum, **self.context(), seed=0
         )
         return teacher, ResetStateWrapper(self.env, teacher)
 
 
-WORLDS: dict[str, Box] = {"": Box(), "help": Help(), "levels": Levels(), "states": States()}
+KINDS: dict[str, Box] = {"": Box(), "help": Help(), "levels": Levels(), "states": States()}
 GAME = "counts"
-"""What the teachers need that choose no tasks, but play a game around a world."""
+"""What the teachers need that choose no tasks, but have two policies act in turns."""

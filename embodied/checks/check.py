@@ -1,0 +1,69 @@
+"""Runs checks: functions that raise ContractError; their docstrings say what has to be true."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from embodied.core.build import ConfigError
+from embodied.core.env import NotFinite
+from embodied.core.errors import ContractError, NotApplicable, RobotError
+from embodied.core.spec import SpecMismatch
+
+Check: TypeAlias = Callable[[Any], None]
+"""Takes what is checked; raises ContractError, NotApplicable, or another error of the user's."""
+LINES = (ContractError, ConfigError, NotFinite, RobotError, SpecMismatch, ModuleNotFoundError)
+"""Errors whose message says in one line what to do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`says`: what has to be true; `line`: what is wrong, or why it was not checked."""
+
+    name: str
+    says: str
+    kind: Literal["ok", "wrong", "skipped"]
+    line: str = ""
+
+
+def require(holds: object, line: str) -> None:
+    """ContractError with `line` unless `holds`."""
+    if not holds:
+        raise ContractError(line)
+
+
+def skip(line: str) -> NoReturn:
+    """This part need not keep that promise."""
+    raise NotApplicable(line)
+
+
+def run_checks(checks: Iterable[Check], subject: Any) -> Iterator[Result]:
+    """The result of each check; after the first check has failed (it builds the part), no more."""
+    for number, check in enumerate(checks):
+        result = _result(check, subject)
+        yield result
+        if number == 0 and result.kind == "wrong":
+            return
+
+
+def _result(check: Check, subject: Any) -> Result:
+    name = check.__name__.replace("_", " ")
+    says = (check.__doc__ or name).strip().partition("\n")[0].rstrip(".")
+    try:
+        check(subject)
+    except NotApplicable as reason:
+        return Result(name, says, "skipped", str(reason))
+    except LINES as error:
+        return Result(name, says, "wrong", " ".join(str(error).split()))
+    except Exception as error:  # the user's own code
+        return Result(name, says, "wrong", raised(error))
+    return Result(name, says, "ok")
+
+
+def raised(error: Exception) -> str:
+    """An exception in one line, with its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({last.filename}:{last.lineno})"

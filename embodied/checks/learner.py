@@ -1,0 +1,228 @@
+"""Checks of a learner: its metrics, what an update changes, seeds, exact resume."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.checks.check import Check, require
+from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, nest, under
+from embodied.learners.learner import Learner
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+ROWS = 8  # transitions of one gradient step
+HORIZON = 6  # decisions of an on-policy batch, of each of 4 parallel envs
+BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}
+DIFFUSION = BASE | {"_target_": "policies.generative.diffusion.Diffusion"}
+
+
+@dataclass(frozen=True)
+class LearnerSubject:
+    """The node of a learner, and the policies and fine-tuners that it is tried with, in order.
+
+    With each fine-tuner: the policy that it trains in place of its base (None: it takes none).
+    """
+
+    node: Node
+    policies: Sequence[Node]
+    finetunes: Sequence[tuple[Node, Node | None]] = ()
+
+
+def make(subject: LearnerSubject, seed: int = 0) -> Learner:
+    """The learner with the first policy that it accepts; ConfigError with the last reason."""
+    settings = subject.node | {"batch_size": ROWS}
+    if "horizon" in settings:
+        settings["horizon"] = HORIZON
+    tries: list[Callable[[], Policy]] = [
+        *(lambda node=node: build(node, Policy, spec=SPEC) for node in subject.policies),
+        *(lambda pair=pair: trainable(*pair) for pair in subject.finetunes),
+    ]
+    reason = "there is no policy"
+    for make_policy in tries:
+        torch.manual_seed(seed)
+        try:
+            return build(settings, Learner, policy=make_policy(), spec=SPEC, total_steps=100)
+        except ConfigError as error:
+            reason = str(error)
+    raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
+
+
+def trainable(node: Node, inner: Node | None) -> Policy:
+    """What a learner gets of a fine-tuner around a small flow or diffusion policy."""
+    base = build(DIFFUSION if "Diffusion" in node["_target_"] else BASE, Policy, spec=SPEC)
+    return resolve(node["_target_"], PolicyWrapper).wrap(base, node, inner).trainable()
+
+
+def batch_for(learner: Learner, seed: int = 0) -> Tensors:
+    """A batch of the kind that its training regime gives it."""
+    n, generator = learner.batch_size, torch.Generator().manual_seed(seed)
+    states = torch.randn(2, n, 3, generator=generator)
+    if learner.data == "on_policy":
+        return segment(learner, generator)
+    if learner.rows == "chunks":
+        steps = learner.policy.chunk
+        action = torch.rand(n, steps, 2, generator=generator) * 2 - 1
+        valid = torch.ones(n, steps, dtype=torch.bool)
+        return {"obs/state": states[0], "action": action, "valid": valid}
+    rows = {
+        "obs/state": states[0],
+        "action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
+        "reward": torch.randn(n, generator=generator),
+        "discount": 0.99 * (torch.rand(n, generator=generator) > 0.1),
+        "next_obs/state": states[1],
+        "violated": torch.rand(n, generator=generator) < 0.2,
+    }
+    foreseen = {
+        "next_action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
+        "returns": torch.randn(n, generator=generator),
+    }
+    return rows | {key: foreseen[key] for key in learner.columns}
+
+
+def segment(learner: Learner, generator: torch.Generator, rows: int = 4) -> Tensors:
+    """Decisions of the policy itself, in the order of time, as in on-policy training."""
+    policy, times = learner.policy, (HORIZON, rows)
+    states = torch.randn(*times, 2, 3, generator=generator)
+    with torch.no_grad():
+        obs = {"state": states[:, :, 0].flatten(0, 1)}
+        noise = policy.sample_noise(HORIZON * rows, True)
+        plan, carry = policy.act(*policy.observe(obs, policy.initial(len(noise)), noise), noise)
+    kept = {"action": plan.flatten(1), **under(carry, "row")}
+    ended = torch.rand(times, generator=generator) < 0.2
+    over = ended & (torch.rand(times, generator=generator) < 0.5)
+    first = torch.cat([torch.ones(1, rows, dtype=torch.bool), ended[:-1]])
+    return {
+        "obs/state": states[:, :, 0],
+        **{key: value.unflatten(0, times) for key, value in kept.items()},
+        "reward": torch.randn(times, generator=generator),
+        "discount": 0.99 * ~over,
+        "next_obs/state": states[:, :, 1],
+        "ended": ended,
+        "first": first,
+        "valid": torch.ones(times, dtype=torch.bool),
+        **nest(policy.initial(rows), "carry"),
+    }
+
+
+def updates(learner: Learner, first: int, last: int) -> None:
+    """The updates number `first` to `last`, each with its own batch and seed."""
+    for seed in range(first, last):
+        torch.manual_seed(seed)
+        learner.update(batch_for(learner, seed))
+
+
+def weights(learner: Learner) -> Tensors:
+    return {key: value.clone() for key, value in learner.state_dict().items()}
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    """Whether both have the same tensors, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def it_can_be_built(subject: LearnerSubject) -> None:
+    """It can be built with a policy, and declares its training regime."""
+    learner = make(subject)
+    regimes = ("offline", "off_policy", "on_policy")
+    data: Any = getattr(learner, "data", None)
+    require(data in regimes, f"data={data!r} should be one of {', '.join(regimes)}")
+    whole = learner.batch_size % ROWS == 0
+    require(whole, f"batch_size={ROWS} was set, and learner.batch_size is {learner.batch_size}")
+
+
+def metrics_are_finite_scalars(subject: LearnerSubject) -> None:
+    """update returns finite, detached 0-d tensors by name."""
+    learner = make(subject)
+    metrics = learner.update(batch_for(learner))
+    require(metrics, "update returns no metrics: the loss at least")
+    for key, value in metrics.items():
+        require(isinstance(value, torch.Tensor), f"metric {key} should be a tensor, not a number")
+        require(value.ndim == 0, f"metric {key} is {list(value.shape)}: write .mean()")
+        require(not value.requires_grad, f"metric {key} has gradients: write .detach()")
+        require(torch.isfinite(value), f"metric {key} is {float(value)}")
+
+
+def updates_change_the_policy_and_not_the_batch(subject: LearnerSubject) -> None:
+    """update changes the policy's parameters, and leaves the batch as it was."""
+    learner = make(subject)
+    before = {key: value.clone() for key, value in learner.policy.state_dict().items()}
+    batch = batch_for(learner)
+    kept = {key: value.clone() for key, value in batch.items()}
+    learner.update(batch)
+    learner.update(batch)
+    require(
+        not same(before, dict(learner.policy.state_dict())), "update does not change the policy"
+    )
+    require(same(batch, kept), "update changes the batch: others read it too")
+
+
+def the_seed_decides(subject: LearnerSubject) -> None:
+    """The same seed gives the same parameters, another one others."""
+    one, other, third = make(subject), make(subject), make(subject, seed=1)
+    for learner in (one, other, third):
+        updates(learner, 0, 4)
+    require(
+        same(weights(one), weights(other)),
+        "the same seed gives other parameters: take random numbers from torch's generator only",
+    )
+    require(not same(weights(one), weights(third)), "the seed changes nothing")
+
+
+def it_resumes_exactly(subject: LearnerSubject) -> None:
+    """After get_state and set_state, in a learner of another seed, updates are the same."""
+    whole = make(subject)
+    updates(whole, 0, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(whole.get_state(), Path(folder) / "learner.pt")
+        state = torch.load(Path(folder) / "learner.pt", weights_only=True)
+    updates(whole, 3, 6)
+    other = make(subject, seed=1)
+    updates(other, 7, 8)
+    other.set_state(state)
+    updates(other, 3, 6)
+    require(
+        same(weights(whole), weights(other)),
+        "it does not resume exactly: name all optimizers in optimizers(), and register what "
+        "changes as parameters or buffers",
+    )
+
+
+def a_copy_learns_on_its_own(subject: LearnerSubject) -> None:
+    """A deep copy learns without changing the original."""
+    learner = make(subject)
+    updates(learner, 0, 1)
+    other, before = copy.deepcopy(learner), weights(learner)
+    updates(other, 1, 2)
+    require(same(before, weights(learner)), "a copy's update changes the original")
+    require(not same(before, weights(other)), "a copy does not learn")
+
+
+def unknown_settings_are_refused(subject: LearnerSubject) -> None:
+    """A setting that it does not have is refused in one line."""
+    try:
+        make(LearnerSubject(subject.node | {"no_such_setting": 4}, subject.policies))
+    except ConfigError:
+        return
+    except TypeError:
+        pass
+    require(False, "it takes settings that it does not know: __init__(self, config: Config, ...)")
+
+
+CHECKS: tuple[Check, ...] = (
+    it_can_be_built,
+    metrics_are_finite_scalars,
+    updates_change_the_policy_and_not_the_batch,
+    the_seed_decides,
+    it_resumes_exactly,
+    a_copy_learns_on_its_own,
+    unknown_settings_are_refused,
+)

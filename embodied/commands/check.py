@@ -1,0 +1,58 @@
+"""Check that an environment, policy, learner, reward, teacher or robot keeps its contract."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError, nearest
+
+KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("name", metavar="NAME", help="an option, a class, or a Gymnasium id")
+    add_overrides(parser, "settings; allow=[my_lab] for your own packages")
+    parser.epilog = (
+        "An environment is reset and gets random actions, also beyond [-1, 1]: check none that\n"
+        "moves a machine. The exit status is 1 if something is wrong.\n"
+        "examples:\n"
+        "  embodied check env my_lab:Plane-v0\n"
+        '  embodied check env plane --config-dir my_configs "allow=[my_lab]"\n'
+        '  embodied check env my_lab.plane.Plane "allow=[my_lab]"\n'
+        "  embodied check policy flow env=fr3_lift policy.chunk=8\n"
+        "  embodied check learner sac\n"
+        "  embodied check reward scaled experiment=pendulum_scaled\n"
+        "  embodied check teacher alpgmm\n"
+        "  embodied check robot so101_sim"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.kind not in KINDS:
+        raise ConfigError(f'there is nothing to check in "{args.kind}"{nearest(args.kind, KINDS)}')
+    from embodied.compose import allow_from
+
+    allow_from(args.words)
+    if not check(args.kind, args.name, args.words, args.config_dir):
+        sys.exit(1)
+
+
+def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
+    """Run the checks and print a line for each; whether all of them hold."""
+    from embodied.checks.check import run_checks
+    from embodied.checks.subjects import subjects
+
+    wrong = count = 0
+    for checked in subjects(kind, name, words, folders):
+        if checked.title:
+            print(checked.title)
+        for result in run_checks(checked.checks, checked.subject):
+            count += 1
+            wrong += result.kind == "wrong"
+            line = {"ok": result.says, "skipped": f"{result.says}: not checked, {result.line}"}
+            print(f"{result.kind:>7}  {line.get(result.kind, result.line)}", flush=True)
+    print(f"{name}: {wrong} of {count} checks found something wrong" if wrong else f"{name}: sound")
+    return not wrong

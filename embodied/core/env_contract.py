@@ -1,0 +1,299 @@
+"""The contract of environments as checks: what `embodied check env` runs, and a run at its start.
+
+`require_*` raise ContractError (or NotFinite) in one line. `require_start` and `FirstSteps` are for
+a training run: they check an environment of the user's own before the first update, and until its
+first episodes have ended; after that nothing is checked in the loop.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.env import HasNativeActions, NotFinite, Step, VecEnv, require_finite
+from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
+from embodied.core.seeding import rng_state, set_rng_state
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors, each
+from embodied.core.wrapper import Wrapper
+
+ONE_LINE = (ContractError, ConfigError, NotFinite, RobotError, ModuleNotFoundError)
+OURS = ("embodied", "envs", "real_robot")
+BEYOND = 3.0
+"""An action outside [-1, 1]."""
+PROBED = 2
+"""Steps of the check at the start of a run."""
+JUMP = 3.0
+"""Times the largest change of an ordinary step: a change that is a reset."""
+
+
+def innermost(env: VecEnv) -> VecEnv:
+    """The environment inside of all wrappers."""
+    return innermost(env.env) if isinstance(env, Wrapper) else env
+
+
+def is_users(env: VecEnv) -> bool:
+    """Whether the code of `env` is not of this project (also: a Gymnasium id that it adapts)."""
+    inner = innermost(env)
+    return type(inner).__module__.split(".")[0] not in OURS or isinstance(inner, HasNativeActions)
+
+
+def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:
+    """`steps` actions [B, A] in [-1, 1], or int64 [B]."""
+    random, act = torch.Generator().manual_seed(seed), env.spec.act
+    shape = (steps, env.num_envs, *act.shape)
+    if act.dtype == "int64":
+        return list(torch.randint(_choices(act), shape, generator=random).to(env.device))
+    return list((torch.rand(shape, generator=random) * 2 - 1).to(env.device))
+
+
+def _choices(act: Leaf) -> int:
+    assert isinstance(act.high, int | float)
+    return int(act.high) + 1
+
+
+def wrong(env: VecEnv, line: str) -> NoReturn:
+    """Raise ContractError about `env`."""
+    raise ContractError(f"{type(innermost(env)).__name__}: {line}")
+
+
+def require_spec(env: VecEnv) -> None:
+    """The action is in [-1, 1] or a choice of 0 to high; `dt` is positive; JSON keeps the spec."""
+    spec, act = env.spec, env.spec.act
+    if act.dtype == "int64":
+        if act.shape != () or act.low not in (None, 0) or not isinstance(act.high, int | float):
+            wrong(env, 'discrete actions are Leaf((), "int64", 0, HIGH), HIGH included')
+    elif act.dtype != "float32" or len(act.shape) != 1 or not _unit(act):
+        wrong(
+            env,
+            f"its action is {act.dtype}{list(act.shape)} in [{act.low}, {act.high}]; declare "
+            "Leaf((A,), low=-1.0, high=1.0) and scale it to your own units in step",
+        )
+    if not spec.dt > 0:
+        wrong(env, f"spec.dt={spec.dt} should be the seconds of a control step")
+    if spec != type(spec).from_json(spec.to_json()):
+        wrong(env, "spec does not survive JSON: use plain numbers, strings and tuples in it")
+
+
+def _unit(act: Leaf) -> bool:
+    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
+    return set(ends[0]) == {-1} and set(ends[1]) == {1}
+
+
+def require_obs(env: VecEnv, obs: Mapping[str, Tensor], where: str) -> None:
+    """Names, shapes and dtypes of observations [B, ...] are those of the spec; all are finite."""
+    if not isinstance(obs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wrong(env, f"{where} is a {type(obs).__name__}, should be a dict of tensors by name")
+    if missing := sorted(set(env.spec.obs) - set(obs)):
+        wrong(env, f'{where} has no "{missing[0]}", which spec.obs declares')
+    if extra := sorted(set(obs) - set(env.spec.obs)):
+        wrong(env, f'{where} has "{extra[0]}", which is not in spec.obs: add a Leaf for it')
+    for name, leaf in env.spec.obs.items():
+        require_tensor(env, f'{where}["{name}"]', obs[name], leaf.dtype, leaf.shape)
+    require_finite(torch.zeros(1), dict(obs), f"{type(innermost(env)).__name__}: {where}")
+
+
+def require_tensor(
+    env: VecEnv, name: str, value: object, dtype: str, shape: tuple[int, ...] = ()
+) -> None:
+    """`value` is a tensor [B, *shape] of `dtype`."""
+    full = (env.num_envs, *shape)
+    if not isinstance(value, Tensor):
+        wrong(env, f"{name} is a {type(value).__name__}, should be a tensor: torch.as_tensor(...)")
+    if tuple(value.shape) != full:
+        squeezed = tuple(value.shape) == (*full, 1)
+        mend = f"write {name}.squeeze(-1)" if squeezed else "one for each parallel env"
+        wrong(env, f"{name} is of shape {list(value.shape)}, should be {list(full)}: {mend}")
+    if value.dtype != getattr(torch, dtype):
+        kind = str(value.dtype).removeprefix("torch.")
+        wrong(env, f"{name} is {kind}, should be {dtype}: write {name}.to(torch.{dtype})")
+
+
+def require_step(env: VecEnv, step: Step) -> None:
+    """Shapes, dtypes and finite values of everything that `env.step` returned."""
+    require_tensor(env, "reward", step.reward, "float32")
+    require_tensor(env, "terminated", step.terminated, "bool")
+    require_tensor(env, "truncated", step.truncated, "bool")
+    require_obs(env, step.obs, "obs")
+    require_obs(env, step.next_obs, "next_obs")
+    require_finite(step.reward, {}, type(innermost(env)).__name__)
+    if (step.terminated & step.truncated).any():
+        wrong(env, "an episode is terminated and truncated at once: truncated & ~terminated")
+    for name, value in step.log.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
+            wrong(env, f'log["{name}"] should be a tensor with one row for each parallel env')
+
+
+class FirstSteps:
+    """Checks steps from a reset until an episode has ended and its env has made one more step.
+
+    `saw(before, step)` takes the observations before a step, and that step. `done` is true when
+    there is nothing left to check. `note` gets a line where an end looks wrong, but could be meant.
+    """
+
+    def __init__(self, env: VecEnv, note: Callable[[str], None] | None = None) -> None:
+        note = note or warn
+        self.env, self.note, self.done = env, note, False
+        self._steps = 0
+        self._largest = 0.0  # of the changes within episodes
+        self._kept: Tensor | None = None  # envs whose obs is next_obs though their episode ended
+
+    def saw(self, before: Tensors, step: Step) -> None:
+        """Raise ContractError if the contract is broken in this step."""
+        require_step(self.env, step)
+        self._steps += 1
+        if self._kept is not None:
+            self._require_begun(step)
+            self.done = True
+            return
+        change = _change(before, step.next_obs)
+        self._largest = max(self._largest, float((change * ~step.ended).max()))
+        if step.ended.any():
+            same = _change(step.obs, step.next_obs) == 0
+            self._kept = step.ended & same & (change > 0)
+            self._require_successor(change[self._kept])
+
+    def _require_successor(self, change: Tensor) -> None:
+        """`change` of the envs whose obs is next_obs: what jumped was reset before it was kept."""
+        if len(change) and self._largest > 0 and bool((change > JUMP * self._largest).all()):
+            wrong(
+                self.env,
+                "next_obs is the next episode's first observation where one ended: it should be "
+                "the last one of the episode that ended (keep it before you reset)",
+            )
+
+    def _require_begun(self, step: Step) -> None:
+        """The step after an end: its env is in a new episode."""
+        assert self._kept is not None
+        if self._steps > 2 and bool((self._kept & step.ended).any()):
+            wrong(
+                self.env,
+                "an env whose episode ended is not reset: reset it inside step, so that obs is the "
+                "first observation of its next episode",
+            )
+        if self._kept.any():
+            self.note(
+                f"{type(innermost(self.env)).__name__}: obs and next_obs are the same where an "
+                "episode ended: next_obs is its last observation, obs the first one of the next "
+                "episode (reset the env inside step)"
+            )
+
+
+def _change(one: Tensors, other: Tensors) -> Tensor:
+    """[B]: the largest difference of each env's observations."""
+    parts = [(other[k].float() - one[k].float()).abs().flatten(1) for k in one]
+    return torch.cat(parts, 1).amax(1)
+
+
+def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
+    """The same seed and actions give the same episodes."""
+    one, other = (_episode(env, seed, steps) for _ in range(2))
+    for at, (here, there) in enumerate(zip(one, other, strict=True)):
+        if any(not torch.equal(here[k], there[k]) for k in here):
+            when = "the reset" if at == 0 else f"step {at}"
+            wrong(
+                env,
+                f"seed {seed} gives other observations the second time (from {when}): draw all "
+                "random numbers from generators that reset(seed) seeds",
+            )
+
+
+def require_other_with_other_seed(env: VecEnv, seed: int, steps: int) -> None:
+    """Another seed gives other episodes."""
+    one, other = _episode(env, seed, steps), _episode(env, seed + 1, steps)
+    pairs = zip(one, other, strict=True)
+    if all(torch.equal(a[k], b[k]) for a, b in pairs for k in a):
+        wrong(
+            env,
+            "every seed gives the same episodes, so all evaluation episodes are one; draw the "
+            "initial state from a generator that reset(seed) seeds",
+        )
+
+
+def _episode(env: VecEnv, seed: int, steps: int) -> list[Tensors]:
+    plan = random_actions(env, steps)
+    seen = [each(dict(env.reset(seed)), torch.clone)]
+    return seen + [each(dict(env.step(action).next_obs), torch.clone) for action in plan]
+
+
+def require_bounded_actions(env: VecEnv, seed: int) -> None:
+    """An action beyond [-1, 1] is refused, or does what the bound does."""
+    if env.spec.act.dtype != "float32":
+        return
+    ones = torch.ones(env.num_envs, *env.spec.act.shape, device=env.device)
+    for sign in (1.0, -1.0):
+        env.reset(seed)
+        at_bound = env.step(sign * ones)
+        env.reset(seed)
+        try:
+            beyond = env.step(sign * BEYOND * ones)
+        except (ConfigError, ValueError):
+            continue
+        same = torch.allclose(at_bound.reward, beyond.reward, atol=1e-5)
+        if not same or float(_change(at_bound.next_obs, beyond.next_obs).max()) > 1e-5:
+            wrong(
+                env,
+                f"an action of {sign * BEYOND:g} does more than {sign:g}, the bound: write "
+                "action = action.clamp(-1, 1) at the start of step",
+            )
+
+
+@contextmanager
+def errors_in_one_line(env: VecEnv, doing: str) -> Iterator[None]:
+    """An exception from the code of `env` becomes a ContractError that says where."""
+    try:
+        yield
+    except (*ONE_LINE, NotApplicable):
+        raise
+    except Exception as error:
+        wrong_at(type(innermost(env)).__name__, doing, error)
+
+
+def wrong_at(name: str, doing: str, error: Exception) -> NoReturn:
+    """Raise ContractError for an exception in somebody's code, with its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    raise ContractError(
+        f"{name}: {doing} raised {type(error).__name__}: {text} ({last.filename}:{last.lineno})"
+    ) from error
+
+
+def warn(line: str) -> None:
+    """Print a line about an environment, and go on."""
+    warnings.warn(line, ContractWarning, stacklevel=2)
+
+
+def require_start(env: VecEnv, seed: int, note: Callable[[str], None] = warn) -> None:
+    """Check an environment of the user's own before a run: a few steps from two seeds.
+
+    Nothing happens for environments of this project (their contract tests run them), and for a
+    single env, which may be a machine: it is neither reset nor moved for a check. `note` gets what
+    a run can live with: seeds that decide nothing, actions that are not bounded. The env has to be
+    reset afterwards.
+    """
+    if not is_users(env) or env.num_envs < 2:
+        return
+    require_spec(env)
+    before = rng_state()
+    with errors_in_one_line(env, "a step"):
+        require_obs(env, env.reset(seed), "the reset's obs")
+        for action in random_actions(env, PROBED):
+            require_step(env, env.step(action))
+        for check in (require_same_with_same_seed, require_other_with_other_seed):
+            _noted(note, check, env, seed, PROBED)
+        _noted(note, require_bounded_actions, env, seed)
+    set_rng_state(before)
+
+
+def _noted(note: Callable[[str], None], check: Callable[..., None], *args: object) -> None:
+    try:
+        check(*args)
+    except ContractError as error:
+        note(str(error))

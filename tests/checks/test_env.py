@@ -1,0 +1,112 @@
+"""Wrong environments are named in one line, by `embodied check env` and by `embodied train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embodied.cli import main
+from tests.checks import wrong_envs
+
+SOUND = "tests.checks.wrong_envs.Plane"
+REFUSED = [  # what training cannot go on with
+    (wrong_envs.RewardColumn, "reward is of shape [B, 1], should be [B]: write reward.squeeze(-1)"),
+    (wrong_envs.RewardDouble, "reward is float64, should be float32"),
+    (wrong_envs.ObsDouble, 'obs["state"] is float64, should be float32'),
+    (wrong_envs.FlagsAsNumbers, "truncated is float32, should be bool"),
+    (wrong_envs.NanReward, "reward is not finite in envs"),
+    (wrong_envs.NanObs, "state is not finite in envs"),
+    (wrong_envs.NoAutoreset, "whose episode ended is not reset: reset it inside step"),
+    (wrong_envs.NoSuccessor, "next_obs is the next episode's first observation"),
+    (wrong_envs.OwnUnits, "declare Leaf((A,), low=-1.0, high=1.0)"),
+    (wrong_envs.OtherName, 'obs has no "state", which spec.obs declares'),
+    (wrong_envs.Raises, "raised RuntimeError"),
+    (wrong_envs.Both, "terminated and truncated at once"),
+]
+WARNED = [  # what it can live with
+    (wrong_envs.Unseeded, "gives other observations the second time (from the reset)"),
+    (wrong_envs.OneEpisode, "every seed gives the same episodes"),
+    (wrong_envs.Unbounded, "an action of 3 does more than 1, the bound: write action = action.cla"),
+]
+ONLY_CHECKED = [(wrong_envs.SameBuffer, "changes the obs")]
+
+
+def says(line: str, num_envs: int) -> str:
+    return line.replace("B", str(num_envs), 2) if "[B" in line else line
+
+
+def embodied(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "allow=[tests]"])
+    return stopped.value.code
+
+
+def train(kind: type, folder: Path) -> int | str | None:
+    configs = folder / "configs" / "env"
+    configs.mkdir(parents=True)
+    (configs / "mine.yaml").write_text(f"_target_: tests.checks.wrong_envs.{kind.__name__}\n")
+    words = ["env=mine", "policy=gaussian", "learner=sac", "size=debug", "video=false"]
+    words += ["--config-dir", str(folder / "configs"), f"output={folder}/run", "steps=120"]
+    return embodied("train", *words)
+
+
+@pytest.mark.parametrize(("kind", "line"), [*REFUSED, *WARNED, *ONLY_CHECKED])
+def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = embodied("check", "env", f"tests.checks.wrong_envs.{kind.__name__}")
+    found = [each for each in capsys.readouterr().out.splitlines() if " wrong " in f" {each} "]
+    assert code == 1 and any(says(line, 2) in each for each in found), found
+
+
+def test_check_finds_nothing_in_a_sound_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert embodied("check", "env", SOUND) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"{SOUND}: sound"
+    skipped = [line for line in lines if "skipped" in line]
+    assert len(skipped) == 2, "it has no get_state, and is not one of Gymnasium's"
+
+
+@pytest.mark.parametrize(("kind", "line"), REFUSED)
+def test_train_refuses_it(
+    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = train(kind, tmp_path)
+    err = capsys.readouterr().err
+    assert code == 2 and says(line, 4) in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(("kind", "line"), WARNED)
+def test_train_warns_of_it(
+    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(kind, tmp_path) == 0
+    err = capsys.readouterr().err.splitlines()
+    assert sum(line in each for each in err) == 1, err
+
+
+def test_train_says_nothing_about_a_sound_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(wrong_envs.Plane, tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_gymnasium_id_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert embodied("check", "env", "tests.checks.wrong_envs:WrongUnseeded-v0") == 1
+    out = capsys.readouterr().out
+    assert "gives other observations the second time" in out
+    assert "gymnasium's check_env says" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("env", "pendulm"), 'no env "pendulm" (did you mean "pendulum"?)'),
+        (("envs", "pendulum"), 'nothing to check in "envs" (did you mean "env"?)'),
+        (("env", "nowhere.Env"), "add its package with allow="),
+        (("reward", "scaled"), "a reward is checked in a run: add experiment=NAME"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert embodied("check", *words) == 2
+    assert line in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""An environment with one mistake each, as users make them; `Plane` itself is sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from embodied.core.env import Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+
+
+@dataclass(frozen=True)
+class Config:
+    num_envs: int = 4
+    horizon: int = 10
+
+
+class Plane(VecEnv):
+    """Push a point to the origin; an episode ends after `horizon` steps."""
+
+    act = Leaf((2,), low=-1.0, high=1.0)
+
+    def __init__(self, config: Config) -> None:
+        self.num_envs, self.horizon = config.num_envs, config.horizon
+        self.spec = Spec({"state": Leaf((2,))}, self.act, dt=0.1)
+        self.generators = [torch.Generator() for _ in range(self.num_envs)]
+
+    def begin(self, index: int) -> torch.Tensor:
+        return torch.rand(2, generator=self.generators[index]) * 10 - 5
+
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        if seed is not None:
+            for index, generator in enumerate(self.generators):
+                generator.manual_seed(seed * 10_007 + index)
+        self.age = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.position = torch.stack([self.begin(i) for i in range(self.num_envs)])
+        return {"state": self.position}
+
+    def step(self, action: torch.Tensor) -> Step:
+        following = self.position + 0.2 * self.bounded(action)
+        self.age = self.age + 1
+        over = self.age >= self.horizon
+        self.position = self.after(following, over)
+        return Step(
+            {"state": self.position},
+            {"state": following},
+            -following.norm(dim=1),
+            torch.zeros_like(over),
+            over,
+            {},
+        )
+
+    def bounded(self, action: torch.Tensor) -> torch.Tensor:
+        return action.clamp(-1, 1)
+
+    def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
+        begun = following.clone()
+        for index in over.nonzero().flatten().tolist():
+            begun[index], self.age[index] = self.begin(index), 0
+        return begun
+
+
+class RewardColumn(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, reward=step.reward[:, None])
+
+
+class RewardDouble(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, reward=step.reward.double())
+
+
+class ObsDouble(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, obs={"state": step.obs["state"].double()})
+
+
+class FlagsAsNumbers(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, truncated=step.truncated.float())
+
+
+class NanReward(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, reward=(step.reward - step.reward) / 0.0)
+
+
+class NanObs(Plane):
+    def begin(self, index: int) -> torch.Tensor:
+        return super().begin(index) / 0.0 * 0.0
+
+
+class NoAutoreset(Plane):
+    def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
+        return following
+
+
+class NoSuccessor(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        return replace(step, next_obs=step.obs)
+
+
+class Unseeded(Plane):
+    def begin(self, index: int) -> torch.Tensor:
+        return torch.rand(2) * 10 - 5
+
+
+class OneEpisode(Plane):
+    def begin(self, index: int) -> torch.Tensor:
+        return torch.ones(2)
+
+
+class Unbounded(Plane):
+    def bounded(self, action: torch.Tensor) -> torch.Tensor:
+        return action
+
+
+class OwnUnits(Plane):
+    act = Leaf((2,), low=-2.0, high=2.0)
+
+
+class OtherName(Plane):
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        return {"observation": super().reset(seed)["state"]}
+
+
+class Raises(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        return super().step(action.view(-1, 7))
+
+
+class SameBuffer(Plane):
+    """Returns the same tensor at each step, changed in place."""
+
+    def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
+        return self.position.copy_(super().after(following, over))
+
+
+class Both(Plane):
+    def step(self, action: torch.Tensor) -> Step:
+        step = super().step(action)
+        over = torch.ones_like(step.truncated)
+        return replace(step, terminated=over, truncated=over)
+
+
+class UnseededGym(gymnasium.Env[Any, Any]):
+    """A Gymnasium environment that does not seed its generator."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age = 0
+        return np.random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        return np.zeros(2, np.float32), 0.0, False, self.age >= 10, {}
+
+
+gymnasium.register("WrongUnseeded-v0", entry_point=UnseededGym)
